@@ -16,7 +16,7 @@ from allocator.bids import UNASSIGNED, Assignment, Bid
 
 @dataclass(frozen=True)
 class Allocation:
-    """How many nodes of which class each job gets."""
+    """Node class and number of nodes of each job."""
 
     sizes: Mapping[str, Assignment]
     """Job -> (node class, size). A job without nodes is absent."""
@@ -38,12 +38,12 @@ class Allocation:
     dropped: tuple[str, ...] = ()
     """Must-run jobs that do not fit."""
     proof: str = ""
-    """What closed the gap: ``bound``, ``dp`` or ``highs`` (empty for other solvers)."""
+    """The step that closed the gap: ``bound``, ``dp`` or ``highs`` (empty for other solvers)."""
     reduced_size: tuple[int, int] = (0, 0)
     """(groups of jobs, options) of the last reduced problem."""
 
     def size(self, job: str) -> int:
-        """Nodes of ``job``, 0 if it has none."""
+        """Return the number of nodes of ``job``, 0 if it has none."""
         return self.sizes.get(job, UNASSIGNED)[1]
 
 
@@ -83,12 +83,12 @@ def plan_value(
 
 
 def relative_gap(objective: float, bound: float) -> float:
-    """``(bound - objective) / max(1, |objective|)``, never negative."""
+    """Return ``(bound - objective) / max(1, |objective|)``, never negative."""
     return max(0.0, bound - objective) / max(1.0, abs(objective))
 
 
 def nodes_in_use(sizes: Mapping[str, Assignment]) -> dict[str, int]:
-    """Node class -> nodes that ``sizes`` uses."""
+    """Return node class -> nodes that ``sizes`` uses."""
     total: dict[str, int] = {}
     for node_class, size in sizes.values():
         total[node_class] = total.get(node_class, 0) + size

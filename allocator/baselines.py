@@ -16,7 +16,7 @@ from allocator.bids import Assignment, Bid, check
 
 
 def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
-    """Sizes as equal as the jobs' limits allow; curves are ignored.
+    """Return sizes as equal as the jobs' limits allow; curves are ignored.
 
     Jobs are admitted in order while their smallest sizes fit, each on the class with the most nodes
     per job so far. Then sizes grow one step at a time: the job with the fewest nodes grows first,
@@ -63,8 +63,8 @@ def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
 
 
 def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
-    """First come, first served: each job in turn gets the largest size that still fits, on the
-    class where that size is largest.
+    """Return sizes by first come, first served: each job in turn gets the largest size that still
+    fits, on the class where that size is largest.
 
     Args:
         bids: the bids of all jobs, in the order of arrival.

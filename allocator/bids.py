@@ -68,8 +68,8 @@ class SizeValues:
         """Wrap arrays without a check or a copy. It is for plans that make hundreds of bids.
 
         Args:
-            sizes: valid sizes; nobody writes to the array afterwards.
-            values: their values, all finite; nobody writes to the array afterwards.
+            sizes: valid sizes; the array must not be written afterwards.
+            values: their values, all finite; the array must not be written afterwards.
         """
         options = object.__new__(cls)
         options.sizes, options.values, options._hash = sizes, values, 0
@@ -94,7 +94,7 @@ class SizeValues:
         return (SizeValues, (self.sizes, self.values))
 
     def value(self, size: int) -> float | None:
-        """The value of ``size`` nodes, or None if the job does not accept that size."""
+        """Return the value of ``size`` nodes, or None if the job does not accept that size."""
         index = int(np.searchsorted(self.sizes, size))
         if index < len(self.sizes) and self.sizes[index] == size:
             return float(self.values[index])
@@ -164,7 +164,7 @@ class Bid:
         return self.idle_value == -np.inf
 
     def value(self, node_class: str, size: int) -> float | None:
-        """The value of ``size`` nodes of ``node_class``.
+        """Return the value of ``size`` nodes of ``node_class``.
 
         Returns:
             The idle value for size 0; None if the bid does not offer the size.

@@ -80,7 +80,7 @@ class ScalingCurve:
 
     @classmethod
     def of(cls, points: Mapping[int, float] | Iterable[tuple[int, float]]) -> ScalingCurve:
-        """A curve from a mapping or pairs in any order."""
+        """Return a curve from a mapping or pairs in any order."""
         pairs = points.items() if isinstance(points, Mapping) else points
         return cls(tuple(sorted((int(n), float(r)) for n, r in pairs)))
 
@@ -88,8 +88,8 @@ class ScalingCurve:
     def from_arrays(
         cls, sizes: npt.NDArray[np.int64], rates: npt.NDArray[np.float64]
     ) -> ScalingCurve:
-        """A curve from arrays, which it takes over and makes read-only. It is for plans that make
-        hundreds of curves; :attr:`points` is computed on first use.
+        """Return a curve from arrays, which it takes over and makes read-only. It is for plans that
+        make hundreds of curves; :attr:`points` is computed on first use.
 
         Args:
             sizes: nodes, strictly increasing.
@@ -123,11 +123,13 @@ class ScalingCurve:
         return int(self.arrays[0][-1])
 
     def covers(self, nodes: int) -> bool:
-        """Whether the throughput at ``nodes`` needs no extrapolation."""
+        """Return whether the throughput at ``nodes`` needs no extrapolation."""
         return 0 <= nodes <= self.largest
 
     def at(self, nodes: int) -> float:
-        """Throughput at ``nodes``, samples/s: linear between points, constant beyond the last."""
+        """Return the throughput at ``nodes``, samples/s: linear between points, constant beyond the
+        last.
+        """
         if nodes <= 0:
             return 0.0
         sizes, rates = self.arrays
@@ -156,7 +158,7 @@ class ScalingCurve:
     def rates(
         self, sizes: npt.NDArray[np.integer] | npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """:meth:`at` for an array of sizes of any shape, samples/s."""
+        """Return :meth:`at` for an array of sizes of any shape, samples/s."""
         nodes, rates = self.knots
         interpolated: npt.NDArray[np.float64] = np.interp(sizes, nodes, rates)
         return interpolated
@@ -184,7 +186,7 @@ class CurveTable:
     def rates(
         self, curve_index: npt.NDArray[np.int64], sizes: npt.NDArray[np.float64]
     ) -> npt.NDArray[np.float64]:
-        """Throughput at each of ``sizes``, samples/s.
+        """Return the throughput at each of ``sizes``, samples/s.
 
         Args:
             curve_index: which curve to read, for each size.

@@ -52,7 +52,7 @@ class LinearProgram:
     integral: npt.NDArray[np.bool_]
     """Whether each column is an integer."""
     starts: Ints
-    """Where each column begins in ``rows``, and the number of entries at the end."""
+    """Index of the first entry of each column in ``rows``, then the number of entries."""
     rows: Ints
     """Row of each entry of A."""
     coefficients: Floats
@@ -93,7 +93,7 @@ def maximise(
 
     Args:
         model: the linear or mixed-integer program.
-        time_limit_s: when to stop, seconds.
+        time_limit_s: time limit, seconds.
         gap: relative gap at which to stop.
         absolute_gap: absolute gap at which to stop, in units of the objective.
         start: a feasible point to begin from, for a model with integers.

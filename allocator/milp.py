@@ -26,7 +26,7 @@ MonotonicClock = Callable[[], float]
 
 
 def no_clock() -> float:
-    """A clock that stands still, for callers without one."""
+    """Return 0: a clock that stands still, for callers without one."""
     return 0.0
 
 
@@ -39,7 +39,7 @@ def solve(
     gap: float = 0.0,
     dynamic_program: bool = True,
 ) -> Allocation:
-    """The plan that maximises the sum of the bids' values within ``capacity``.
+    """Return the plan that maximises the sum of the bids' values within ``capacity``.
 
     Must-run jobs (idle value -inf) come first: the plan drops as few of them as possible. Among the
     plans that drop as few, the one with the highest value wins; a dropped job counts 0. Among plans
@@ -51,7 +51,7 @@ def solve(
         capacity: node class -> nodes.
         clock: tells the time, seconds. Without one the search ends only when the plan is proven
             optimal: ``time_limit_s`` then limits single runs of HiGHS, and ``solve_s`` is 0.
-        time_limit_s: when to stop the search, seconds. The result is then the incumbent with its
+        time_limit_s: time limit of the search, seconds. The result is then the incumbent with its
             proven gap; with 0 it is the rounded and filled solution of the relaxation. The arrays
             and the first plan (tens of milliseconds for 500 jobs of 1:512) are always computed.
         gap: relative gap at which to stop. 0 means optimal: no plan has a value higher by more than

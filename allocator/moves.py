@@ -38,8 +38,8 @@ class _Mover:
         self.source[self.table.group[in_use]] = in_use
 
     def changes(self) -> tuple[Ints, Floats, Ints]:
-        """The effect of moving one member to each row: (the source row, the value gained, the
-        additional units of the row's resource).
+        """Return the effect of moving one member to each row: (the source row, the value gained,
+        the additional units of the row's resource).
         """
         source = self.source[self.group]
         added = self.size - np.where(
@@ -72,7 +72,7 @@ def fill(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 100) 
         dual: the prices of nodes.
         plan: members by row, feasible.
         rows: the rows to which jobs may move.
-        moves: the most moves.
+        moves: maximum number of moves.
 
     Returns:
         Members by row, feasible.
@@ -106,7 +106,7 @@ def repair(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 200
         dual: the prices of nodes.
         plan: members by row; it may exceed the capacity.
         rows: the rows to which jobs may move.
-        moves: the most moves.
+        moves: maximum number of moves.
 
     Returns:
         Members by row, feasible; None if no move helps. That happens with must-run jobs only.

@@ -59,7 +59,9 @@ def fewest_drops(
 def _by_milp(
     options: Mapping[str, list[tuple[int, str]]], capacity: Mapping[str, int], time_limit_s: float
 ) -> dict[str, Assignment]:
-    """The assignment of most jobs; ``options``: job -> its (smallest size, class) on each class."""
+    """Return an assignment that places the maximum number of jobs. ``options``: job -> its
+    (smallest size, class) on each class.
+    """
     jobs, classes = list(options), list(capacity)
     triples = [(j, k, classes.index(c)) for j, job in enumerate(jobs) for k, c in options[job]]
     n = len(triples)

@@ -14,7 +14,7 @@ from allocator.bids import BidError
 
 
 class Goal(str, Enum):
-    """What is maximised."""
+    """Objective of the plan."""
 
     THROUGHPUT = "throughput"
     """Samples: a job that processes more of them per second has a higher value."""
@@ -25,7 +25,7 @@ class Goal(str, Enum):
 
 
 class ExtrapolationPolicy(str, Enum):
-    """What a bid does with sizes beyond the last point of a curve."""
+    """Treatment of sizes beyond the last point of a curve."""
 
     CONSTANT = "hold"
     """Offer them at the throughput of the last point, with a note in the bid."""
@@ -64,13 +64,13 @@ SUMMIT_RESCALE_COST = RescaleCost()
 
 @lru_cache(maxsize=4096)
 def powers_of_two(largest: int) -> tuple[int, ...]:
-    """1, 2, 4, … up to ``largest``."""
+    """Return 1, 2, 4, … up to ``largest``."""
     return tuple(1 << p for p in range(max(0, largest).bit_length()))
 
 
 @lru_cache(maxsize=4096)
 def multiples(of: int, largest: int) -> tuple[int, ...]:
-    """``of``, ``2·of``, … up to ``largest``."""
+    """Return ``of``, ``2·of``, … up to ``largest``."""
     if of < 1:
         raise BidError(f"Sizes cannot be multiples of {of}; give 1 or more.")
     return tuple(range(of, largest + 1, of))

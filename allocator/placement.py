@@ -38,7 +38,7 @@ class NodeInfo:
     node_class: str = "default"
     """Nodes of one class are interchangeable."""
     horizon_s: float | None = None
-    """How much longer its gap is expected to last, seconds; None if unknown."""
+    """Expected remaining length of its gap, seconds; None if unknown."""
     group: str | None = None
     """Its topology group; None if unknown."""
     cohort: Cohort | None = None
@@ -47,7 +47,7 @@ class NodeInfo:
     """
 
     def with_forecast(self, horizon_s: float, cohort: Cohort) -> NodeInfo:
-        """The same node with a new forecast."""
+        """Return the same node with a new forecast."""
         return NodeInfo(self.node_class, horizon_s, self.group, cohort)
 
 
@@ -128,15 +128,15 @@ def _raise_shared_node(plan: Mapping[str, Sequence[str]]) -> None:
 
 
 def _horizon_step(info: NodeInfo) -> int:
-    """The horizon in logarithmic steps; less than a second counts as a second."""
+    """Return the horizon in logarithmic steps; less than a second counts as a second."""
     if info.horizon_s is None or not info.horizon_s < math.inf:
         return _UNKNOWN_HORIZON_STEP
     return int(STEPS_PER_DOUBLING * math.log2(max(1.0, info.horizon_s)))
 
 
 def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
-    """The ``size`` nodes that stay longest; of equals, those in the groups where the job has most
-    nodes, then those of lower rank.
+    """Return the ``size`` nodes that stay longest; of equals, those in the groups where the job has
+    most nodes, then those of lower rank.
     """
     nodes_in_group = Counter(nodes[name].group for name in names)
     rank = {name: r for r, name in enumerate(names)}
@@ -211,8 +211,8 @@ class _FreeNodes:
 def _preference(
     group: str | None, free: int, missing: int, nodes_in_group: Mapping[str | None, int]
 ) -> tuple[int, int, int, str]:
-    """Sort key of a group: first those where the job has nodes, most nodes first; then the smallest
-    that is large enough; then the largest.
+    """Return the sort key of a group: first those where the job has nodes, most nodes first; then
+    the smallest that is large enough; then the largest.
 
     Args:
         group: the group.

@@ -42,8 +42,8 @@ class Dual:
     """Reduced costs below this are rounding errors of sums in double precision."""
 
     def duality_gap(self, table: BidTable, plan: Ints) -> float:
-        """The bound minus the value of ``plan``: its reduced costs plus the price of its unused
-        capacity.
+        """Return the bound minus the value of ``plan``: its reduced costs plus the price of its
+        unused capacity.
         """
         in_use = np.flatnonzero(plan)
         return float(
@@ -53,7 +53,7 @@ class Dual:
 
 
 def dual_at(table: BidTable, prices: Floats) -> Dual:
-    """The bound and the reduced costs at ``prices``."""
+    """Return the bound and the reduced costs at ``prices``."""
     net_value = table.value - table.node_cost(prices)
     best = np.maximum.reduceat(net_value, table.starts)
     bound = float(table.count @ best + prices @ table.capacity)
@@ -64,8 +64,8 @@ def dual_at(table: BidTable, prices: Floats) -> Dual:
 
 
 def relaxed_plan(table: BidTable, dual: Dual) -> Ints:
-    """The solution of the relaxation: every job takes its first row with reduced cost 0. The plan
-    may exceed the capacity.
+    """Return the solution of the relaxation: every job takes its first row with reduced cost 0. The
+    plan may exceed the capacity.
     """
     candidates = np.flatnonzero(dual.reduced_cost <= dual.noise)[::-1]
     chosen = np.empty(len(table.starts), np.int64)
@@ -123,7 +123,9 @@ class SingleResource:
         )
 
     def evaluate(self, price: float) -> _Evaluation:
-        """The dual function at ``price``. Among equally good rows of a group the smallest wins."""
+        """Return the dual function at ``price``. Among equally good rows of a group the smallest
+        wins.
+        """
         net_value, best_by_row, is_best = self._buffers
         np.multiply(self.size, -price, out=net_value)
         net_value += self.value
@@ -141,7 +143,7 @@ class SingleResource:
         )
 
     def restricted(self, smallest: Ints, largest: Ints) -> tuple[SingleResource, Ints, Ints]:
-        """The problem with only the sizes that prices between two evaluated ones can choose.
+        """Return the problem with only the sizes that prices between two evaluated ones can choose.
 
         Args:
             smallest: the row of each group at the higher price.
@@ -162,7 +164,7 @@ class SingleResource:
         return restricted, new_row[smallest], new_row[largest]
 
     def sample(self, every: int) -> SingleResource:
-        """The problem with one of ``every`` groups and the same share of the limit."""
+        """Return the problem with one of ``every`` groups and the same share of the limit."""
         keep = self.group % every == 0
         group = self.group[keep] // every
         starts = np.searchsorted(group, np.arange(-(-len(self.starts) // every)))
@@ -177,7 +179,7 @@ class SingleResource:
         )
 
     def best_price(self) -> float:
-        """The price at which the dual function is least.
+        """Return the price at which the dual function is least.
 
         The function is convex and piecewise linear with slope ``limit - used``. Each iteration goes
         to the intersection of two tangents, every fourth one bisects. The search ends at a kink.
@@ -211,8 +213,8 @@ class SingleResource:
         return high.price
 
     def _bracket(self, guess: float) -> tuple[_Evaluation, _Evaluation | None]:
-        """(a price at which jobs choose more than the limit, a price at which they do not). The
-        second is None if there is no such pair.
+        """Return (a price at which jobs choose more than the limit, a price at which they do not).
+        The second is None if there is no such pair.
         """
         price = guess if guess > 0 else 0.0
         point = self.evaluate(price)
@@ -255,13 +257,13 @@ class _Evaluation:
     """The chosen row of each group."""
 
     def tangent_at_zero(self, limit: float) -> float:
-        """The value at price 0 of the tangent at this price."""
+        """Return the value at price 0 of the tangent at this price."""
         return self.bound - (limit - self.used) * self.price
 
 
 def _single_resource(table: BidTable, prices: Floats, c: int) -> SingleResource:
-    """The rows of resource ``c``, and for each group one row of size 0 with the best net value of
-    its other rows.
+    """Return the rows of resource ``c``, and for each group one row of size 0 with the best net
+    value of its other rows.
     """
     net_value = table.value - table.node_cost(prices)
     uses_resource = table.resource == c

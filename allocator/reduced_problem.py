@@ -197,7 +197,7 @@ def by_milp(
         dual: prices and reduced costs.
         problem: the open rows.
         cutoff: the duality gap of the incumbent.
-        time_limit_s: when to stop, seconds.
+        time_limit_s: time limit, seconds.
         tolerance: stop when the gap is proven to be within this of the smallest.
         incumbent: the best known plan, all of whose rows are in the problem.
 

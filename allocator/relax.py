@@ -34,7 +34,7 @@ def relax(
         table: the options of all groups.
         dual: the first prices.
         feasible: a feasible plan, members by row; its rows keep the LP feasible.
-        remaining_s: the time that remains, seconds.
+        remaining_s: returns the remaining time, seconds.
 
     Returns:
         (the prices with the least bound, the rounded LP solution). The plan may exceed the capacity
@@ -67,8 +67,8 @@ def relax(
 
 
 def _rounded(table: BidTable, rows: Ints, members: Floats) -> Ints:
-    """Whole members by row: ``members`` rounded down, and the rest of each group on its row with
-    the largest remainder.
+    """Return whole members by row: ``members`` rounded down, and the rest of each group on its row
+    with the largest remainder.
     """
     plan = np.zeros(len(table.size), np.int64)
     whole = np.floor(members + 1e-6).astype(np.int64)
@@ -83,7 +83,8 @@ def _rounded(table: BidTable, rows: Ints, members: Floats) -> Ints:
 def _lp(
     table: BidTable, dual: Dual, rows: Ints, time_limit_s: float
 ) -> tuple[float, Floats, Floats] | None:
-    """(value, members by row, prices) of the LP over ``rows``; None if HiGHS fails or is stopped.
+    """Return (value, members by row, prices) of the LP over ``rows``; None if HiGHS fails or is
+    stopped.
 
     The objective is in reduced costs at the prices of ``dual``, scaled to about 1.
     """

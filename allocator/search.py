@@ -46,15 +46,15 @@ class SearchResult:
     gap_bound: float
     """A proven lower bound on the duality gap of every plan."""
     tolerance: float
-    """How far the gap of a plan accepted as optimal may be above ``gap_bound``."""
+    """Maximum difference between the gap of a plan accepted as optimal and ``gap_bound``."""
     proof: str
-    """What closed the gap: ``bound``, ``dp`` or ``highs``."""
+    """The step that closed the gap: ``bound``, ``dp`` or ``highs``."""
     reduced_size: tuple[int, int]
     """(groups, rows) of the last reduced problem."""
 
 
 def first_plan(table: BidTable, dual: Dual, relaxed: Ints, feasible: Ints) -> Ints:
-    """A feasible plan close to the solution of the relaxation.
+    """Return a feasible plan close to the solution of the relaxation.
 
     Args:
         table: the options of all groups.
@@ -90,7 +90,7 @@ def fix_by_reduced_cost(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTab
 
 
 def _move_targets(table: BidTable, dual: Dual, feasible: Ints) -> Ints:
-    """The rows for :func:`repair` and :func:`fill`: those with the lowest reduced costs, the
+    """Return the rows for :func:`repair` and :func:`fill`: those with the lowest reduced costs, the
     smallest of each group and class, and those of ``feasible``.
     """
     number = min(len(table.size), 8 * len(table.starts))
@@ -156,7 +156,7 @@ def improve(
         table: the options of all groups.
         dual: prices and reduced costs.
         plan: a feasible plan, the first incumbent.
-        remaining_s: the time that remains, seconds.
+        remaining_s: returns the remaining time, seconds.
         gap: relative gap at which to stop.
         dynamic_program: whether the dynamic program may be used where it applies.
 
@@ -242,15 +242,15 @@ def improve(
 
 
 def _lowest(rows: Ints, reduced_cost: Floats, number: int) -> Ints:
-    """The ``number`` of ``rows`` with the lowest reduced costs, ascending."""
+    """Return the ``number`` of ``rows`` with the lowest reduced costs, ascending."""
     if len(rows) <= number:
         return rows
     return np.sort(rows[np.argpartition(reduced_cost[rows], number)[:number]])
 
 
 def _cheapest(table: BidTable, dual: Dual, mask: Mask, number: int) -> Mask:
-    """The best row of each group, and about ``number`` other rows of ``mask`` with low reduced
-    costs: half of them from any group, half with at most three from each group.
+    """Return the best row of each group, and about ``number`` other rows of ``mask`` with low
+    reduced costs: half of them from any group, half with at most three from each group.
     """
     pool = mask & (dual.reduced_cost <= dual.noise)
     rows = np.flatnonzero(mask & ~pool)

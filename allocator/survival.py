@@ -33,7 +33,7 @@ class Cohort:
     """The probability that the nodes are still there at each of these times; the first 1."""
 
     def mean_survival_s(self, window_s: float) -> float:
-        """The expected time for which the nodes are there within the window, seconds."""
+        """Return the expected time for which the nodes are there within the window, seconds."""
         return float(mean_survival_s(survival_matrix([self], window_s), window_s)[0])
 
 
@@ -60,7 +60,7 @@ def survival_matrix(cohorts: Sequence[Cohort | None], window_s: float) -> Floats
 
 
 def _interpolate(curves: Floats, times_s: Floats, at_s: Floats) -> Floats:
-    """:func:`numpy.interp` for many rows with the same times."""
+    """Return :func:`numpy.interp` for many rows with the same times."""
     last = len(times_s) - 1
     low = np.clip(times_s.searchsorted(at_s, side="right") - 1, 0, last)
     high = np.minimum(low + 1, last)
@@ -71,16 +71,16 @@ def _interpolate(curves: Floats, times_s: Floats, at_s: Floats) -> Floats:
 
 
 def mean_survival_s(rows: Floats, window_s: float) -> Floats:
-    """The restricted mean survival time of each row of a :func:`survival_matrix`: the expected time
-    for which its nodes are there within the window, seconds.
+    """Return the restricted mean survival time of each row of a :func:`survival_matrix`: the
+    expected time for which its nodes are there within the window, seconds.
     """
     mean_s: Floats = window_s * _mean(rows)
     return mean_s
 
 
 def _mean(rows: Floats) -> Floats:
-    """The mean of each row over the window. Columns are added in pairs, so that the result is the
-    same for one row and for thousands.
+    """Return the mean of each row over the window. Columns are added in pairs, so that the result
+    is the same for one row and for thousands.
     """
     terms: Floats = (rows * _WEIGHTS).T
     while len(terms) > 1:
@@ -124,7 +124,7 @@ class LossForecast:
     def from_arrays(
         cls, rows: Floats, counts: Floats, window_s: float, work_s: float
     ) -> LossForecast:
-        """A forecast from a :func:`survival_matrix`.
+        """Return a forecast from a :func:`survival_matrix`.
 
         Args:
             rows: the matrix, a row for each cohort.
@@ -138,7 +138,9 @@ class LossForecast:
         return forecast
 
     def expected_loss(self, sizes: npt.NDArray[np.int64]) -> ExpectedLoss:
-        """The expected loss at each of ``sizes``. Nodes beyond those of the forecast stay."""
+        """Return the expected loss at each of ``sizes``. Nodes beyond those of the forecast
+        stay.
+        """
         return expected_losses([self], np.zeros(len(sizes), np.int64), sizes)
 
 
@@ -147,7 +149,7 @@ def expected_losses(
     forecast_index: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
 ) -> ExpectedLoss:
-    """:meth:`LossForecast.expected_loss` for many jobs.
+    """Return :meth:`LossForecast.expected_loss` for many jobs.
 
     Args:
         forecasts: the forecasts of the jobs.

@@ -62,7 +62,7 @@ class BidTable:
         return self.size.astype(np.float64)
 
     def node_cost(self, prices: Floats) -> Floats:
-        """The price of each row's nodes."""
+        """Return the price of each row's nodes."""
         if len(prices) == 1:
             return float(prices[0]) * self.nodes  # an idle row has no nodes
         return np.append(prices, 0.0)[self.resource] * self.nodes
@@ -73,7 +73,9 @@ class BidTable:
         return np.append(self.starts[1:], len(self.size))
 
     def select(self, mask: Mask) -> BidTable:
-        """The table with only the rows of ``mask``, which must contain a row of every group."""
+        """Return the table with only the rows of ``mask``, which must contain a row of every
+        group.
+        """
         group = self.group[mask]
         starts = np.searchsorted(group, np.arange(len(self.members)))
         return replace(
@@ -86,7 +88,7 @@ class BidTable:
         )
 
     def usage(self, plan: Ints) -> Floats:
-        """Units of each resource that ``plan`` uses."""
+        """Return units of each resource that ``plan`` uses."""
         in_use = np.flatnonzero(plan)
         in_use = in_use[self.resource[in_use] != IDLE]
         amount = plan[in_use] * self.size[in_use]
@@ -95,19 +97,19 @@ class BidTable:
         ).astype(np.float64)
 
     def fits(self, plan: Ints) -> bool:
-        """Whether ``plan`` places every member once and stays within the capacity."""
+        """Return whether ``plan`` places every member once and stays within the capacity."""
         placed = np.add.reduceat(plan, self.starts) if len(self.starts) else np.zeros(0)
         return bool((placed == self.count).all() and (self.usage(plan) <= self.capacity).all())
 
 
 def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> BidTable:
-    """The table of ``bids``.
+    """Return the table of ``bids``.
 
     Args:
         bids: of all jobs.
         capacity: node class -> nodes.
-        drops: how many must-run jobs have to be dropped. With 0 their groups have no idle row;
-            otherwise a drop uses one unit of an additional resource and has value 0. A must-run job
+        drops: number of must-run jobs to drop. With 0 their groups have no idle row; otherwise
+            a drop uses one unit of an additional resource and has value 0. A must-run job
             that fits at none of its sizes gets an idle row and does not count in ``drops``.
     """
     classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
@@ -168,8 +170,8 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
 
 
 def undominated(table: BidTable, mask: Mask) -> Mask:
-    """``mask`` without its dominated rows: a row is dominated by one of the same group and class
-    with no more nodes and no less value.
+    """Return ``mask`` without its dominated rows: a row is dominated by one of the same group and
+    class with no more nodes and no less value.
     """
     rows = np.flatnonzero(mask)
     segment = table.group[rows] * (len(table.capacity) + 1) + table.resource[rows]
@@ -189,14 +191,14 @@ def undominated(table: BidTable, mask: Mask) -> Mask:
 
 
 def idle_plan(table: BidTable) -> Ints:
-    """The plan in which every job takes its first row: no nodes, if the job may idle."""
+    """Return the plan in which every job takes its first row: no nodes, if the job may idle."""
     plan = np.zeros(len(table.size), np.int64)
     plan[table.starts] = table.count.astype(np.int64)
     return plan
 
 
 def to_plan(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment]) -> Ints | None:
-    """The plan that gives each job its size in ``sizes``.
+    """Return the plan that gives each job its size in ``sizes``.
 
     Args:
         table: the table of the bids.
@@ -224,7 +226,7 @@ def to_plan(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment
 
 
 def to_sizes(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Assignment]:
-    """The size of each job in ``plan``.
+    """Return the size of each job in ``plan``.
 
     Within a group, a job keeps its current assignment if the plan contains it. The others follow in
     the order of ``bids``, running jobs before waiting ones; the most valuable assignment is given

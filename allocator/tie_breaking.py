@@ -133,9 +133,9 @@ def _candidates(
     must_run: Mask,
     gain: Floats,
 ) -> list[tuple[bool, int]]:
-    """The jobs of ``waiting`` to which some assignment is as valuable as to its owner; usually
-    none. The gain of an assignment changes only by rounding when it is passed on, so the other jobs
-    need no second check.
+    """Return the jobs of ``waiting`` to which some assignment is as valuable as to its owner;
+    usually none. The gain of an assignment changes only by rounding when it is passed on, so the
+    other jobs need no second check.
     """
     rows = [bids[index] for _, index in waiting]
     same_kind = must_run == np.array([bid.must_run for bid in rows])[:, None]
@@ -145,8 +145,8 @@ def _candidates(
 
 
 def _gains(bids: Sequence[Bid], of_class: Mapping[str, Mask], size: Ints) -> Floats:
-    """The value that each job (row) gains over its idle value by each assignment (column); -inf
-    where its bid does not offer it.
+    """Return the value that each job (row) gains over its idle value by each assignment (column);
+    -inf where its bid does not offer it.
 
     Args:
         bids: of the jobs.

@@ -33,6 +33,7 @@ class BidRequest(NamedTuple):
     """The input of one job's bid."""
 
     job: str
+    """The job's name."""
     curves: Mapping[str, ScalingCurve]
     """Node class -> scaling curve, for each class that the job can use."""
     current: int = 0
@@ -40,9 +41,9 @@ class BidRequest(NamedTuple):
     current_class: str = "default"
     """The class of these nodes."""
     min_nodes: int = 1
-    """The fewest nodes that it accepts, on every class."""
+    """Minimum number of nodes that it accepts, on every class."""
     max_nodes: int = 1
-    """The most nodes that it accepts, on every class."""
+    """Maximum number of nodes that it accepts, on every class."""
     allowed: tuple[int, ...] | None = None
     """Sizes that the job accepts within the limits; None for all of them. See
     :func:`~allocator.objectives.powers_of_two`, :func:`~allocator.objectives.multiples`.
@@ -63,7 +64,7 @@ class BidRequest(NamedTuple):
     restarting: bool = False
     """Whether its workers have to be restarted at any size (they failed, or a node was lost)."""
     extrapolation: ExtrapolationPolicy = ExtrapolationPolicy.CONSTANT
-    """What to do with sizes beyond the last point of the curve. The bid's notes mention it."""
+    """Treatment of sizes beyond the last point of the curve. The bid's notes mention it."""
     loss_forecasts: Mapping[str, LossForecast] | None = None
     """Node class -> expected losses of nodes; None without forecasts. With a forecast, ``t_fwd_s ·
     O(k)`` is replaced by the samples expected within the forecast's window, ``u · O(k) + (window −
@@ -80,12 +81,12 @@ def make_bid(
     allowed: Iterable[int] | None = None,
     **fields: Any,
 ) -> Bid:
-    """The bid of one job, see :func:`make_bids`.
+    """Return the bid of one job, see :func:`make_bids`.
 
     Args:
         job: the job's name.
         curve: the curve for ``current_class``, or one for each class that the job can use.
-        max_nodes: the most nodes that the job accepts.
+        max_nodes: maximum number of nodes that the job accepts.
         allowed: sizes that it accepts; None for all of them.
         fields: other fields of :class:`BidRequest`.
 
@@ -99,7 +100,7 @@ def make_bid(
 
 
 def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
-    """The bids of all these jobs.
+    """Return the bids of all these jobs.
 
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))``, where O is the curve and the cost
     is
@@ -120,7 +121,7 @@ def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
 
 
 def _blocks(requests: Sequence[BidRequest]) -> Iterator[Sequence[BidRequest]]:
-    """``requests`` in blocks of at most about ``_MAX_BLOCK_SIZES`` sizes."""
+    """Yield ``requests`` in blocks of at most about ``_MAX_BLOCK_SIZES`` sizes."""
     begin, sizes = 0, 0
     for index, request in enumerate(requests):
         added = len(request.curves) * max(0, request.max_nodes - request.min_nodes + 1)
@@ -201,7 +202,7 @@ def _within(low: int, high: int, allowed: tuple[int, ...] | None) -> Sizes:
 def _class_options(
     request: BidRequest, node_class: str, curve: ScalingCurve, sizes: Sizes, notes: list[str]
 ) -> _ClassOptions:
-    """The options of ``request`` on ``node_class``; ``notes`` receives its warnings."""
+    """Return the options of ``request`` on ``node_class``; ``notes`` receives its warnings."""
     if sizes[-1] > curve.largest:
         sizes = _extrapolated(request, curve, sizes, notes)
     current = request.current if node_class == request.current_class else 0
@@ -213,7 +214,7 @@ def _class_options(
 def _extrapolated(
     request: BidRequest, curve: ScalingCurve, sizes: Sizes, notes: list[str]
 ) -> Sizes:
-    """The sizes to offer if some lie beyond the curve; ``notes`` receives a warning."""
+    """Return the sizes to offer if some lie beyond the curve; ``notes`` receives a warning."""
     outside = sizes[sizes > curve.largest]
     fact = f"the curve of job {request.job} ends at {curve.largest} nodes"
     span = f"{outside[0]}" if len(outside) == 1 else f"{outside[0]} to {outside[-1]}"
@@ -237,7 +238,7 @@ def _single_node_rate(curve: ScalingCurve) -> float:
 
 
 def _size_values(class_options: Sequence[_ClassOptions]) -> Iterator[SizeValues]:
-    """The sizes and values of each of ``class_options``."""
+    """Yield the sizes and values of each of ``class_options``."""
     if not class_options:
         return
     lengths = np.array([len(options.sizes) for options in class_options], dtype=np.int64)
@@ -252,7 +253,9 @@ def _size_values(class_options: Sequence[_ClassOptions]) -> Iterator[SizeValues]
 
 
 def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
-    """The values of all sizes, concatenated. ``lengths``: sizes in each of ``class_options``."""
+    """Return the values of all sizes, concatenated. ``lengths``: sizes in each of
+    ``class_options``.
+    """
     index = np.arange(len(class_options)).repeat(lengths)
     sizes = np.concatenate([options.sizes for options in class_options])
     curves = CurveTable([options.curve for options in class_options])

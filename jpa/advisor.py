@@ -376,7 +376,7 @@ class Advisor:
         )
 
     def _plan(self, request: ProfileRequested, curve: MeasuredCurve) -> ProfilePlan:
-        """The sizes to visit. Raises ValueError if every size is unusable."""
+        """Return the sizes to visit. Raises ValueError if every size is unusable."""
         return new_plan(
             request.min_nodes,
             request.max_nodes,

@@ -16,7 +16,7 @@ class NodeAvailability:
     """Free nodes and donors.
 
     Args:
-        quiet_s: how long a donor is left alone after an interruption, seconds.
+        quiet_s: time for which a donor is left alone after an interruption, seconds.
     """
 
     def __init__(self, quiet_s: float) -> None:
@@ -33,7 +33,7 @@ class NodeAvailability:
         self._interrupted_at.pop(job, None)
 
     def offer(self, request: ProfileRequested, size: int, min_size: int, now: float) -> Offer:
-        """The nodes that would bring a job to a size.
+        """Return the nodes that would bring a job to a size.
 
         Args:
             request: the job's request.
@@ -70,13 +70,13 @@ class NodeAvailability:
         """
         free = dict(self._report.free)
         free[node_class] = free.get(node_class, 0) - offer.from_free
-        donors = tuple(_after(d, offer) for d in self._report.donors)
+        donors = tuple(_without_offer(d, offer) for d in self._report.donors)
         self._report = replace(self._report, free=free, donors=donors)
         if offer.from_donor is not None:
             self._interrupted_at[offer.from_donor] = now
 
     def _with_last_interruption(self, donor: Donor) -> Donor:
-        """The donor with its latest interruption, including one that the controller has not
+        """Return the donor with its latest interruption, including one that the controller has not
         reported yet.
         """
         times = [
@@ -87,8 +87,8 @@ class NodeAvailability:
         return replace(donor, last_interrupted=max(times, default=None))
 
 
-def _after(donor: Donor, offer: Offer) -> Donor:
-    """The donor once the offer is taken."""
+def _without_offer(donor: Donor, offer: Offer) -> Donor:
+    """Return the donor once the offer is taken."""
     if donor.job != offer.from_donor:
         return donor
     return replace(donor, nodes=donor.nodes - offer.count)

@@ -85,7 +85,7 @@ class RescaleCosts:
         return replace(self, start=observations)
 
     def estimate(self, kind: RescaleKind) -> float:
-        """The expected pause of the next rescale of this kind, seconds."""
+        """Return the expected pause of the next rescale of this kind, seconds."""
         observations: tuple[float, ...] = getattr(self, kind)
         prior: float = getattr(self, f"{kind}_prior_s")
         if not observations:
@@ -117,14 +117,14 @@ class RescaleCosts:
         return self.estimate("start")
 
     def to_dict(self) -> dict[str, Any]:
-        """The observations as plain values for the store. The configured values are not stored:
-        they come from the site's configuration.
+        """Return the observations as plain values for the store. The configured values are not
+        stored: they come from the site's configuration.
         """
         return {"up": list(self.up), "down": list(self.down), "start": list(self.start)}
 
     def with_stored(self, data: Mapping[str, Any]) -> RescaleCosts:
-        """These configured values with the observations of a stored :meth:`to_dict`. Values that
-        are not valid durations are ignored.
+        """Return these configured values with the observations of a stored :meth:`to_dict`. Values
+        that are not valid durations are ignored.
         """
         observations = {
             kind: tuple(

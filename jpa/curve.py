@@ -83,7 +83,7 @@ class MeasuredCurve:
     def from_prior(
         cls, prior: Prior | None, phase: str = DEFAULT_PHASE, neutral_rate: float = 1.0
     ) -> MeasuredCurve:
-        """The curve of a job without measurements.
+        """Return the curve of a job without measurements.
 
         Args:
             prior: the assumed curve; None: neutral.
@@ -115,30 +115,30 @@ class MeasuredCurve:
     # --- estimates ---
 
     def estimate(self, nodes: int) -> tuple[float, float]:
-        """(samples/s, standard deviation) at ``nodes`` in the current phase; (0, 0) at an unusable
-        size.
+        """Return (samples/s, standard deviation) at ``nodes`` in the current phase; (0, 0) at an
+        unusable size.
         """
         if nodes in self.unusable:
             return 0.0, 0.0
         return self.current.estimate(nodes, self.neutral_rate)
 
     def smoothed(self, nodes: int) -> tuple[float, float]:
-        """(samples/s, standard deviation) at ``nodes`` for bids: from the α-β law if it explains
-        all measurements, else as :meth:`estimate`.
+        """Return (samples/s, standard deviation) at ``nodes`` for bids: from the α-β law if it
+        explains all measurements, else as :meth:`estimate`.
         """
         if nodes in self.unusable:
             return 0.0, 0.0
         return self.current.smoothed(nodes, self.neutral_rate)
 
     def relative_half_width(self, nodes: int) -> float:
-        """Half-width of the 95 % interval at ``nodes`` divided by the throughput; 0 if the
-        throughput is 0.
+        """Return the half-width of the 95 % interval at ``nodes`` divided by the throughput; 0 if
+        the throughput is 0.
         """
         rate, std = self.estimate(nodes)
         return CI95 * std / rate if rate > 0 else 0.0
 
     def uncertain(self, sizes: Iterable[int], tolerance: float = 0.075) -> tuple[int, ...]:
-        """The sizes whose throughput is not known well enough.
+        """Return the sizes whose throughput is not known well enough.
 
         A measured size counts as known, however large its scatter: another measurement right away
         would give the same. Uncertain sizes alone are no reason for another profile, because a
@@ -159,7 +159,8 @@ class MeasuredCurve:
         )
 
     def conservative(self, sizes: Iterable[int], kappa: float = 1.0) -> ScalingCurve:
-        """The curve for the allocator: each throughput is lowered according to its uncertainty.
+        """Return the curve for the allocator: each throughput is lowered according to its
+        uncertainty.
 
         A relative standard deviation r lowers it by the factor exp(−kappa·r). For a known size this
         is close to 1 − kappa·r; for an unknown one it is still above 0.
@@ -167,7 +168,7 @@ class MeasuredCurve:
         Args:
             sizes: all sizes that the bid will offer. Between them the allocator interpolates
                 linearly.
-            kappa: how many standard deviations to subtract.
+            kappa: number of standard deviations to subtract.
 
         Raises:
             CurveError: if ``sizes`` is empty.
@@ -188,7 +189,7 @@ class MeasuredCurve:
         now: float,
         config: CurveConfig = DEFAULT_CONFIG,
     ) -> MeasuredCurve:
-        """The curve with a measurement of a profile.
+        """Return the curve with a measurement of a profile.
 
         Args:
             nodes: the size.
@@ -216,7 +217,7 @@ class MeasuredCurve:
         now: float,
         config: CurveConfig = DEFAULT_CONFIG,
     ) -> tuple[MeasuredCurve, CurveChange | None]:
-        """The curve with one window of the monitor at a fixed size.
+        """Return the curve with one window of the monitor at a fixed size.
 
         After a drift the old curve, scaled to the new level, becomes the prior, and the other sizes
         become uncertain.
@@ -263,9 +264,9 @@ class MeasuredCurve:
         return self._with_current(PhaseCurve((point,), prior)), change
 
     def with_points_of(self, other: MeasuredCurve) -> MeasuredCurve:
-        """The curve with the points of ``other``, a job with the same curve, at sizes without an
-        own point. It is unchanged if the phases differ or this curve has a prior (also after a
-        drift).
+        """Return the curve with the points of ``other``, a job with the same curve, at sizes
+        without an own point. It is unchanged if the phases differ or this curve has a prior (also
+        after a drift).
         """
         missing = [p for p in other.current.points if self.current.at(p.nodes) is None]
         if (
@@ -283,7 +284,9 @@ class MeasuredCurve:
         )
 
     def with_prior(self, prior: Prior) -> MeasuredCurve:
-        """The curve with ``prior`` for the current phase, unless there is a prior already."""
+        """Return the curve with ``prior`` for the current phase, unless there is a prior
+        already.
+        """
         if self.current.prior is not None:
             return self
         return self._with_current(replace(self.current, prior=prior))
@@ -321,7 +324,7 @@ class MeasuredCurve:
         return replace(self, phases=(*earlier, (phase, curve))), change
 
     def with_unusable(self, nodes: int) -> MeasuredCurve:
-        """The curve with a size at which the script crashes; its point is dropped."""
+        """Return the curve with a size at which the script crashes; its point is dropped."""
         points = tuple(p for p in self.current.points if p.nodes != nodes)
         curve = self._with_current(replace(self.current, points=points))
         return replace(curve, unusable=self.unusable | {nodes})
@@ -332,7 +335,7 @@ class MeasuredCurve:
     # --- serialisation ---
 
     def to_dict(self) -> dict[str, Any]:
-        """The curve as plain values for the store (JSON or msgpack). The state of the drift
+        """Return the curve as plain values for the store (JSON or msgpack). The state of the drift
         detection is not stored.
         """
         return {
@@ -354,7 +357,7 @@ class MeasuredCurve:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MeasuredCurve:
-        """The inverse of :meth:`to_dict`.
+        """Restore the result of :meth:`to_dict`.
 
         Raises:
             CurveError: if the stored value is damaged or of another version.
@@ -387,7 +390,7 @@ class MeasuredCurve:
 
 
 def phase_name(global_batch: int | None, nodes: int = 1, fixed_per_node: bool = False) -> str:
-    """The name of a phase.
+    """Return the name of a phase.
 
     Args:
         global_batch: the reported global batch size, samples per step; None if unknown.

@@ -22,9 +22,9 @@ class Donor:
     nodes: int
     """Nodes that it has now."""
     min_nodes: int = 1
-    """The fewest nodes that it accepts."""
+    """Minimum number of nodes that it accepts."""
     last_interrupted: float | None = None
-    """When it last gave up nodes for a profile, seconds; None for never."""
+    """Time at which it last gave up nodes for a profile, seconds; None for never."""
     sizes: tuple[int, ...] | None = None
     """Sizes that it accepts, None for all."""
     node_class: str = "default"
@@ -32,12 +32,14 @@ class Donor:
 
     @property
     def spare(self) -> int:
-        """The most nodes that it can give up and still run at an accepted size; 0 if none."""
+        """Maximum number of nodes that it can give up and still run at an accepted size; 0 if
+        none.
+        """
         return max(self._releases(), default=0)
 
     def release(self, requested: int) -> int:
-        """The number of nodes that it gives up for ``requested`` ones: the fewest that suffice,
-        else as many as it can.
+        """Return the number of nodes that it gives up for ``requested`` ones: the fewest that
+        suffice, else as many as it can.
 
         Its accepted sizes may make the number larger than ``requested``; the rest becomes free.
         """
@@ -47,7 +49,7 @@ class Donor:
         return min(sufficient) if sufficient else self.spare
 
     def _releases(self) -> list[int]:
-        """All numbers of nodes that it can give up."""
+        """Return all numbers of nodes that it can give up."""
         minimum = max(1, self.min_nodes)
         smaller_sizes = (
             range(minimum, self.nodes)
@@ -85,7 +87,7 @@ def choose_nodes(
         free: idle leased nodes.
         running_jobs: possible donors, without the profiled job and without jobs that are being
             rescaled.
-        minimum: the fewest added nodes with which the profile can run.
+        minimum: minimum number of added nodes with which the profile can run.
 
     Returns:
         Up to ``requested`` nodes, or an empty offer if fewer than ``minimum`` are available.
@@ -146,8 +148,8 @@ def choose_nodes(
 
 
 def _donor_order(donor: Donor) -> tuple[float, int, str]:
-    """Sort key: the earliest last interruption, then the most spare nodes, then the name, so that
-    the choice is deterministic.
+    """Return the sort key: the earliest last interruption, then the most spare nodes, then the
+    name, so that the choice is deterministic.
     """
     return (
         -math.inf if donor.last_interrupted is None else donor.last_interrupted,

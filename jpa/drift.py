@@ -58,7 +58,7 @@ class Shift:
 
 
 def clip(residual: float) -> float:
-    """``residual`` (standard deviations) within ±``MAX_RESIDUAL``."""
+    """Return ``residual`` (standard deviations) within ±``MAX_RESIDUAL``."""
     return max(-MAX_RESIDUAL, min(MAX_RESIDUAL, residual))
 
 

@@ -57,23 +57,23 @@ class AlphaBeta:
     """Covariance matrix of the coefficients, row by row (16 numbers)."""
 
     def node_seconds(self, nodes: int) -> float:
-        """w(k), node-seconds per sample."""
+        """Return w(k), node-seconds per sample."""
         return float(sum(c * t for c, t in zip(self.coefficients, terms(nodes), strict=True)))
 
     def rate(self, nodes: int) -> float:
-        """Throughput at ``nodes``, samples/s."""
+        """Return the throughput at ``nodes``, samples/s."""
         return nodes / self.node_seconds(nodes)
 
     def relative_std(self, nodes: int) -> float:
-        """Relative standard deviation of the throughput at ``nodes`` that follows from the
-        uncertainty of the coefficients.
+        """Return the relative standard deviation of the throughput at ``nodes`` that follows from
+        the uncertainty of the coefficients.
         """
         t = np.array(terms(nodes))
         cov = np.array(self.covariance).reshape(4, 4)
         return math.sqrt(max(0.0, float(t @ cov @ t))) / self.node_seconds(nodes)
 
     def scaled(self, compute: float, communication: float) -> AlphaBeta:
-        """The law of another model; latency stays the same.
+        """Return the law of another model; latency stays the same.
 
         Args:
             compute: its arithmetic per sample relative to this one.
@@ -86,7 +86,7 @@ class AlphaBeta:
 
 
 def terms(nodes: int) -> tuple[float, float, float, float]:
-    """The four terms of the law at ``nodes``."""
+    """Return the four terms of the law at ``nodes``."""
     if nodes < 1:
         raise ValueError(f"The scaling law was asked for {nodes} nodes; sizes start at 1.")
     return (1.0, (nodes - 1) / nodes, math.log2(nodes), float(nodes - 1))

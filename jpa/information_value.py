@@ -58,7 +58,7 @@ class ProfileContext:
 
 
 def shape_std(curve: MeasuredCurve, size: int, known_size: int) -> float:
-    """Uncertainty of the shape of a curve, without that of its level.
+    """Return the uncertainty of the shape of a curve, without that of its level.
 
     Args:
         curve: the current knowledge.
@@ -82,7 +82,7 @@ def information_value(
     node_price: float,
     std_factor: float = 1.0,
 ) -> float:
-    """The expected gain of the best size if the shape of the curve were known.
+    """Return the expected gain of the best size if the shape of the curve were known.
 
     Args:
         curve: the current knowledge, with standard deviations.
@@ -120,9 +120,9 @@ def information_value(
 
 
 def profile_cost(curve: MeasuredCurve, sizes: Sequence[int], context: ProfileContext) -> float:
-    """The samples that a profile costs: one rescale up, the rescales down, a donor's rescales down
-    and up, and the visits to sizes slower than the current one. The price of the nodes that the job
-    releases meanwhile is subtracted.
+    """Return the samples that a profile costs: one rescale up, the rescales down, a donor's
+    rescales down and up, and the visits to sizes slower than the current one. The price of the
+    nodes that the job releases meanwhile is subtracted.
 
     Args:
         curve: the current knowledge.
@@ -143,7 +143,7 @@ def profile_cost(curve: MeasuredCurve, sizes: Sequence[int], context: ProfileCon
 
 
 def profile_pays(curve: MeasuredCurve, sizes: Sequence[int], context: ProfileContext) -> bool:
-    """Whether the expected value of a profile exceeds its cost.
+    """Return whether the expected value of a profile exceeds its cost.
 
     Args:
         curve: the current knowledge.

@@ -54,15 +54,15 @@ class MeasureConfig:
     warmup_reports: int = 2
     """Progress reports to ignore at the start."""
     min_seconds: float = 5.0
-    """The shortest measurement, seconds."""
+    """Minimum duration of a measurement, seconds."""
     max_seconds: float = 60.0
-    """The longest measurement, seconds."""
+    """Maximum duration of a measurement, seconds."""
     min_samples: int = 1
-    """The fewest samples of a measurement."""
+    """Minimum number of samples of a measurement."""
     max_samples: int | None = None
-    """The most samples of a measurement, None for no limit."""
+    """Maximum number of samples of a measurement, None for no limit."""
     min_batches: int = 8
-    """The fewest batches of a stable measurement, 3 to 20."""
+    """Minimum number of batches of a stable measurement, 3 to 20."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
@@ -146,7 +146,7 @@ class ThroughputMeter:
         from its snapshot) restarts the measurement.
 
         Args:
-            time: when the last sample was processed, seconds.
+            time: time at which the last sample was processed, seconds.
             samples: samples that the job has processed so far.
 
         Returns:
@@ -186,7 +186,7 @@ class ThroughputMeter:
         return self.state(time)
 
     def state(self, now: float) -> MeasurementState:
-        """The state of the measurement at ``now``, seconds. Call it regularly: a job without
+        """Return the state of the measurement at ``now``, seconds. Call it regularly: a job without
         reports reaches the time limit only here.
         """
         timed_out = now - self.started >= self.config.max_seconds
@@ -215,7 +215,7 @@ class ThroughputMeter:
         )
 
     def measurement(self, now: float) -> Measurement:
-        """The estimate so far; ``now``: the time, seconds.
+        """Return the estimate so far; ``now``: the time, seconds.
 
         With fewer than two reports after the warm-up the rate is that of the warm-up (0 without
         progress) and the half-width is infinite.
@@ -265,7 +265,7 @@ class Monitor:
         """Process one report.
 
         Args:
-            time: when the last sample was processed, seconds.
+            time: time at which the last sample was processed, seconds.
             samples: samples that the job has processed so far.
             nodes: the job's size.
             phase: its phase.
@@ -298,7 +298,7 @@ Batch = tuple[float, float]
 
 
 def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
-    """At most 20 batches of about equal duration, each ending on a report."""
+    """Return at most 20 batches of about equal duration, each ending on a report."""
     times = [t for t, _ in reports]
     count = min(_MAX_BATCHES, len(reports) - 1)
     length = (times[-1] - times[0]) / count
@@ -310,7 +310,7 @@ def _batches(reports: Sequence[tuple[float, float]]) -> list[Batch]:
 
 
 def _without_outliers(batches: list[Batch]) -> list[Batch]:
-    """The batches without leading outliers (warm-up) and without stalls."""
+    """Return the batches without leading outliers (warm-up) and without stalls."""
     if len(batches) < 5:
         return batches
     rates = [s / t for s, t in batches]
@@ -329,7 +329,7 @@ def _without_outliers(batches: list[Batch]) -> list[Batch]:
 
 
 def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
-    """Groups of ``size`` neighbouring batches merged to one; a remainder at the start is
+    """Return groups of ``size`` neighbouring batches merged to one; a remainder at the start is
     dropped.
     """
     tail = batches[len(batches) % size :]
@@ -340,8 +340,8 @@ def _merged(batches: Sequence[Batch], size: int) -> list[Batch]:
 
 
 def _ratio_interval(batches: Sequence[Batch]) -> tuple[float, float]:
-    """(rate, half-width of its 95 % interval), samples/s. The half-width is infinite for fewer than
-    three batches.
+    """Return (rate, half-width of its 95 % interval), samples/s. The half-width is infinite for
+    fewer than three batches.
     """
     samples, seconds = sum(s for s, _ in batches), sum(t for _, t in batches)
     rate = samples / seconds

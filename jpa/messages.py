@@ -26,9 +26,9 @@ class ProfileRequested:
     job: str
     """Its name."""
     min_nodes: int
-    """The fewest nodes that it accepts."""
+    """Minimum number of nodes that it accepts."""
     max_nodes: int
-    """The most nodes that it accepts."""
+    """Maximum number of nodes that it accepts."""
     nodes: int = 0
     """Nodes that it has now, 0 if it does not run."""
     sizes: tuple[int, ...] | None = None
@@ -96,7 +96,7 @@ class ProgressReported:
     job: str
     """Its name."""
     time: float
-    """When the last sample was processed, seconds on the clock of ``now``."""
+    """Time at which the last sample was processed, seconds on the clock of ``now``."""
     samples: float
     """Samples that the job has processed so far."""
     phase: str | None = None
@@ -177,7 +177,7 @@ class PointMeasured:
 
 
 class ProfileResult(str, Enum):
-    """How a profile ended."""
+    """Outcome of a profile."""
 
     MEASURED = "measured"
     """Every size of the plan is known."""
@@ -198,7 +198,7 @@ class ProfileFinished:
     job: str
     """Its name."""
     result: ProfileResult
-    """How it ended."""
+    """Its outcome."""
     curve: MeasuredCurve
     """The job's curve."""
     reason: str

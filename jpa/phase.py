@@ -42,7 +42,7 @@ _MAX_STD = 3.0
 UNKNOWN_STD = 0.5
 """Relative standard deviation of a throughput without any information."""
 _LAW_MIN_POINTS = 3
-"""The fewest measured sizes with which the law may replace the points."""
+"""Minimum number of measured sizes with which the law may replace the points."""
 _LAW_MAX_SIGMAS = 2.0
 """How far chi-squared of the points' deviations from the law may be above its mean, in its own
 standard deviations (n points give n ± √(2n)).
@@ -76,12 +76,12 @@ class Prior:
             )
 
     def rate(self, nodes: int) -> float:
-        """The prior's throughput at ``nodes``, samples/s."""
+        """Return the prior's throughput at ``nodes``, samples/s."""
         return self._curve.estimate(nodes)[0]
 
     def source_std(self, nodes: int) -> float:
-        """Relative standard deviation of the source curve itself at ``nodes``: 0 within the range
-        of its points.
+        """Return the relative standard deviation of the source curve itself at ``nodes``: 0 within
+        the range of its points.
         """
         if _octaves_outside(nodes, self.points) == 0:
             return 0.0
@@ -89,8 +89,8 @@ class Prior:
         return std / rate if rate > 0 else UNKNOWN_STD
 
     def scaled(self, factor: float, source: str | None = None) -> Prior:
-        """The same shape at ``factor`` times the level; ``source``: the new origin, None for the
-        same.
+        """Return the same shape at ``factor`` times the level; ``source``: the new origin, None for
+        the same.
         """
         return replace(
             self,
@@ -113,18 +113,18 @@ class PhaseCurve:
     """The curve assumed before the measurements, if any."""
 
     def at(self, nodes: int) -> Point | None:
-        """The point measured at ``nodes``, if any."""
+        """Return the point measured at ``nodes``, if any."""
         return next((p for p in self.points if p.nodes == nodes), None)
 
     def with_point(self, point: Point) -> PhaseCurve:
-        """The curve with ``point`` added, or in place of the point of the same size."""
+        """Return the curve with ``point`` added, or in place of the point of the same size."""
         others = [p for p in self.points if p.nodes != point.nodes]
         return replace(self, points=tuple(sorted([*others, point], key=lambda p: p.nodes)))
 
     def as_prior(
         self, factor: float, level_std: float, shape_std: float, source: str
     ) -> Prior | None:
-        """This curve as a prior for another one.
+        """Return this curve as a prior for another one.
 
         Args:
             factor: throughput of the other curve relative to this one.
@@ -148,7 +148,7 @@ class PhaseCurve:
         return None
 
     def estimate(self, nodes: int, neutral_rate: float = 1.0) -> tuple[float, float]:
-        """The throughput at a size.
+        """Return the throughput at a size.
 
         Args:
             nodes: the size.
@@ -184,8 +184,8 @@ class PhaseCurve:
         )
 
     def smoothed(self, nodes: int, neutral_rate: float = 1.0) -> tuple[float, float]:
-        """(samples/s, standard deviation) at ``nodes`` for bids: from the law if it explains all
-        points, else as :meth:`estimate`.
+        """Return (samples/s, standard deviation) at ``nodes`` for bids: from the law if it explains
+        all points, else as :meth:`estimate`.
         """
         rate, std = self.estimate(nodes, neutral_rate)
         if nodes < 1 or not self._law_holds:
@@ -201,7 +201,7 @@ class PhaseCurve:
         return law_rate, law_rate * relative_std
 
     def _between(self, nodes: int, low: Point, high: Point) -> tuple[float, float]:
-        """The estimate between two neighbouring points."""
+        """Return the estimate between two neighbouring points."""
         to_low, to_high = math.log2(nodes / low.nodes), math.log2(high.nodes / nodes)  # octaves
         share = to_low / (to_low + to_high)
         if low.rate <= 0 or high.rate <= 0:
@@ -222,7 +222,7 @@ class PhaseCurve:
         return rate, rate * _bounded(ends_variance + bridge_variance)
 
     def _outside(self, nodes: int, edge: Point) -> tuple[float, float]:
-        """The estimate outside the points; ``edge``: the outermost one."""
+        """Return the estimate outside the points; ``edge``: the outermost one."""
         octaves = abs(math.log2(nodes / edge.nodes))
         walk_variance = self._roughness**2 * octaves
         if self.prior is not None:
@@ -231,8 +231,8 @@ class PhaseCurve:
         return rate, rate * _bounded(self._law.relative_std(nodes) ** 2 + walk_variance)
 
     def _outside_zero(self, nodes: int, edge: Point, neutral_rate: float) -> tuple[float, float]:
-        """The estimate outside the points if the throughput at the outermost one is 0: 0 above it,
-        unknown below it.
+        """Return the estimate outside the points if the throughput at the outermost one is 0: 0
+        above it, unknown below it.
         """
         if nodes > edge.nodes:
             return 0.0, 0.0
@@ -293,7 +293,8 @@ class PhaseCurve:
 def _outside_with_prior(
     prior: Prior, nodes: int, edge: Point, walk_variance: float
 ) -> tuple[float, float]:
-    """The estimate outside the points: the shape of the prior, scaled to the outermost point.
+    """Return the estimate outside the points: the shape of the prior, scaled to the outermost
+    point.
 
     If the source of the prior has no measurement at the size of ``edge``, its shape is uncertain
     there, and its level may be the better guide. The result is then the mean of the two logarithms,
@@ -319,12 +320,12 @@ def _outside_with_prior(
 
 
 def _bounded(variance: float) -> float:
-    """The standard deviation, at most ``_MAX_STD``."""
+    """Return the standard deviation, at most ``_MAX_STD``."""
     return min(math.sqrt(variance), _MAX_STD)
 
 
 def amdahl(nodes: int, low: int, low_rate: float, high: int, high_rate: float) -> float:
-    """Throughput on the curve 1/rate = s0 + s1/k through two points.
+    """Return the throughput on the curve 1/rate = s0 + s1/k through two points.
 
     Args:
         nodes: the size to evaluate.
@@ -341,14 +342,14 @@ def amdahl(nodes: int, low: int, low_rate: float, high: int, high_rate: float) -
 
 
 def neutral_throughput(nodes: int, rate_per_node: float) -> float:
-    """The curve of a job without any information, samples/s: ``rate_per_node * nodes**0.9``, which
-    loses 6.7 % of the throughput per node with each doubling.
+    """Return the curve of a job without any information, samples/s: ``rate_per_node * nodes**0.9``,
+    which loses 6.7 % of the throughput per node with each doubling.
     """
     return rate_per_node * float(nodes**0.9)
 
 
 def _octaves_outside(nodes: int, points: Sequence[tuple[int, float]]) -> float:
-    """The distance of ``nodes`` from the range of ``points``, octaves; 0 inside."""
+    """Return the distance of ``nodes`` from the range of ``points``, octaves; 0 inside."""
     low, high = points[0][0], points[-1][0]
     if nodes < low:
         return math.log2(low / nodes)

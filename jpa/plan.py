@@ -26,14 +26,14 @@ _MEASURED_ONLY_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """How thorough a profile is.
+    """Thoroughness of a profile.
 
     Raises:
         ValueError: if a value is out of range.
     """
 
     max_steps: int = 8
-    """The most sizes to visit."""
+    """Maximum number of sizes to visit."""
     refine_steps: int = 2
     """Steps of ``max_steps`` that are reserved for finer steps where the curve bends (on long
     ladders only).
@@ -84,29 +84,29 @@ class ProfilePlan:
     rungs: tuple[int, ...]
     """The sizes that it intends to visit, descending."""
     config: PlanConfig = field(default_factory=PlanConfig)
-    """How thorough it is."""
+    """Its thoroughness."""
     last_requested: int | None = None
     """The last size requested, None before the first."""
     visited: tuple[int, ...] = ()
     """Sizes that have been measured or have failed, in order."""
 
     def with_requested(self, size: int) -> ProfilePlan:
-        """The plan after a request for ``size``; it requests no larger size any more."""
+        """Return the plan after a request for ``size``; it requests no larger sizes."""
         return replace(self, last_requested=size)
 
     def with_visited(self, size: int) -> ProfilePlan:
-        """The plan after ``size`` has been measured or has failed."""
+        """Return the plan after ``size`` has been measured or has failed."""
         return replace(self, visited=(*self.visited, size))
 
 
 def sizes_between(
     min_nodes: int, max_nodes: int, allowed: Iterable[int] | None = None
 ) -> tuple[int, ...]:
-    """The allowed sizes in [min_nodes, max_nodes], descending.
+    """Return the allowed sizes in [min_nodes, max_nodes], descending.
 
     Args:
-        min_nodes: the fewest nodes, 1 or more.
-        max_nodes: the most nodes.
+        min_nodes: minimum number of nodes, 1 or more.
+        max_nodes: maximum number of nodes.
         allowed: sizes that the job accepts, None for all.
 
     Raises:
@@ -131,14 +131,14 @@ def sizes_between(
 def ladder(
     min_nodes: int, max_nodes: int, allowed: Iterable[int] | None = None, *, max_steps: int = 8
 ) -> tuple[int, ...]:
-    """The sizes to visit, descending: all if they are at most ``max_steps``, else a series about
-    evenly spaced in log2 that contains both ends.
+    """Return the sizes to visit, descending: all if they are at most ``max_steps``, else a series
+    about evenly spaced in log2 that contains both ends.
 
     Args:
-        min_nodes: the fewest nodes, 1 or more.
-        max_nodes: the most nodes.
+        min_nodes: minimum number of nodes, 1 or more.
+        max_nodes: maximum number of nodes.
         allowed: sizes that the job accepts, None for all.
-        max_steps: the most sizes to visit.
+        max_steps: maximum number of sizes to visit.
 
     Raises:
         ValueError: as :func:`sizes_between`.
@@ -155,16 +155,16 @@ def new_plan(
     requested_sizes: Sequence[int] | None = None,
     config: PlanConfig | None = None,
 ) -> ProfilePlan:
-    """The plan for a job.
+    """Return the plan for a job.
 
     Args:
-        min_nodes: the fewest nodes, 1 or more.
-        max_nodes: the most nodes.
+        min_nodes: minimum number of nodes, 1 or more.
+        max_nodes: maximum number of nodes.
         curve: the job's curve so far; sizes at which it crashed are left out.
         allowed: sizes that the job accepts, None for all.
         requested_sizes: the user's own ladder (``--profile-sizes``). Within the limits all of it is
             visited, except sizes that are already measured. None: the plan chooses.
-        config: how thorough the profile is.
+        config: thoroughness of the profile.
 
     Raises:
         ValueError: as :func:`sizes_between`, or if every size is unusable.
@@ -198,7 +198,7 @@ def new_plan(
 
 
 def next_size(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> int | None:
-    """The size to visit next, as :func:`next_step`.
+    """Return the size to visit next, as :func:`next_step`.
 
     Args:
         plan: the plan and its progress.
@@ -212,7 +212,7 @@ def next_size(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> 
 
 
 def next_step(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> ProfileStep:
-    """The next step of a profile.
+    """Return the next step of a profile.
 
     Args:
         plan: the plan and its progress.
@@ -261,7 +261,7 @@ def next_step(plan: ProfilePlan, curve: MeasuredCurve, nodes_available: int) -> 
 
 
 def is_known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:
-    """Whether ``size`` needs no measurement.
+    """Return whether ``size`` needs no measurement.
 
     Args:
         curve: the job's curve.
@@ -272,7 +272,7 @@ def is_known(curve: MeasuredCurve, size: int, tolerance: float) -> bool:
 
 
 def elasticity(curve: MeasuredCurve, low: int, high: int) -> float | None:
-    """The elasticity of throughput with respect to nodes, d ln throughput / d ln nodes.
+    """Return the elasticity of throughput with respect to nodes, d ln throughput / d ln nodes.
 
     Args:
         curve: the job's curve.
@@ -290,7 +290,7 @@ def elasticity(curve: MeasuredCurve, low: int, high: int) -> float | None:
 
 
 def _rungs(sizes: Sequence[int], steps: int) -> tuple[int, ...]:
-    """At most ``steps`` of ``sizes`` (descending), about evenly spaced in log2."""
+    """Return at most ``steps`` of ``sizes`` (descending), about evenly spaced in log2."""
     if len(sizes) <= steps:
         return tuple(sizes)
     top, bottom = sizes[0], sizes[-1]
@@ -310,13 +310,13 @@ def _rungs(sizes: Sequence[int], steps: int) -> tuple[int, ...]:
 
 
 def _largest_unknown(plan: ProfilePlan, usable: Sequence[int], curve: MeasuredCurve) -> int:
-    """The largest usable size that is not known; the largest of all if all are known."""
+    """Return the largest usable size that is not known; the largest of all if all are known."""
     return next((k for k in usable if not is_known(curve, k, plan.config.tolerance)), usable[0])
 
 
 def _last_elasticity(plan: ProfilePlan, curve: MeasuredCurve) -> float | None:
-    """Elasticity between the two smallest sizes measured at or above the last one requested; None
-    if there are fewer than two.
+    """Return the elasticity between the two smallest sizes measured at or above the last one
+    requested; None if there are fewer than two.
     """
     above = [
         k
@@ -329,8 +329,8 @@ def _last_elasticity(plan: ProfilePlan, curve: MeasuredCurve) -> float | None:
 def _refined(
     plan: ProfilePlan, rungs: list[int], usable: Sequence[int], curve: MeasuredCurve
 ) -> list[int]:
-    """The remaining rungs. If the curve bends and the plan has steps to spare, they get one more
-    halfway to the first.
+    """Return the remaining rungs. If the curve bends and the plan has steps to spare, they get one
+    more halfway to the first.
     """
     slope, last = _last_elasticity(plan, curve), plan.last_requested
     if not rungs or slope is None or abs(1 - slope) <= plan.config.max_bend or last is None:
@@ -347,7 +347,7 @@ def _refined(
 def _will_be_interpolated(
     plan: ProfilePlan, curve: MeasuredCurve, size: int, next_rung: int
 ) -> bool:
-    """Whether a measurement at ``next_rung`` will determine ``size`` well enough by
+    """Return whether a measurement at ``next_rung`` will determine ``size`` well enough by
     interpolation.
     """
     slope = _last_elasticity(plan, curve)

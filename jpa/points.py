@@ -73,7 +73,7 @@ class Point:
 
 
 def validated_rate(nodes: int, rate: float) -> float:
-    """``rate``, or 0 if it is below ``ZERO_RATE``, samples/s.
+    """Return ``rate``, or 0 if it is below ``ZERO_RATE``, samples/s.
 
     Raises:
         ValueError: if ``rate`` is negative or not finite, or ``nodes`` is below 1.
@@ -89,7 +89,7 @@ def validated_rate(nodes: int, rate: float) -> float:
 
 
 def new_point(nodes: int, rate: float, half_width: float, now: float, config: PointConfig) -> Point:
-    """The estimate from the first measurement of a size.
+    """Return the estimate from the first measurement of a size.
 
     Args:
         nodes: the size.
@@ -189,7 +189,9 @@ def observe(
 
 
 def _gain(old_variance: float, new_variance: float) -> float:
-    """Weight of a new value against an old one; two exact values have the same weight."""
+    """Return the weight of a new value against an old one; two exact values have the same
+    weight.
+    """
     total = old_variance + new_variance
     return old_variance / total if total > 0 else 0.5
 

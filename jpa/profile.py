@@ -26,19 +26,19 @@ class AdvisorConfig:
     curve: CurveConfig = field(default_factory=CurveConfig)
     """How measurements are weighed."""
     max_profile_s: float = 600.0
-    """When a profile ends, whatever it has measured, seconds after its start."""
+    """Maximum duration of a profile, seconds."""
     rescale_timeout_s: float = 120.0
-    """When a rescale counts as failed, seconds after the request."""
+    """Time after its request at which a rescale counts as failed, seconds."""
     donor_quiet_s: float = 60.0
-    """How long a donor is left alone after an interruption, seconds."""
+    """Time for which a donor is left alone after an interruption, seconds."""
     min_node_share: float = 0.5
     """The fraction of its largest size that has to be available for a profile to start."""
     patience_s: float = 60.0
-    """How long a job waits for that fraction, seconds; then any usable size suffices."""
+    """Maximum wait for that fraction, seconds; then any usable size suffices."""
     max_crashes: int = 3
     """The number of failed sizes that ends a profile."""
     max_attempts: int = 3
-    """How often a profile may start; it starts again when its job loses nodes."""
+    """Maximum number of starts of a profile; it starts again when its job loses nodes."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class WaitingProfile:
     request: ProfileRequested
     """The request, updated while the job waits."""
     waiting_since: float
-    """When it began to wait, seconds."""
+    """Time at which it began to wait, seconds."""
     attempts: int = 0
     """Attempts that ended because the job lost nodes."""
     scale_ups: int = 0
@@ -71,10 +71,10 @@ class WaitingProfile:
         curve: MeasuredCurve | None = None,
         nodes: int | None = None,
     ) -> ProfileFinished:
-        """The report of the end.
+        """Return the report of the end.
 
         Args:
-            result: how the profile ended.
+            result: outcome of the profile.
             reason: a sentence for the user.
             curve: the resulting curve; None: that of the request.
             nodes: the job's current nodes; None: those of the request.
@@ -104,13 +104,13 @@ class Profile:
     curve: MeasuredCurve
     """The curve so far."""
     started: float
-    """When this attempt began, seconds."""
+    """Start time of this attempt, seconds."""
     target: int
     """The size that the job has or is being moved to, nodes."""
     nodes: int
     """Nodes assigned to the job, requested ones included."""
     requested_at: float
-    """When the advisor asked for ``target``, seconds."""
+    """Time at which the advisor asked for ``target``, seconds."""
     meter: ThroughputMeter | None = None
     """Measures the current size; None during a rescale."""
     silent: tuple[int, ...] = ()
@@ -126,9 +126,9 @@ class Profile:
         return self.queue_entry.request.job
 
     def resulting_curve(self, config: CurveConfig) -> MeasuredCurve:
-        """The curve with the conclusions from sizes without a measurement. If the job reported
-        progress at another size, silent sizes have throughput 0. If every size crashed, the fault
-        is the script's and no size becomes unusable.
+        """Return the curve with the conclusions from sizes without a measurement. If the job
+        reported progress at another size, silent sizes have throughput 0. If every size crashed,
+        the fault is the script's and no size becomes unusable.
         """
         curve = self.curve
         if self.measured:
@@ -141,13 +141,13 @@ class Profile:
     def finished(
         self, now: float, reason: str, config: AdvisorConfig, result: ProfileResult | None = None
     ) -> ProfileFinished:
-        """The report of the end; it adds this attempt to the totals of the queue entry.
+        """Return the report of the end; it adds this attempt to the totals of the queue entry.
 
         Args:
             now: the time, seconds.
             reason: a sentence for the user.
             config: limits of profiles.
-            result: how the profile ended; None: according to the measurements.
+            result: outcome of the profile; None: according to the measurements.
         """
         entry, curve = self.queue_entry, self.resulting_curve(config.curve)
         if self.failed:

@@ -98,7 +98,7 @@ def profile_key(
     software: Sequence[str] = (),
     ignored: Iterable[str] = IGNORED_OPTIONS,
 ) -> str:
-    """The name under which a job's curve is stored: 32 hexadecimal digits.
+    """Return the name under which a job's curve is stored: 32 hexadecimal digits.
 
     Args:
         script: content of the script, not its path.
@@ -128,8 +128,8 @@ def profile_key(
 def relevant_arguments(
     arguments: Sequence[str], ignored: Iterable[str] = IGNORED_OPTIONS
 ) -> list[str]:
-    """The arguments that may change the throughput: options with their values, sorted, then the
-    positional ones in order; ``ignored`` options are left out.
+    """Return the arguments that may change the throughput: options with their values, sorted, then
+    the positional ones in order; ``ignored`` options are left out.
     """
     ignored_options = frozenset(ignored)
     options: list[str] = []
@@ -151,7 +151,7 @@ def relevant_arguments(
 
 
 def inherit_curve(stored: MeasuredCurve) -> MeasuredCurve:
-    """The first curve of a resubmitted job: the stored points, with a lower bound on their
+    """Return the first curve of a resubmitted job: the stored points, with a lower bound on their
     uncertainty. Sizes that they determine are not measured again.
 
     The bound does not accumulate when a curve is passed on from job to job.
@@ -179,7 +179,7 @@ def prior_from(
     *,
     max_octaves: float = 3.0,
 ) -> Prior | None:
-    """The prior for a job from the curve of the most similar other job.
+    """Return the prior for a job from the curve of the most similar other job.
 
     The distance of two models is counted in octaves of FLOPs (or parameters). If sizes are unknown,
     only a curve with the same key qualifies (a key that the user gives to a sweep). In the α-β law
@@ -209,7 +209,9 @@ def prior_from(
 
 
 def _distance(candidate: StoredCurve, key: str, size: ModelSize) -> tuple[float, str]:
-    """(distance in octaves, the quantity it is measured in); infinite if nothing is comparable."""
+    """Return (distance in octaves, the quantity it is measured in); infinite if nothing is
+    comparable.
+    """
     flops = _octaves(candidate.size.flops, size.flops)
     parameters = _octaves(candidate.size.parameters, size.parameters)
     if flops is not None:
@@ -220,7 +222,7 @@ def _distance(candidate: StoredCurve, key: str, size: ModelSize) -> tuple[float,
 
 
 def _scaled(candidate: StoredCurve, size: ModelSize, distance: float, basis: str) -> Prior:
-    """The candidate's curve, scaled to a model of ``size``."""
+    """Return the candidate's curve, scaled to a model of ``size``."""
     points = [p for p in candidate.curve.current.points if p.rate > 0]
     law = fit([(p.nodes, p.rate, p.relative_std) for p in points])
     flops = _octaves(candidate.size.flops, size.flops)
@@ -239,7 +241,7 @@ def _scaled(candidate: StoredCurve, size: ModelSize, distance: float, basis: str
 
 
 def _octaves(old: float | None, new: float | None) -> float | None:
-    """log2(new / old); None if one of them is unknown."""
+    """Return log2(new / old); None if one of them is unknown."""
     return math.log2(new / old) if old and new and old > 0 and new > 0 else None
 
 

@@ -49,18 +49,18 @@ NAMES = (
     "age × idle nodes",
     "began together × age",
 )
-"""Names of the features, in the order of the columns of :meth:`GapFeatures.of`."""
+"""Names of the features, in the column order of :meth:`GapFeatures.of`."""
 CALENDAR = ("sine of the hour", "cosine of the hour", "weekend", "nodes wanted", "queue shown")
-"""Features of which a week has few independent values."""
+"""Features with few independent values in a week."""
 _AGE_KNOTS = (180.0, 900.0, 3600.0, 14400.0)
 _IDLE_KNOTS = (0.01, 0.05, 0.25)
 _PRIOR_GAPS = 3.0
-"""Weight of the prior mean, in gaps: the mean length of a node or group is drawn towards the
-machine's as if it had so many average gaps.
+"""Weight of the prior mean, in gaps. The mean length of a node's or group's gaps is shrunk towards
+the machine's mean, as if it had this number of average gaps.
 """
 _HISTORY_S = 3700.0
 _DECAY = 0.8
-"""Factor on the weight of a node's earlier gaps at each new one."""
+"""Factor on the weight of a node's earlier gaps at each new gap."""
 
 
 class GapFeatures:
@@ -95,15 +95,15 @@ class GapFeatures:
             The gaps that ended since the last call, node → length in seconds. They are taken to
             end halfway between the two calls.
         """
-        middle, old = 0.5 * (self._now + now), self._since
+        midpoint, previous = 0.5 * (self._now + now), self._since
         ended: dict[str, float] = {}
-        for node, since in old.items():
+        for node, since in previous.items():
             if idle_since.get(node) != since:
-                ended[node] = max(0.0, middle - since)
+                ended[node] = max(0.0, midpoint - since)
                 self._close(node, since)
                 self._add_length(node, math.log(max(ended[node], 1.0)))
         for node, since in idle_since.items():
-            if old.get(node) != since:
+            if previous.get(node) != since:
                 self._open(node, since)
         if ended:
             self._ends.append((now, len(ended)))
@@ -136,11 +136,11 @@ class GapFeatures:
 
     @property
     def idle_since(self) -> Mapping[str, float]:
-        """Node in a gap → beginning of the gap, epoch seconds."""
+        """Node in a gap → start of the gap, epoch seconds."""
         return self._since
 
     def of(self, nodes: Sequence[str], now: float) -> Floats:
-        """The features of some gaps.
+        """Return the features of these gaps.
 
         Args:
             nodes: nodes that are in a gap.
@@ -152,8 +152,8 @@ class GapFeatures:
         count = len(self._since)
         machine = max(1, len(self._nodes))
         share = math.log((count + 1) / (machine + 1))
-        before = [math.log((self._ago(now, s) + 1) / (count + 1)) for s in (600.0, 3600.0)]
-        ends = [
+        log_ratios = [math.log((self._ago(now, s) + 1) / (count + 1)) for s in (600.0, 3600.0)]
+        end_counts = [
             math.log1p(sum(n for at, n in self._ends if at > now - s) / (count + 1))
             for s in (600.0, 3600.0)
         ]
@@ -165,10 +165,10 @@ class GapFeatures:
         same = [
             share,
             *(max(0.0, share - math.log(knot)) for knot in _IDLE_KNOTS),
-            _clip(-before[0]),
-            _clip(-before[1]),
-            _clip(max(0.0, before[0])),
-            *ends,
+            _clip(-log_ratios[0]),
+            _clip(-log_ratios[1]),
+            _clip(max(0.0, log_ratios[0])),
+            *end_counts,
             math.log1p(min(quiet, 3600.0) / 60.0),
         ]
         calendar = [
@@ -187,9 +187,11 @@ class GapFeatures:
         for k, knot in enumerate(_AGE_KNOTS):
             rows[:, 2 + k] = np.maximum(0.0, age - math.log1p(knot / 60.0))
         rows[:, 6:16] = same
-        together = np.log([self._cohorts[s] for s in since.tolist()]) if len(nodes) else since
-        rows[:, 16] = together
-        rows[:, 17] = together - math.log(count + 1)
+        log_cohort_size = (
+            np.log([self._cohorts[s] for s in since.tolist()]) if len(nodes) else since
+        )
+        rows[:, 16] = log_cohort_size
+        rows[:, 17] = log_cohort_size - math.log(count + 1)
         rows[:, 18] = calendar[0]
         groups = [group_of(node) for node in nodes]
         rows[:, 19] = [self._relative_length(self._nodes[node]) for node in nodes]
@@ -199,11 +201,13 @@ class GapFeatures:
         ]
         rows[:, 22:27] = calendar[1:]
         rows[:, 27] = age * share
-        rows[:, 28] = together * age
+        rows[:, 28] = log_cohort_size * age
         return rows
 
     def _ago(self, now: float, seconds: float) -> int:
-        """Number of idle nodes so long ago; the oldest known number if the history is shorter."""
+        """Return the number of idle nodes ``seconds`` before ``now``, or the oldest known number if
+        the history is shorter.
+        """
         idle = self._counts[0][1] if self._counts else 0
         for at, count in self._counts:
             if at > now - seconds:
@@ -219,23 +223,23 @@ class GapFeatures:
             mean[1] = weight
 
     def _relative_length(self, mean: Sequence[float] | None) -> float:
-        """Log ratio of the mean length of these gaps to the machine's, drawn towards 0 if they are
-        few. ``mean``: (mean log length, weight).
+        """Return the log ratio of the mean length of these gaps to the machine's, shrunk towards 0
+        if they are few. ``mean``: (mean log length, weight).
         """
         if mean is None or not mean[1]:
             return 0.0
         return _clip(mean[1] / (mean[1] + _PRIOR_GAPS) * (mean[0] - self._usual[0]))
 
     def to_dict(self) -> dict[str, Any]:
-        """The mean lengths of gaps as plain values, to survive a restart."""
+        """Return the mean lengths of gaps as plain values, to survive a restart."""
         nodes = {n: [round(x, 4) for x in mean] for n, mean in self._nodes.items()}
         groups = {n: [round(x, 4) for x in mean] for n, mean in self._groups.items()}
         return {"usual": self._usual, "nodes": nodes, "groups": groups}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> GapFeatures:
-        """The inverse of :meth:`to_dict`. Raises ValueError, KeyError or TypeError on anything
-        else.
+        """Restore the result of :meth:`to_dict`. Raises ValueError, KeyError or TypeError if
+        ``value`` is something else.
         """
         self = cls()
         self._usual = _pair(value["usual"])
@@ -246,12 +250,12 @@ class GapFeatures:
 
 
 def group_of(node: str) -> str:
-    """The rack, cabinet or blade of a node, by its name: the name without its last number."""
+    """Return the rack, cabinet or blade of a node: its name without the last number."""
     return node.rstrip("0123456789")
 
 
-def _clip(x: float, most: float = 3.0) -> float:
-    return max(-most, min(most, x))
+def _clip(x: float, limit: float = 3.0) -> float:
+    return max(-limit, min(limit, x))
 
 
 def _pair(values: Collection[Any]) -> list[float]:

@@ -1,10 +1,10 @@
-"""How long a gap will still last: the survival of gap lengths given the age of the gap.
+"""The remaining length of a gap: the survival function of gap lengths, given the age of the gap.
 
-The lengths of the gaps seen at a site are kept as a histogram over logarithmic bins (about a
-hundred numbers, whatever the number of gaps), with a prior that stands for a few gaps until there
-are real ones. From it the life table (Kaplan and Meier's product over the bins, with the actuarial
-half for gaps whose end was not seen) gives, for a gap of a known age, the expected remaining time
-and its quantiles. Standard library only; it decides nothing about leases.
+The lengths of a site's gaps are stored as a histogram over logarithmic bins (about a hundred
+numbers for any number of gaps). A prior counts as a few gaps, until there are real ones. The life
+table (Kaplan and Meier's product over the bins, with the actuarial half for gaps with an unobserved
+end) gives the expected remaining time of a gap of known age, and its quantiles. Uses the standard
+library only. It decides nothing about leases.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ from typing import Any
 FIRST_EDGE_S = 1.0
 RATIO = 1.15
 BINS = 112
-"""Edges from 1 s to 1.15^111 s = 63 days. A single length is known to half a bin, 7 %."""
+"""Number of bins. Their edges go from 1 s to 1.15^111 s = 63 days. A single length is known to half
+a bin, 7 %.
+"""
 EDGES_S = (0.0, *(FIRST_EDGE_S * RATIO**k for k in range(BINS)))
 PRIOR_MEAN_S = 1192.0
 PRIOR_SIGMA = 1.36
-"""Mean, and standard deviation of the logarithm, of the gap lengths of Summit, February 2021."""
+"""Mean of the gap lengths of Summit in February 2021, seconds, and the standard deviation of their
+logarithm.
+"""
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Survival S at each edge (linear between them), and the integral of S from each edge on."""
+    """A survival function S at each edge (linear in between), and the integral of S from each edge
+    on.
+    """
 
     survival: list[float]
     rest: list[float]
 
     def at(self, time_s: float) -> float:
-        """S at any time; the last value from the last edge on."""
+        """Return S at ``time_s``. Beyond the last edge, S is constant."""
         if time_s >= EDGES_S[-1]:
             return self.survival[-1]
         k = _bin(time_s)
@@ -46,11 +52,14 @@ class _Table:
 
 
 class SurvivalEstimator:
-    """Estimates how long gaps last from those observed.
+    """Estimates the lengths of gaps from the observed ones.
 
-    ``prior_mean_s``: expected length of a gap before any was seen (a site's config value); its
-    spread is Summit's. ``prior_weight``: the number of gaps that the prior counts for.
-    ``half_life``: after so many newer gaps one counts half; ``None``: for ever.
+    Args:
+        prior_mean_s: expected length of a gap before the first observation, seconds (from the
+            site's configuration). Its spread is Summit's.
+        prior_weight: weight of the prior, in gaps.
+        half_life: number of newer gaps after which the weight of a gap is halved; None: it never
+            decays.
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class SurvivalEstimator:
         self.prior_weight = prior_weight
         self.half_life = half_life
         self.observed = 0
-        """Gaps observed so far, those with an unseen end included."""
+        """Number of gaps observed so far, including those with an unobserved end."""
         self._ended = [0.0] * BINS
         self._unseen = [0.0] * BINS
         self._weight = 1.0
@@ -79,16 +88,16 @@ class SurvivalEstimator:
         self._table: _Table | None = None
 
     def observe(self, length_s: float, *, ended: bool = True) -> None:
-        """A gap of this length was seen; ``ended`` False when it was still open, so that it is at
-        least that long.
+        """Add the length of a gap. ``ended`` is False if the gap was still open, so that its length
+        is at least ``length_s``.
 
-        A length that is no number or below 0 (clocks are set back) is ignored.
+        Negative and non-finite lengths (after a clock is set back) are ignored.
         """
         if not (length_s >= 0 and math.isfinite(length_s)):
             return
         if self.half_life is not None:
-            # Newer ones count more instead of older ones less: one multiplication instead of one
-            # per bin.
+            # Increase the weight of newer gaps instead of decreasing that of older ones: one
+            # multiplication instead of one per bin.
             self._weight *= 2.0 ** (1.0 / self.half_life)
             if self._weight > 1e12:
                 self._ended = [x / self._weight for x in self._ended]
@@ -99,32 +108,32 @@ class SurvivalEstimator:
         self._table = None
 
     def survival(self, time_s: float, age_s: float = 0.0) -> float:
-        """Probability that a gap of this age lasts ``time_s`` seconds more."""
+        """Return the probability that a gap of this age lasts ``time_s`` seconds more."""
         if not time_s > 0:
             return 1.0
         table, age = self._life_table(), _known_age(age_s)
         return table.at(age + time_s) / table.at(age)
 
     def expected_remaining(self, age_s: float = 0.0) -> float:
-        """Expected remaining length, seconds, of a gap that is ``age_s`` old: the integral of the
-        survival from there on.
+        """Return the expected remaining length of a gap that is ``age_s`` old, seconds: the
+        integral of the survival function from there on.
         """
         table, age = self._life_table(), _known_age(age_s)
-        k, now = _bin(age), table.at(age)
+        k, current = _bin(age), table.at(age)
         return (
-            (EDGES_S[k + 1] - age) * (now + table.survival[k + 1]) / 2.0 + table.rest[k + 1]
-        ) / now
+            (EDGES_S[k + 1] - age) * (current + table.survival[k + 1]) / 2.0 + table.rest[k + 1]
+        ) / current
 
     def quantile(self, p: float, age_s: float = 0.0) -> float:
-        """Remaining seconds within which a gap of this age is over with probability ``p`` (0 <= p <
-        1).
+        """Return the remaining seconds within which a gap of this age ends with probability ``p``
+        (0 <= p < 1).
         """
         if not 0 <= p < 1:
             raise ValueError(f"A probability must be at least 0 and below 1; got {p!r}.")
         table, age = self._life_table(), _known_age(age_s)
         target = table.at(age) * (1.0 - p)
-        # Survival falls from edge to edge: the first bin whose end is at or below the target holds
-        # the quantile.
+        # Survival decreases from edge to edge: the first bin whose end is at or below the target
+        # contains the quantile.
         low, high = _bin(age), BINS - 1
         while low < high:
             middle = (low + high) // 2
@@ -137,11 +146,13 @@ class SurvivalEstimator:
         return max(EDGES_S[low] + part * (EDGES_S[low + 1] - EDGES_S[low]) - age, 0.0)
 
     def curve(self) -> list[float]:
-        """Probability that a new gap outlives each of :data:`EDGES_S`; linear between them."""
+        """Return the probability that a new gap outlives each of :data:`EDGES_S`; linear in
+        between.
+        """
         return list(self._life_table().survival)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for storing as JSON."""
+        """Return plain values for storing as JSON."""
         return {
             "format": _FORMAT,
             "prior_mean_s": self.prior_mean_s,
@@ -154,7 +165,9 @@ class SurvivalEstimator:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> SurvivalEstimator:
-        """What :meth:`to_dict` gave. Raises ValueError when it is something else."""
+        """Restore the result of :meth:`to_dict`. Raises ValueError if ``value`` is something
+        else.
+        """
         try:
             if value["format"] != _FORMAT:
                 raise ValueError(f"format {value['format']!r}")
@@ -171,7 +184,7 @@ class SurvivalEstimator:
                     target[int(k)] = float(x)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"The stored gap lengths cannot be used ({error}); delete them to begin anew."
+                f"The stored gap lengths cannot be used ({error}); delete them to start again."
             ) from None
         return self
 
@@ -181,8 +194,8 @@ class SurvivalEstimator:
         prior = [p * self.prior_weight for p in self._prior]
         ended = [x / self._weight + p for x, p in zip(self._ended, prior, strict=True)]
         unseen = [x / self._weight for x in self._unseen]
-        # Sums from the far end, so that the few gaps of the tail are not lost in the rounding of
-        # the many before.
+        # Sum from the far end, so that the few gaps of the tail are not lost in the rounding of the
+        # many before.
         later = [0.0] * (BINS + 1)
         for k in reversed(range(BINS)):
             later[k] = later[k + 1] + ended[k] + unseen[k]
@@ -190,18 +203,19 @@ class SurvivalEstimator:
         for k in range(BINS):
             outlived = later[k + 1] + unseen[k] / 2.0
             survival.append(survival[-1] * outlived / (outlived + ended[k]))
-        rest = [0.0] * (BINS + 1)
+        integral = [0.0] * (BINS + 1)
         for k in reversed(range(BINS)):
-            rest[k] = (
-                rest[k + 1] + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
+            integral[k] = (
+                integral[k + 1]
+                + (EDGES_S[k + 1] - EDGES_S[k]) * (survival[k] + survival[k + 1]) / 2.0
             )
-        self._table = _Table(survival, rest)
+        self._table = _Table(survival, integral)
         return self._table
 
 
 class GapWatch:
-    """Feeds an estimator from polls: a gap seen open and then no more has ended, halfway between
-    the two polls.
+    """Feeds an estimator from polls. A gap that the latest poll no longer shows is taken to have
+    ended halfway between the two polls.
     """
 
     def __init__(self, estimator: SurvivalEstimator) -> None:
@@ -210,8 +224,8 @@ class GapWatch:
         self._seen_at = 0.0
 
     def update(self, idle_since: Mapping[str, float], now: float) -> None:
-        """The nodes in a gap at ``now`` (leased ones included) with the begin of the gap; both in
-        epoch seconds.
+        """Note the nodes in a gap at ``now``, including leased ones, with the start of the gap;
+        both in epoch seconds.
         """
         for node, since in self._open.items():
             if idle_since.get(node) != since:
@@ -220,7 +234,7 @@ class GapWatch:
         self._seen_at = now
 
     def horizon(self, idle_since: float, now: float) -> float:
-        """Expected seconds that a gap begun at ``idle_since`` will still last."""
+        """Return the expected remaining seconds of a gap that began at ``idle_since``."""
         return self.estimator.expected_remaining(now - idle_since)
 
 
@@ -229,7 +243,7 @@ def _bin(length_s: float) -> int:
 
 
 def _known_age(age_s: float) -> float:
-    """Beyond the last bin nothing is known: an older gap counts as that old."""
+    """Limit the age to the last bin, because nothing is known about older gaps."""
     return min(max(age_s, 0.0), EDGES_S[-2])
 
 

@@ -1,7 +1,7 @@
-"""Lists of node names in the form of Slurm: ``n[1-3,07],login1`` (scontrol(1), "show hostnames").
+"""Node lists in Slurm's form: ``n[1-3,07],login1`` (scontrol(1), "show hostnames").
 
-Pure text. Slurm prints such lists; messages and commands of every scheduler use them too. A name
-that is not of this form is left as it is.
+Pure. Slurm prints such lists; messages and commands of all schedulers use them too. A name that
+does not have this form is left unchanged.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from functools import lru_cache
 from scavenger.interface import SchedulerError
 
 MAX_NODES = 200_000
-"""More than any machine has; a list that says more is damaged."""
+"""Maximum number of nodes in a list. It is larger than any machine, so a longer list is damaged."""
 _PIECE = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]+\][^\[\],\s]*)+|[^\[\],\s]+")
 _BRACKET = re.compile(r"\[([0-9,-]+)\]")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
 
 
 class HostlistError(SchedulerError):
-    """Text that is no list of nodes."""
+    """The text is not a node list."""
 
 
 @lru_cache(maxsize=4096)
 def expand(text: str) -> tuple[str, ...]:
-    """The node names in ``text``, in its order. Several brackets in a name are all their
-    combinations.
+    """Return the node names in ``text``, in its order. Several brackets in a name expand to all
+    their combinations.
 
-    Raises HostlistError when it is no list of nodes, or one of more than MAX_NODES.
+    Raises HostlistError if ``text`` is not a node list or has more than MAX_NODES nodes.
     """
     names: list[str] = []
     position = 0
@@ -79,7 +79,7 @@ def _numbers(ranges: str, whole: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """The short way to write ``names`` (as a set, sorted); :func:`expand` gives them back."""
+    """Return the short form of the set ``names``, sorted. :func:`expand` is the inverse."""
     plain: list[str] = []
     groups: dict[tuple[str, int], list[int]] = {}
     for name in set(names):
@@ -110,25 +110,25 @@ def fold(names: Iterable[str]) -> str:
     return ",".join(sorted(folded))
 
 
-LONGEST = 80
-"""Characters of a list of nodes within a sentence."""
+MAX_LENGTH = 80
+"""Maximum length of a node list within a sentence, characters."""
 
 
-def named(names: Iterable[str], longest: int = LONGEST) -> str:
-    """``names`` in a sentence: ``n[1-40]``; of those that do not fit into ``longest`` characters
-    only how many.
+def named(names: Iterable[str], max_length: int = MAX_LENGTH) -> str:
+    """Return ``names`` for a sentence, such as ``n[1-40]``. If that is longer than ``max_length``
+    characters, the names that do not fit are replaced by their number.
     """
     every = sorted(set(names), key=_natural)
     text = fold(every)
-    if len(text) <= longest or len(every) == 1:
+    if len(text) <= max_length or len(every) == 1:
         return text
     fits = 1
-    while fits < len(every) and len(fold(every[: fits + 1])) <= longest:
+    while fits < len(every) and len(fold(every[: fits + 1])) <= max_length:
         fits += 1
     return f"{fold(every[:fits])} and {len(every) - fits} more"
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """n2 before n10."""
+    """Return a sort key that puts n2 before n10."""
     parts = re.findall(r"\d+|\D+", name)
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)

@@ -1,9 +1,9 @@
-"""What every scheduler backend offers: gaps, leases, and nothing else.
+"""The interface of every scheduler backend: gaps and leases, and nothing else.
 
-The nouns are the same for Slurm, PBS, the embedded cluster and a replayed trace, so that knowing
-one backend is knowing all. Calls are synchronous and may block (they run commands); the daemon
-calls them from a worker thread and gives each a time limit. A failed call raises
-:class:`SchedulerError` and changes nothing.
+The nouns are the same for Slurm, PBS, the embedded cluster and a replayed trace, so a reader who
+knows one backend knows all. Calls are synchronous and can block (they run commands). The daemon
+calls them from a worker thread with a time limit. A call that fails raises :class:`SchedulerError`
+and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,134 +15,156 @@ from typing import Protocol
 
 
 class SchedulerError(RuntimeError):
-    """The main scheduler could not be asked or refused; the message is a sentence for the
+    """The main scheduler did not answer or refused the request. The message is a sentence for the
     operator.
     """
 
 
 @dataclass(frozen=True)
 class Gap:
-    """One idle node that the main scheduler cannot fill now.
-
-    ``horizon_s``: how long the gap is expected to last still, seconds; ``None`` when nothing is
-    known.
-    """
+    """One idle node that the main scheduler cannot fill now."""
 
     node: str
+    """Name of the node."""
     idle_since: float
+    """Start of the gap, epoch seconds."""
     horizon_s: float | None = None
+    """Expected remaining length of the gap, seconds; None if it is not known."""
     node_class: str = "default"
+    """Class of the node: nodes of one class are interchangeable."""
     group: str | None = None
+    """Topology group of the node; None if unknown."""
 
 
 class LeaseState(str, Enum):
-    """Where a lease stands in the main scheduler."""
+    """State of a lease in the main scheduler."""
 
     PENDING = "pending"
     RUNNING = "running"
     ENDED = "ended"
     NOT_YET = "not-yet"
-    """It was not asked for: the site's pace allows no more just now. It may be asked for again."""
+    """The lease was not requested, because the site's submission rate allows no more now. It can be
+    requested again.
+    """
 
 
 @dataclass(frozen=True)
 class Lease:
-    """MalleTrain's hold on one node, as the main scheduler knows it.
-
-    ``id`` is MalleTrain's own name of the lease (unique, chosen by the daemon); ``scheduler_id`` is
-    the main scheduler's job id. ``node`` is empty while the main scheduler has not placed it.
-    ``gone_at`` (seconds since the epoch) is set while the main scheduler has asked for the node
-    back, as far as it tells: by then the lease is killed. ``reason`` says why a lease is leaving or
-    has ended. ``started`` and ``ended`` (seconds since the epoch): when, by the main scheduler's
-    own account, None where that does not tell.
-    """
+    """MalleTrain's hold on one node, as the main scheduler reports it."""
 
     id: str
+    """MalleTrain's own name of the lease: unique, chosen by the daemon."""
     scheduler_id: str
+    """The main scheduler's job id."""
     state: LeaseState
+    """State in the main scheduler."""
     node: str = ""
+    """Node of the lease; empty until the main scheduler places it."""
     reason: str = ""
+    """Why the lease is leaving or has ended."""
     gone_at: float | None = None
+    """Time by which the lease is killed, epoch seconds, as far as the main scheduler reports
+    it. Set while the main scheduler asks for the node back.
+    """
     started: float | None = None
+    """Start time that the main scheduler reports, epoch seconds; None if it reports none."""
     ended: float | None = None
+    """End time that the main scheduler reports, epoch seconds; None if it reports none."""
 
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """Ask for a lease on ``node``: run ``argv`` there with ``env`` added (no shell in between).
-
-    ``duration_s``: limit of the lease in seconds, ``None`` for the site's default. ``owner``:
-    account to submit as (site mode).
+    """A request for a lease on ``node``, which runs ``argv`` there with ``env`` added (without a
+    shell).
     """
 
     id: str
+    """Unique name of the lease, chosen by the daemon."""
     node: str
+    """Name of the node."""
     argv: tuple[str, ...]
+    """Command to run on the node."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables to add."""
     duration_s: float | None = None
+    """Time limit of the lease, seconds; None: the site's default."""
     owner: str | None = None
+    """Account to submit as (site mode)."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one node is or is not a gap: one answer per rule, for ``malletrain nodes --explain``."""
+    """Why one node is or is not a gap: the result of each rule, for ``malletrain nodes
+    --explain``.
+    """
 
     node: str
+    """Name of the node."""
     state: str
+    """The main scheduler's name of its state."""
     is_gap: bool
+    """Whether it is a gap."""
     rules: tuple[tuple[str, bool, str], ...]
     """(rule, passed, sentence)"""
 
 
-Foretelling = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
-"""Node → (expected remaining seconds of its gap, (seconds from now, probability that it is open
-still then)). Nodes of which the very same object is told are expected to end together.
+GapForecasts = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
+"""Node → (expected remaining seconds of its gap, (seconds from now, probability that the gap is
+still open then)). Nodes that share one curve object are expected to become busy together.
 """
 
 
 @dataclass(frozen=True)
 class PollResult:
-    """One poll of the main scheduler, taken at ``time`` (seconds since the epoch).
-
-    ``leases`` holds every pending and running lease of ours and those that ended recently: a lease
-    that is not in it has ended.
-    """
+    """The result of one poll of the main scheduler."""
 
     time: float
+    """Time of the poll, epoch seconds."""
     gaps: tuple[Gap, ...]
+    """The present gaps."""
     leases: tuple[Lease, ...]
+    """All our pending and running leases, and those that ended recently. A lease that is not in
+    it has ended.
+    """
     total_nodes: int
+    """Number of nodes of the machine."""
     idle_nodes: int
-    """Nodes that nobody of the main scheduler uses: gaps, leased nodes, and idle ones the rules
-    leave alone.
+    """Number of nodes that no main job uses: gaps, leased nodes, and idle nodes that the rules
+    exclude.
     """
     explanations: Sequence[Explanation] = ()
-    """Of every node; may be made one by one when it is looked at."""
+    """One for each node. The sequence may compute each item when it is accessed."""
     poll_again_s: float | None = None
-    """When another poll will tell something new, seconds from now; None: whenever the daemon likes.
+    """Seconds from now until another poll will show something new; None if the daemon may choose.
     """
-    foretold: Foretelling = field(default_factory=dict)
-    """How long the gaps last yet, those of leased nodes among them; empty where nothing is
-    foretold.
+    foretold: GapForecasts = field(default_factory=dict)
+    """Forecasts of the present gaps, including those of leased nodes; empty if there are no
+    forecasts.
     """
     room: int | None = None
-    """Leases that may be asked for until the next poll, at the site's pace; None: any number."""
+    """Number of leases that may be requested until the next poll at the site's submission rate;
+    None: no limit.
+    """
 
 
 @dataclass(frozen=True)
 class Contact:
-    """How a scavenger and its main scheduler get on."""
+    """Condition of the connection between a scavenger and its main scheduler."""
 
     calls: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(command, outcome) → how often it was called so far."""
+    """(command, outcome) → number of calls so far."""
     busy_s: float = 0.0
-    """The scheduler has too much to do: seconds for which it should not be asked again."""
+    """Seconds for which the scheduler should not be asked, because it is overloaded; 0 if it can be
+    asked.
+    """
     refused_s: float = 0.0
-    """It refuses submissions: seconds for which some user's are held back."""
+    """Seconds for which submissions of at least one user are paused, because the scheduler refused
+    them.
+    """
     busy: str = ""
-    """The scheduler's words for having too much to do, until it answers again; empty: it does."""
+    """The scheduler's message that it is overloaded, until it answers again; empty if it is not."""
     poll_after_s: float = 0.0
-    """Another poll is within the site's budget of requests after so many seconds."""
+    """Seconds after which another poll fits the site's request budget."""
 
 
 class Scavenger(Protocol):
@@ -151,36 +173,46 @@ class Scavenger(Protocol):
     name: str
 
     def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
-        """Leases of the daemon's life before: id → the user that each was taken for, empty: the
-        daemon's own; id → its node. Called before the first poll, so that nobody's jobs pass for
-        leases of others; a scheduler of one user's needs nothing of it.
+        """Register the leases that were taken before the daemon's restart. Called before the first
+        poll, so that the scavenger recognises these leases. A scheduler with a single user does not
+        need it.
+
+        Args:
+            leases: lease id → user for whom it was taken; empty: the daemon's own user.
+            nodes: lease id → its node.
         """
         ...
 
     def poll(self) -> PollResult:
-        """Gaps and our leases now. Raises SchedulerError when the scheduler cannot be asked."""
+        """Return the present gaps and our leases. Raises SchedulerError if the scheduler does not
+        answer.
+        """
         ...
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Ask for leases. Returns one lease per request, in order; one that was refused is ENDED
-        with the reason. It does not wait: what the site's pace does not allow now is NOT_YET. One
-        failing does not fail the others. Asking again for an id that is known returns that lease
-        and starts nothing.
+        """Request leases, without waiting.
+
+        A request that fails does not affect the others. A request for an id that is already known
+        returns its lease and starts nothing.
+
+        Returns:
+            One lease per request, in order. A refused one is ENDED, with the reason. One for which
+                the site's submission rate leaves no room is NOT_YET.
         """
         ...
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """End leases (cancel when pending). Ending one that has ended already is no error."""
+        """End leases; pending ones are cancelled. Leases that have already ended are ignored."""
         ...
 
     def contact(self) -> Contact:
-        """How it gets on with the scheduler. Asks nothing, and may be called at any time from any
-        thread.
+        """Return the condition of the connection. Sends no request, and can be called at any time
+        from any thread.
         """
         ...
 
     def check(self) -> list[tuple[bool, str]]:
-        """(works, sentence) per thing tested against the live scheduler, for ``malletrain
+        """Return (works, sentence) for each test against the live scheduler, for ``malletrain
         check``.
         """
         ...

@@ -1,22 +1,23 @@
-"""How long each gap lasts yet: a discrete-time hazard model that learns while the daemon runs.
+"""Forecasts of the remaining length of each gap: a discrete-time hazard model that learns while the
+daemon runs.
 
-For a gap that is open now, the time ahead is cut into bins (:data:`EDGES_S`). The probability that
-a gap that has outlived the bins before ends in bin *k* is logistic: the log odds that the life
-table of all gaps gives for its age (:mod:`scavenger.horizon`), and a sum over what else is known
-now (:mod:`scavenger.gap_features`), with weights of its own for each bin. That is landmarking (van
+For a gap that is open now, the time ahead is divided into bins (:data:`EDGES_S`). The probability
+that a gap that reaches bin *k* ends in it is logistic. Its log odds are those of the life table of
+all gaps at this age (:mod:`scavenger.horizon`), plus a weighted sum of the features that are known
+now (:mod:`scavenger.gap_features`), with separate weights for each bin. This is landmarking (van
 Houwelingen, *Scandinavian Journal of Statistics* 34, 2007) with the discrete-time logistic hazard
 (Cox 1972; Tutz and Schmid, *Modeling Discrete Time-to-Event Data*, chapter 3).
 
-Learning is online. Every :data:`EVERY_S` a few open gaps are put aside with their numbers; as soon
-as a bin has passed it is known which of them ended in it, and the bin's weights take one Newton
-step with a fading memory of the curvature (the extended Kalman filter of logistic regression).
-Nothing is known before its time: a forecast made now uses only bins that are over.
+Learning is online. Every :data:`LANDMARK_INTERVAL_S` the model stores a sample of open gaps with
+their features (a landmark). When a bin of the landmark has passed, it is known which of these gaps
+ended in it. The weights of the bin then take one Newton step with a fading memory of the curvature
+(the extended Kalman filter of logistic regression). So a forecast uses only bins that have passed.
 
-The main scheduler's ways change from day to day, and what was true of them may mislead. So each bin
-keeps three opinions, the life table's, the model's and the base rate (how many of those that
-reached the bin lately ended in it, whatever else is known), and follows each by how well it has
-foretold lately (a fixed share of experts: Herbster and Warmuth, *Machine Learning* 32, 1998). While
-little was seen all say the same.
+The behaviour of the main scheduler changes from day to day, so the model can be wrong. Therefore
+each bin mixes three estimates: the life table's, the model's and the base rate (the fraction of
+gaps that ended in the bin among those that reached it recently). Their weights follow their recent
+accuracy (fixed share of experts: Herbster and Warmuth, *Machine Learning* 32, 1998). After few
+observations all three agree.
 
 It decides nothing about leases or jobs.
 """
@@ -36,31 +37,31 @@ from scavenger.horizon import EDGES_S as AGES_S
 from scavenger.horizon import PRIOR_MEAN_S, SurvivalEstimator
 
 EDGES_S = (0.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
-"""The bins ahead. Beyond the last edge the hazard is taken to stay what it is in the last bin."""
+"""Edges of the bins ahead, seconds. Beyond the last edge the hazard is that of the last bin."""
 BINS = len(EDGES_S) - 1
-EVERY_S = 60.0
-"""Time between two moments that are learned from."""
-LEARNED_FROM = 64
-"""Gaps of one such moment that are learned from at most, drawn at random."""
-HALF_LIFE = 4 * 86400.0 / EVERY_S
-"""After so many such moments, four days, what was seen counts half."""
+LANDMARK_INTERVAL_S = 60.0
+"""Time between two landmarks, seconds."""
+MAX_LANDMARK_GAPS = 64
+"""Maximum number of gaps in a landmark, drawn at random."""
+HALF_LIFE = 4 * 86400.0 / LANDMARK_INTERVAL_S
+"""Number of landmarks (four days) after which the weight of an observation is halved."""
 RIDGE = 30.0
-"""Weight of the belief that the life table says it all, in gaps."""
+"""Weight of the prior that all feature weights are 0 (the life table alone is right), in gaps."""
 _CALENDAR_RIDGE = 30.0
-"""So many times as much for hour and weekday: a week shows each weekday once."""
+"""Factor on RIDGE for hour and weekday, because a week contains each weekday only once."""
 _WIDTHS = np.diff(EDGES_S)
-_COUNTS = np.minimum(1.0, 2.0 * EVERY_S / _WIDTHS)
-"""What one observation of each bin counts: what is seen of a wide bin at one moment is mostly what
-was seen of it at the moments before.
+_OBSERVATION_WEIGHTS = np.minimum(1.0, 2.0 * LANDMARK_INTERVAL_S / _WIDTHS)
+"""Weight of one observation in each bin. Successive landmarks observe mostly the same events in a
+wide bin.
 """
-OPINIONS = 3
-"""Of each bin: the life table's, the model's, the base rate."""
-_SHARE = 0.01
-"""So much of the trust is shared out anew at each observation: the best opinion may be another one
-tomorrow.
+ESTIMATES = 3
+"""Number of estimates in each bin: the life table's, the model's, the base rate."""
+_REDISTRIBUTED_FRACTION = 0.01
+"""Fraction of the trust that is redistributed at each observation, because the best estimate can
+change.
 """
-_MOST = 8.0
-"""Largest log odds that are believed."""
+_MAX_LOG_ODDS = 8.0
+"""Maximum absolute log odds."""
 _FORMAT = 2
 
 
@@ -70,15 +71,15 @@ class SurvivalCurve(NamedTuple):
     times_s: tuple[float, ...]
     """Seconds from now, the first 0."""
     survival: tuple[float, ...]
-    """The probability, over them on average, that one is open still then."""
+    """Mean probability that one of these gaps is still open at each of ``times_s``."""
 
 
-Foretelling = dict[str, tuple[float, SurvivalCurve]]
-"""Node → (expected remaining seconds of its gap, what is foretold of all that began with it)"""
+Forecasts = dict[str, tuple[float, SurvivalCurve]]
+"""Node → (expected remaining seconds of its gap, forecast for all gaps that began with it)"""
 
 
 class LifetimeModel:
-    """What the features of a gap add to the life table: a row of weights for each bin."""
+    """The contribution of a gap's features to the life table: a row of weights for each bin."""
 
     def __init__(self) -> None:
         ridge = np.full(len(NAMES), RIDGE)
@@ -87,14 +88,16 @@ class LifetimeModel:
         self.weights = np.zeros((BINS, len(NAMES)))
         self.curvature = np.repeat(self._ridge[None], BINS, axis=0)
         self.seen = np.zeros((BINS, 2))
-        """How many gaps ended in each bin of late, and how many reached it."""
-        self.trust = np.full((BINS, OPINIONS), 1.0 / OPINIONS)
-        """What each opinion counts in each bin."""
+        """Recent number of gaps that ended in each bin, and of those that reached it; both decay.
+        Shape (bins, 2).
+        """
+        self.trust = np.full((BINS, ESTIMATES), 1.0 / ESTIMATES)
+        """Weight of each estimate in each bin, shape (bins, estimates)."""
         self.steps = 0
-        """How often the weights were moved."""
+        """Number of updates of the weights."""
 
     def survival(self, rows: Floats, table: Floats) -> Floats:
-        """The probability that each gap outlives each edge.
+        """Return the probability that each gap outlives each edge.
 
         Args:
             rows: features of each gap, shape (gaps, features), see
@@ -105,23 +108,31 @@ class LifetimeModel:
             Array of shape (gaps, edges), 1 at the first edge.
         """
         survival = np.ones((len(rows), BINS + 1))
-        predictions = self._opinions(slice(None), rows, table)
+        predictions = self._estimates(slice(None), rows, table)
         hazard = (predictions * self.trust).sum(axis=-1)
         np.cumprod(1.0 - hazard, axis=1, out=survival[:, 1:])
         return survival
 
     def learn(self, k: int, rows: Floats, table: Floats, ended: Floats, weight: Floats) -> None:
-        """Of the gaps that reached bin ``k``, which ended in it (1.0) and which outlived it
-        (0.0); ``table``: (gaps,) log odds by the life table when they were put aside.
+        """Update the weights of bin ``k`` with the gaps that reached it.
+
+        Args:
+            k: number of the bin.
+            rows: features of the gaps, shape (gaps, features).
+            table: log odds by the life table at the landmark, shape (gaps,).
+            ended: 1.0 if the gap ended in the bin, 0.0 if it outlived it, shape (gaps,).
+            weight: weight of each gap, shape (gaps,).
         """
-        weight = weight * _COUNTS[k]
-        opinions = self._opinions(k, rows, table)
+        weight = weight * _OBSERVATION_WEIGHTS[k]
+        opinions = self._estimates(k, rows, table)
         p = opinions[:, 1]
         better = np.array(
-            [_likelihood(opinions[:, each], ended, weight) for each in range(OPINIONS)]
+            [_likelihood(opinions[:, each], ended, weight) for each in range(ESTIMATES)]
         )
-        trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MOST))
-        self.trust[k] = (1.0 - _SHARE) * trust / trust.sum() + _SHARE / OPINIONS
+        trust = self.trust[k] * np.exp(np.maximum(better - better.max(), -_MAX_LOG_ODDS))
+        self.trust[k] = (
+            1.0 - _REDISTRIBUTED_FRACTION
+        ) * trust / trust.sum() + _REDISTRIBUTED_FRACTION / ESTIMATES
         keep = 0.5 ** (1.0 / HALF_LIFE)
         self.seen[k] = keep * self.seen[k] + (weight @ ended, weight.sum())
         self.curvature[k] *= keep
@@ -130,8 +141,10 @@ class LifetimeModel:
         self.weights[k] += np.linalg.solve(self.curvature[k], rows.T @ (weight * (ended - p)))
         self.steps += 1
 
-    def _opinions(self, k: int | slice, rows: Floats, table: Floats) -> Floats:
-        """(gaps, [bins,] opinions) That a gap that reaches bin ``k`` ends in it."""
+    def _estimates(self, k: int | slice, rows: Floats, table: Floats) -> Floats:
+        """Return each estimate of the probability that a gap that reaches bin ``k`` ends in it,
+        shape (gaps, [bins,] estimates).
+        """
         by_age = _logistic(table)
         model = _logistic(table + rows @ self.weights[k].T)
         ended, reached = self.seen[k].T
@@ -140,7 +153,7 @@ class LifetimeModel:
 
 
 def _logistic(odds: Floats) -> Floats:
-    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -_MOST, _MOST))))
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(odds, -_MAX_LOG_ODDS, _MAX_LOG_ODDS))))
 
 
 def _likelihood(p: Floats, ended: Floats, weight: Floats) -> float:
@@ -149,7 +162,7 @@ def _likelihood(p: Floats, ended: Floats, weight: Floats) -> float:
 
 @dataclass
 class _Landmark:
-    """Gaps put aside at one moment."""
+    """A sample of the gaps that were open at one time."""
 
     at: float
     nodes: tuple[str, ...]
@@ -157,12 +170,12 @@ class _Landmark:
     table: Floats
     weight: Floats
     lasted: Floats
-    """How long each lasted from then on; infinite while it is open."""
+    """Seconds for which each gap lasted after the landmark; infinite while it is open."""
 
 
 class Lifetimes:
-    """The model, fed by polls, and its forecasts for the gaps of the latest one. ``lengths``: the
-    life table, which it feeds as well.
+    """The model, fed by polls, and its forecasts for the gaps of the latest poll. It also feeds
+    ``lengths``, the life table.
     """
 
     def __init__(
@@ -175,7 +188,7 @@ class Lifetimes:
         self.model = model or LifetimeModel()
         self.features = features or GapFeatures()
         self._random = np.random.default_rng(0)
-        self._put_at = -math.inf
+        self._landmark_at = -math.inf
         self._waiting: list[tuple[float, int, int, _Landmark]] = []
         self._number = 0
         self._open: dict[str, list[tuple[_Landmark, int]]] = {}
@@ -186,13 +199,13 @@ class Lifetimes:
         """Note which nodes are in a gap now, and learn from the gaps that have ended.
 
         Args:
-            idle_since: node (a leased one as well) → beginning of its gap, epoch seconds.
+            idle_since: node in a gap, or leased → start of its gap, epoch seconds.
             now: epoch seconds.
             requested: nodes that the waiting jobs of the main scheduler request; None if the
                 scheduler does not show them.
         """
         if now < self.features.now:  # the clock was set back
-            self._forget()
+            self._clear()
         end = 0.5 * (self.features.now + now)
         for node, length in self.features.update(idle_since, now, requested).items():
             self.lengths.observe(length)
@@ -201,19 +214,19 @@ class Lifetimes:
         while self._waiting and self._waiting[0][0] <= now:
             _, _, k, landmark = heapq.heappop(self._waiting)
             self._learn(k, landmark)
-        if now - self._put_at >= EVERY_S and idle_since:
-            self._put_aside(now)
+        if now - self._landmark_at >= LANDMARK_INTERVAL_S and idle_since:
+            self._store_landmark(now)
 
     def survival(self, nodes: Sequence[str], now: float) -> Floats:
-        """(nodes, edges) For each of these nodes, in a gap at the latest update, the probability
-        that it is idle still after each of :data:`EDGES_S`.
+        """Return the probability that each node is still in its gap after each of :data:`EDGES_S`,
+        shape (nodes, edges). The nodes must be in a gap at the latest update.
         """
         if not len(nodes):
             return np.ones((0, BINS + 1))
         return self.model.survival(self.features.of(nodes, now), self.table(nodes, now))
 
-    def foretell(self, now: float) -> Foretelling:
-        """How long every gap of the latest update lasts yet."""
+    def forecast(self, now: float) -> Forecasts:
+        """Return the forecasts for all gaps of the latest update."""
         since = self.features.idle_since
         nodes = list(since)
         if not nodes:
@@ -229,7 +242,9 @@ class Lifetimes:
         return {node: (remaining_s, cohorts[k]) for node, remaining_s, k in each}
 
     def table(self, nodes: Sequence[str], now: float) -> Floats:
-        """(nodes, bins) Log odds that a gap of its age that reaches a bin ends in it."""
+        """Return the log odds by the life table, at the age of each node's gap, that a gap that
+        reaches a bin ends in it. Shape (nodes, bins).
+        """
         since = np.array([self.features.idle_since[node] for node in nodes])
         ages = np.clip(now - since, 0.0, AGES_S[-2])
         ahead = ages[:, None] + np.array(EDGES_S)
@@ -237,23 +252,26 @@ class Lifetimes:
         hazard = np.clip(1.0 - survival[:, 1:] / survival[:, :-1], 1e-4, 1.0 - 1e-4)
         return np.asarray(np.log(hazard / (1.0 - hazard)))
 
-    def _put_aside(self, now: float) -> None:
-        self._put_at = now
+    def _store_landmark(self, now: float) -> None:
+        self._landmark_at = now
         names = sorted(self.features.idle_since)
-        if len(names) > LEARNED_FROM:
-            drawn = self._random.choice(len(names), LEARNED_FROM, replace=False)
+        if len(names) > MAX_LANDMARK_GAPS:
+            drawn = self._random.choice(len(names), MAX_LANDMARK_GAPS, replace=False)
             names = [names[i] for i in sorted(drawn.tolist())]
         since = [self.features.idle_since[n] for n in names]
-        # Gaps that began together mostly end together: many of them tell no more than one.
-        _, which, together = np.unique(since, return_inverse=True, return_counts=True)
+        # Gaps that began together mostly end together, so many of them carry as much information as
+        # one.
+        _, cohort_index, cohort_sizes = np.unique(since, return_inverse=True, return_counts=True)
         rows, table = self.features.of(names, now), self.table(names, now)
-        lasted = np.full(len(names), np.inf)
-        landmark = _Landmark(now, tuple(names), rows, table, 1.0 / together[which], lasted)
+        durations = np.full(len(names), np.inf)
+        landmark = _Landmark(
+            now, tuple(names), rows, table, 1.0 / cohort_sizes[cohort_index], durations
+        )
         for row, node in enumerate(names):
             self._open.setdefault(node, []).append((landmark, row))
-        self._wait(landmark, 0)
+        self._queue(landmark, 0)
 
-    def _wait(self, landmark: _Landmark, k: int) -> None:
+    def _queue(self, landmark: _Landmark, k: int) -> None:
         self._number += 1
         heapq.heappush(self._waiting, (landmark.at + EDGES_S[k + 1], self._number, k, landmark))
 
@@ -264,7 +282,7 @@ class Lifetimes:
             table, weight = landmark.table[reached, k], landmark.weight[reached]
             self.model.learn(k, landmark.rows[reached], table, ended, weight)
         if k + 1 < BINS and reached.any():
-            self._wait(landmark, k + 1)
+            self._queue(landmark, k + 1)
             return
         for row, node in enumerate(landmark.nodes):
             if landmark.lasted[row] == np.inf and node in self._open:
@@ -274,21 +292,21 @@ class Lifetimes:
                 else:
                     del self._open[node]
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._waiting.clear()
         self._open.clear()
-        self._put_at = -math.inf
+        self._landmark_at = -math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for storing as JSON: what was learned. What is put aside is not kept, and
-        the life table is its own.
+        """Return the learned values as plain values for storing as JSON. Excludes the open
+        landmarks, and the life table, which is stored separately.
         """
         return {
             "format": _FORMAT,
             "names": list(NAMES),
             "edges_s": list(EDGES_S),
-            "weights": _short(self.model.weights),
-            "curvature": _short(self.model.curvature),
+            "weights": _rounded(self.model.weights),
+            "curvature": _rounded(self.model.curvature),
             "seen": self.model.seen.tolist(),
             "trust": self.model.trust.tolist(),
             "steps": self.model.steps,
@@ -297,8 +315,8 @@ class Lifetimes:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any], lengths: SurvivalEstimator) -> Lifetimes:
-        """What :meth:`to_dict` gave, with the life table. Raises ValueError when it is something
-        else, or of another version.
+        """Restore the result of :meth:`to_dict`, with the life table. Raises ValueError if
+        ``value`` is something else or of another version.
         """
         try:
             if (value["format"], tuple(value["names"]), tuple(value["edges_s"])) != (
@@ -317,12 +335,13 @@ class Lifetimes:
             return cls(lengths, model, GapFeatures.from_dict(value["moment"]))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"The stored lifetimes of gaps cannot be used ({error}); delete them to begin anew."
+                f"The stored lifetimes of gaps cannot be used ({error}); delete them to start "
+                "again."
             ) from None
 
 
-def _short(values: Floats) -> Any:
-    """With seven digits, which is all that they are worth, to spare the file."""
+def _rounded(values: Floats) -> Any:
+    """Return the values with seven digits, which exceeds their accuracy, to keep the file small."""
     return np.vectorize(lambda x: float(f"{x:.7g}"), otypes=[float])(values).tolist()
 
 
@@ -334,8 +353,8 @@ def _shaped(values: Any, shape: tuple[int, ...]) -> Floats:
 
 
 def expected(survival: Floats) -> Floats:
-    """(gaps,) Expected remaining seconds: the integral of the survival (gaps, edges), with a
-    constant hazard beyond the last edge.
+    """Return the expected remaining seconds of each gap, shape (gaps,): the integral of
+    ``survival``, shape (gaps, edges), with a constant hazard beyond the last edge.
     """
     within = 0.5 * (survival[:, :-1] + survival[:, 1:]) @ _WIDTHS
     last = np.clip(survival[:, -1] / np.maximum(survival[:, -2], 1e-12), 1e-9, 1.0 - 1e-3)

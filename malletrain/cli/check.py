@@ -138,7 +138,7 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
     """One lease of the main scheduler, taken to its end as the daemon would."""
     from malletrain.daemon.backends import backend
     from scavenger.batch.scavenger import BatchScavenger
-    from scavenger.batch.trial_lease import try_lease, with_name_of_its_own
+    from scavenger.batch.trial_lease import try_lease, use_trial_prefix
 
     made = backend(config)
     scavenger = made.connect(config)
@@ -150,7 +150,7 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
         yield False, "Leases are taken as their users here; name one: --lease --user NAME."
         return
     made.prepare(config)
-    with_name_of_its_own(scavenger)
+    use_trial_prefix(scavenger)
     yield from try_lease(scavenger, owner)
 
 

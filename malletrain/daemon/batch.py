@@ -42,7 +42,7 @@ def connect_slurm(config: Config) -> SlurmScavenger:
     """
     table = config.scheduler.slurm
     settings = slurm_settings(config)
-    commands = _commands(table, slurm_source.asking_environment(), settings.longest_pause_s)
+    commands = _commands(table, slurm_source.asking_environment(), settings.max_pause_s)
     return SlurmScavenger(settings, commands, memory=_memory(config), api=table.api)
 
 
@@ -52,7 +52,7 @@ def connect_pbs(config: Config) -> PbsScavenger:
     """
     table = config.scheduler.pbs
     settings = pbs_settings(config)
-    commands = _commands(table, pbs_source.asking_environment(), settings.longest_pause_s)
+    commands = _commands(table, pbs_source.asking_environment(), settings.max_pause_s)
     return PbsScavenger(settings, commands, memory=_memory(config), api=table.api)
 
 
@@ -120,12 +120,12 @@ def _policy(table: BatchScheduler) -> CommandPolicy:
 
 
 def _commands(
-    table: BatchScheduler, environment: Mapping[str, str], longest_pause_s: float
+    table: BatchScheduler, environment: Mapping[str, str], max_pause_s: float
 ) -> Commands:
-    """Return the runner of a scavenger's commands. ``longest_pause_s``: maximum pause before the
+    """Return the runner of a scavenger's commands. ``max_pause_s``: maximum pause before the
     next request to a busy or silent scheduler, seconds.
     """
-    return Commands(_policy(table), environment, calls=CallLog(most_s=longest_pause_s))
+    return Commands(_policy(table), environment, calls=CallLog(max_backoff_s=max_pause_s))
 
 
 def _memory(config: Config) -> GapMemory:

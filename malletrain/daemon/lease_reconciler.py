@@ -34,7 +34,7 @@ from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
-from scavenger.batch.lease_script import KEPT_AT_HOME
+from scavenger.batch.lease_script import HOME_OUTPUT_DIR
 from scavenger.interface import (
     Lease,
     LeaseRequest,
@@ -303,7 +303,7 @@ class LeaseReconciler:
             return ""
         if line := last_words(output_dir(self._parts.config), row.id):
             return f"; it printed last: {line}".rstrip(".")
-        return f"; see ~{row.owner}/{KEPT_AT_HOME}/{row.id}.out" if row.owner else ""
+        return f"; see ~{row.owner}/{HOME_OUTPUT_DIR}/{row.id}.out" if row.owner else ""
 
     def _correct_start(self, row: LeaseRow, lease: Lease | None) -> None:
         """Store the start of the lease that the main scheduler reports, because users are charged
@@ -340,7 +340,7 @@ class LeaseReconciler:
         for lease in self._unheard.overdue(waiting, now):
             row, limit_s = self.active[lease], self._unheard.limit_s
             line = last_words(output_dir(self._parts.config), lease)
-            output_file = f"~{row.owner}/{KEPT_AT_HOME}/{lease}.out" if row.owner else ""
+            output_file = f"~{row.owner}/{HOME_OUTPUT_DIR}/{lease}.out" if row.owner else ""
             explanations = self.last_poll.explanations if self.last_poll else ()
             trouble = trouble_of(explanations, row.node)
             cause = likely_cause(line, row.node, self._endpoint, output_file, trouble)

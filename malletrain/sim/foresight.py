@@ -83,7 +83,7 @@ class ByModel:
         self._lifetimes.update(begins, now + self._epoch_s)
 
     def tell(self, idle_since: Mapping[str, float], now: float) -> Foretelling:
-        return cohorts(self._lifetimes.foretell(now + self._epoch_s))
+        return cohorts(self._lifetimes.forecast(now + self._epoch_s))
 
 
 class Oracle:

@@ -1,4 +1,4 @@
-"""What the scavengers of all batch schedulers share: commands, rules, leases as jobs.
+"""Code that the scavengers of all batch schedulers share: commands, rules, leases as jobs.
 
 Runs in the daemon. Imports :mod:`scavenger.interface` and :mod:`scavenger.horizon`.
 """

@@ -1,9 +1,9 @@
-"""Whether an answer of the main scheduler can be read: one made of lines is there to its end, and
-what it makes a reader stumble over is the answer's fault.
+"""Checks that an answer of the main scheduler is complete, and turns errors in reading it into
+SchedulerError.
 
-The commands of the main scheduler end every line, and some sites have scripts in their place that
-end well although what they ask does not. Of a line that was cut what is left can look like another
-one: lease ``l1`` in the place of ``l12``. (JSON needs no such look: without its end it is none.)
+The commands of the main scheduler end each line with a newline. Some sites replace them by scripts
+that exit with status 0 even if the command inside fails. A truncated line can look like a valid
+one: lease ``l1`` instead of ``l12``. (JSON needs no such check: truncated JSON is invalid.)
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from scavenger.batch.commands import shorten
 from scavenger.interface import SchedulerError
 
 
-def whole(text: str, command: str) -> str:
-    """``text``, if its last line has an end. Raises SchedulerError, with ``command`` named in it,
-    when it has not.
+def require_complete(text: str, command: str) -> str:
+    """Return ``text`` if its last line ends with a newline. Raises SchedulerError that names
+    ``command`` if it does not.
     """
     if text and not text.endswith("\n"):
         last = shorten(text[text.rfind("\n") + 1 :][-1000:], 120)
@@ -31,9 +31,9 @@ def whole(text: str, command: str) -> str:
 
 
 @contextmanager
-def understood(scheduler: str) -> Iterator[None]:
-    """Inside, answers of ``scheduler`` are read. Raises SchedulerError for an error that nobody has
-    thought of: a number of thousands of digits, a name that is no name.
+def raising_scheduler_error(scheduler: str) -> Iterator[None]:
+    """Context in which answers of ``scheduler`` are parsed. Turns unexpected errors of the parser
+    (a number with thousands of digits, a malformed name) into SchedulerError.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""Leaving somebody alone for a while who has refused, for longer each time.
+"""Back-off after refusals: pauses that grow with each refusal.
 
-Decides for how long; who it is and what counts as a refusal is its caller's business. Pure.
+Decides how long to pause. The caller decides what counts as a refusal. Pure.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Backoff:
-    """One back-off. Times in seconds, on whatever clock the caller has."""
+    """One back-off. Times are in seconds, on the caller's clock."""
 
-    first_s: float
-    """How long the first time; twice as long each further time."""
-    most_s: float
-    """Never longer than this."""
-    free: int = 0
-    """So many refusals in a row change nothing."""
+    first_pause_s: float
+    """Length of the first pause. Each further pause is twice as long."""
+    max_pause_s: float
+    """Maximum length of a pause."""
+    free_refusals: int = 0
+    """Number of successive refusals that cause no pause."""
     refusals: int = 0
-    """In a row; those of one time of waiting count as one."""
+    """Number of successive refusals. Those during one pause count as one."""
     reason: str = ""
-    """The words of the last one that counted."""
+    """The message of the last refusal that counted."""
     _until: float = field(default=-math.inf, repr=False)
 
     def refused(self, now: float, reason: str = "") -> None:
-        """It refused. What was under way already when it first did is no further refusal."""
+        """Note a refusal. Refusals of requests that were sent before the pause began do not count
+        again.
+        """
         if now < self._until:
             return
         self.refusals += 1
         self.reason = reason
-        if self.refusals > self.free:
-            times = min(self.refusals - self.free - 1, 60)
-            self._until = now + min(self.most_s, self.first_s * 2.0**times)
+        if self.refusals > self.free_refusals:
+            times = min(self.refusals - self.free_refusals - 1, 60)
+            self._until = now + min(self.max_pause_s, self.first_pause_s * 2.0**times)
 
     def answered(self, now: float) -> None:
-        """It did not refuse. That ends the back-off, unless it was asked before its time was up."""
+        """Note a success. It ends the back-off, unless the request was sent during the pause."""
         if now >= self._until:
             self.refusals, self.reason, self._until = 0, "", -math.inf
 
     def remaining_s(self, now: float) -> float:
-        """Seconds for which it is left alone still; 0: it may be asked."""
+        """Return the remaining seconds of the pause; 0 if there is none."""
         return max(0.0, self._until - now)

@@ -1,7 +1,7 @@
-"""What is asked of a main scheduler's controller: calls counted by command and outcome, and the
-signs that it has too much to do.
+"""Counts the calls to a main scheduler's controller by command and outcome, and detects that it is
+overloaded.
 
-Decides what such a sign is, and for how long the controller is left alone after one. Used by
+Decides which messages mean overload, and how long the controller is left alone after one. Used by
 :mod:`scavenger.batch.commands` for commands, and by the bindings for their calls.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from scavenger.batch.backoff import Backoff
 
 OK, FAILED, BUSY, SILENT = "ok", "failed", "busy", "silent"
-"""Outcomes of a call: it did what it should; it ended with an error; the controller said that it
-has too much to do; it gave no answer in time.
+"""Outcomes of a call: it succeeded; it ended with an error; the controller reported that it is
+overloaded; it did not answer in time.
 """
 OUTCOMES = (OK, FAILED, BUSY, SILENT)
 COMMANDS = frozenset(
@@ -28,14 +28,14 @@ COMMANDS = frozenset(
         "ask_pbs_ifl.py", "scavenger.slurm.ask_pyslurm",
     }
 )  # fmt: skip
-"""Those that ask a controller; what stands before them (sudo) is none of them."""
+"""Commands that send requests to a controller. A command in front of them (sudo) does not count."""
 SIGNS = re.compile(
     "|".join(
         [
             # Slurm: SlurmctldParameters=rl_enable (slurm.conf(5), from 23.02)
             r"RPC rate.?limit",
             r"communications? backoff",
-            # Slurm: sbatch(1) tries these again by itself, up to 15 times
+            # Slurm: sbatch(1) itself retries after these, up to 15 times
             r"Slurm temporarily unable to accept job",
             r"Slurm job queue full",
             r"Job creation temporarily disabled",
@@ -50,43 +50,45 @@ SIGNS = re.compile(
     ),
     re.IGNORECASE,
 )
-"""Words of a controller that has too much to do, or is not to be asked for the moment."""
+"""Messages of a controller that is overloaded or temporarily unavailable."""
 REQUESTS = {"squeue": 2, "sinfo": 2, "ask_pbs_ifl.py": 2, "scavenger.slurm.ask_pyslurm": 4}
-"""Requests (RPCs) that a command sends to its controller, where it is not one (measured with sdiag
-of Slurm 22.05). scancel and qdel send one for each job.
+"""Number of requests (RPCs) that a command sends to its controller, if it is not one (measured with
+sdiag of Slurm 22.05). scancel and qdel send one for each job.
 """
 FOR_EACH_JOB = frozenset({"scancel", "qdel", "qsig"})
-FIRST_S, MOST_S = 5.0, 300.0
-"""Shortest time for which it is then left alone, and the longest where no promise of the site's
-sets one, seconds.
+MIN_BACKOFF_S, MAX_BACKOFF_S = 5.0, 300.0
+"""Minimum time for which the controller is left alone after such a message, and the maximum if the
+caller sets none, seconds.
 """
 
 
 class CallLog:
-    """The calls of one process to one controller. Safe to use from threads.
+    """The calls of one process to one controller. Safe to use from several threads.
 
     Args:
-        clock: seconds, of any origin.
-        most_s: longest time for which the controller is left alone, seconds.
+        clock: seconds, with any origin.
+        max_backoff_s: maximum time for which the controller is left alone, seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, most_s: float = MOST_S) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, max_backoff_s: float = MAX_BACKOFF_S
+    ) -> None:
         self._clock = clock
-        self._most_s = most_s
+        self._max_backoff_s = max_backoff_s
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._requests = 0
-        self._busy = Backoff(FIRST_S, most_s)
-        self._silent = Backoff(FIRST_S, most_s)
+        self._busy = Backoff(MIN_BACKOFF_S, max_backoff_s)
+        self._silent = Backoff(MIN_BACKOFF_S, max_backoff_s)
 
     def count(self, command: str, outcome: str, message: str = "", requests: int = 1) -> None:
-        """A call came back.
+        """Count a call that has returned.
 
         Args:
             command: its name.
             outcome: one of OUTCOMES.
-            message: the controller's words.
-            requests: that it sent to the controller.
+            message: the controller's message.
+            requests: number of requests that it sent to the controller.
         """
         now = self._clock()
         with self._lock:
@@ -95,46 +97,48 @@ class CallLog:
             if outcome == SILENT:
                 self._silent.refused(now, message)
                 return
-            self._silent = Backoff(FIRST_S, self._most_s)  # any answer shows that it is there
+            self._silent = Backoff(
+                MIN_BACKOFF_S, self._max_backoff_s
+            )  # any answer shows that the controller is up
             if outcome == BUSY:
                 self._busy.refused(now, message)
             else:
                 self._busy.answered(now)
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """(command, outcome) → how many calls so far."""
+        """(command, outcome) → number of calls so far."""
         with self._lock:
             return dict(self._counts)
 
     @property
     def requests(self) -> int:
-        """Requests that all calls have sent to the controller so far."""
+        """Number of requests that all calls have sent to the controller so far."""
         with self._lock:
             return self._requests
 
     def backoff_s(self) -> float:
-        """Seconds for which the controller should be left alone still."""
+        """Return the seconds for which the controller should still be left alone."""
         with self._lock:
             now = self._clock()
             return max(self._busy.remaining_s(now), self._silent.remaining_s(now))
 
     @property
     def busy(self) -> str:
-        """The sign of the present back-off, which lasts until the controller answers again; empty:
-        there is none.
+        """The message that caused the present back-off, until the controller answers again; empty
+        if there is none.
         """
         with self._lock:
             return self._busy.reason or self._silent.reason
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """The command that asks the controller, whatever stands before it."""
+    """Return the command that asks the controller, without commands in front of it."""
     words = (os.path.basename(word) for word in argv)
     return next((word for word in words if word in COMMANDS), os.path.basename(argv[0]))
 
 
 def requests_of(argv: Sequence[str]) -> int:
-    """How many requests this command sends to its controller."""
+    """Return the number of requests that this command sends to its controller."""
     command = command_of(argv)
     if command not in FOR_EACH_JOB:
         return REQUESTS.get(command, 1)
@@ -142,5 +146,7 @@ def requests_of(argv: Sequence[str]) -> int:
 
 
 def sign_in(text: str) -> str:
-    """The sign of too much to do in what a command printed, as its line; empty: none."""
+    """Return the line of a command's output that reports an overloaded controller; empty if there
+    is none.
+    """
     return next((line.strip() for line in text.splitlines() if SIGNS.search(line)), "")

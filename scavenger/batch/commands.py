@@ -1,10 +1,10 @@
-"""The one place that runs the main scheduler's commands: time limit, bounded output, retries, and
-no shell in between.
+"""The one place that runs the main scheduler's commands: time limit, bounded output, retries, no
+shell.
 
-Decides how long a command may take, how much it may print and how often it is tried again; what a
-command means and whether it may be tried again at all (asking is harmless, submitting is not) is
-its caller's decision. Used by every scheduler that is talked to through commands. What it counts is
-kept in :mod:`scavenger.batch.calls`.
+Decides how long a command may take, how much it may print and how often it is retried. The caller
+decides what a command means and whether it may be retried (queries may, submissions may not). Used
+by every scheduler that is accessed through commands. :mod:`scavenger.batch.calls` stores the
+counts.
 """
 
 from __future__ import annotations
@@ -31,43 +31,49 @@ from scavenger.batch.calls import (
 from scavenger.interface import SchedulerError
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
-SHOWN_CHARACTERS = 300
+MAX_SHOWN_CHARACTERS = 300
 STDERR_HEAD_BYTES = 4096
 KILL_WAIT_S = 2.0
 
 
 @dataclass(frozen=True)
 class CommandPolicy:
-    """``timeout_s``: after so many seconds a command is killed. ``tries``: how often one that may
-    be repeated is run; ``pause_s``: seconds in between, doubling.
-    """
+    """Limits of commands."""
 
     timeout_s: float = 20.0
+    """Time limit of a command, seconds; it is then killed."""
     tries: int = 2
+    """Maximum number of runs of a command that may be repeated."""
     pause_s: float = 0.5
+    """Pause before the second run, seconds; it doubles each time."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command that ended said. Text is UTF-8; bytes that are not come back unchanged when
-    encoded with ``surrogateescape``.
+    """The output of a command that ended. Text is UTF-8; invalid bytes are restored by encoding it
+    with ``surrogateescape``.
     """
 
     argv: tuple[str, ...]
+    """The command and its arguments."""
     status: int
+    """Exit status, negative for a signal."""
     stdout: str
+    """Its standard output."""
     stderr: str
+    """Its standard error."""
     seconds: float
+    """Run time, seconds."""
 
     @property
     def complaint(self) -> str:
-        """Its own words about what went wrong, on one line."""
+        """The command's error message, on one line."""
         return shorten(self.stderr or self.stdout)
 
 
 class CommandError(SchedulerError):
-    """A command that could not be run, took too long, printed too much or failed. ``result`` is set
-    when it ended by itself.
+    """A command that could not be run, exceeded its time limit, printed too much or failed.
+    ``result`` is set if the command ended by itself.
     """
 
     def __init__(self, sentence: str, result: CommandResult | None = None) -> None:
@@ -76,21 +82,21 @@ class CommandError(SchedulerError):
 
 
 class NoAnswerError(CommandError):
-    """A command that took too long. What it had said by then stands in the sentence."""
+    """A command that exceeded its time limit. The message contains the beginning of its stderr."""
 
 
 @dataclass
 class Commands:
-    """Runs commands. Safe to use from several threads.
-
-    ``environment``: that of every command for which no other is given; ``None``: this process's.
-    ``calls``: where they are counted.
-    """
+    """Runs commands. Safe to use from several threads."""
 
     policy: CommandPolicy = field(default_factory=CommandPolicy)
+    """Limits of the commands."""
     environment: Mapping[str, str] | None = None
+    """Environment of commands that are run without one; None: this process's."""
     sleep: Callable[[float], None] = time.sleep
+    """Waits between two runs of a command."""
     calls: CallLog = field(default_factory=CallLog)
+    """Log in which the commands are counted."""
 
     def run(
         self,
@@ -100,8 +106,16 @@ class Commands:
         environment: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> CommandResult:
-        """Run once. A status other than 0 is returned, not raised; CommandError when it did not end
-        by itself.
+        """Run a command once. A status other than 0 is returned, not raised.
+
+        Args:
+            argv: the command and its arguments.
+            stdin: its input.
+            environment: its environment; None: that of this object.
+            timeout_s: time limit, seconds; None: that of the policy.
+
+        Raises:
+            CommandError: the command could not be run, exceeded the time limit or printed too much.
         """
         limit_s = self.policy.timeout_s if timeout_s is None else timeout_s
         env = self.environment if environment is None else environment
@@ -121,7 +135,7 @@ class Commands:
         return result
 
     def ask(self, argv: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
-        """Run a command that changes nothing, again if it fails, and return what it printed. Raises
+        """Run a command that changes nothing, retry it if it fails, and return its output. Raises
         CommandError.
         """
         pause_s = self.policy.pause_s
@@ -142,7 +156,7 @@ class Commands:
 
 
 def failure(result: CommandResult) -> CommandError:
-    """The error of a command that ended with a status other than 0."""
+    """Return the error for a command that ended with a status other than 0."""
     how = (
         f"was ended by signal {-result.status}"
         if result.status < 0
@@ -153,8 +167,8 @@ def failure(result: CommandResult) -> CommandError:
 
 
 def refusal(result: CommandResult) -> str:
-    """Why a command was refused, in the scheduler's words; the command itself stands last, for it
-    is long.
+    """Return why a command was refused, in the scheduler's words. The command comes last, because
+    it is long.
     """
     if not result.complaint:
         return str(failure(result))
@@ -162,12 +176,14 @@ def refusal(result: CommandResult) -> str:
 
 
 def show(argv: Sequence[str]) -> str:
-    """A command as it would be typed, shortened."""
+    """Return a command as a user would type it, shortened."""
     return shorten(shlex.join(argv), 120)
 
 
-def shorten(text: str, characters: int = SHOWN_CHARACTERS) -> str:
-    """``text`` on one line, only what can be printed, at most so long."""
+def shorten(text: str, characters: int = MAX_SHOWN_CHARACTERS) -> str:
+    """Return the printable characters of ``text`` on one line, with at most ``characters``
+    characters.
+    """
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * characters]).split())
     return line if len(line) <= characters else line[: characters - 1] + "…"
 
@@ -226,8 +242,9 @@ class _TooMuch(Exception):
 def _communicate(
     process: subprocess.Popen[bytes], stdin: bytes, deadline: float, stderr_head: bytearray
 ) -> tuple[bytes, bytes]:
-    """Feed stdin and read both outputs until they are closed. Unlike Popen.communicate it bounds
-    what it holds in memory. ``stderr_head`` holds the beginning of stderr, should there be no end.
+    """Feed stdin and read both outputs until they are closed. Unlike Popen.communicate it limits
+    the bytes held in memory. ``stderr_head`` receives the beginning of stderr, also if the command
+    exceeds its time limit.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -251,7 +268,7 @@ def _communicate(
                 if key.fileobj is process.stdin:
                     try:
                         rest = rest[os.write(key.fd, rest[:65536]) :]
-                    except BrokenPipeError:  # it does not want to read all of it
+                    except BrokenPipeError:  # the command closed its stdin early
                         rest = rest[:0]
                     if not rest:
                         selector.unregister(process.stdin)
@@ -270,8 +287,8 @@ def _communicate(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind: kill the command and what it started, unless it has ended. One that
-    runs as somebody else (sudo) may not be ours to kill: it is left to its own end.
+    """Kill the command and the processes that it started, unless it has ended. If it runs as
+    another user (sudo), this process may lack the permission: then it is left to end by itself.
     """
     if process.returncode is None:
         try:

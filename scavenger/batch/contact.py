@@ -1,5 +1,5 @@
-"""How a scavenger and its main scheduler get on, from the calls and the ledger: what is told of it.
-Decides the sentences only.
+"""The condition of a scavenger's connection to its main scheduler, from the calls and the ledger.
+Decides only the sentences.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from scavenger.interface import Contact
 
 
 def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: float) -> Contact:
-    """What is told of it. ``now``: on the ledger's clock."""
+    """Return the condition of the connection. ``now``: on the ledger's clock."""
     return Contact(
         calls.counts(),
         calls.backoff_s(),
@@ -23,16 +23,16 @@ def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: flo
 
 
 def too_busy(title: str, calls: CallLog) -> str:
-    """Why the scheduler is to be left alone; empty when it may be asked. ``title``: its name."""
+    """Return why the scheduler must not be asked now; empty if it may be. ``title``: its name."""
     if calls.backoff_s() <= 0:
         return ""
     return f"{title} has too much to do just now: {calls.busy}"
 
 
 def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
-    """That this release will not do."""
-    least = ".".join(str(part) for part in oldest)
+    """Return the sentence that this release is too old."""
+    required = ".".join(str(part) for part in oldest)
     return (
-        f"{title} {site.called} is older than {least}, the oldest that MalleTrain supports; update "
-        f"{title}."
+        f"{title} {site.display_name} is older than {required}, the oldest that MalleTrain "
+        f"supports; update {title}."
     )

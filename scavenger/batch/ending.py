@@ -1,7 +1,7 @@
-"""How leases end before their time: cancelled, or asked to leave first.
+"""Ends leases early: cancels them, or asks them to leave first.
 
-Decides when a scheduler is asked once more; which leases have to end is decided by
-:mod:`scavenger.batch.lease_ledger` and :mod:`scavenger.batch.leaving`.
+Decides when a cancel is repeated. :mod:`scavenger.batch.lease_ledger` and
+:mod:`scavenger.batch.leaving` decide which leases have to end.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Shrink, Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
 
-CANCEL_AGAIN_S = 15.0
-"""So long after the grace time an accepted cancel is repeated. Not sooner: PBS starts the time to
-its SIGKILL anew at each (OpenPBS 23.06), so that a job deleted at every poll was never killed.
+CANCEL_RETRY_S = 15.0
+"""Time after the grace time at which an accepted cancel is repeated, seconds. PBS restarts its time
+to SIGKILL at each cancel (OpenPBS 23.06), so a job that was deleted at every poll would never be
+killed.
 """
-REFUSED_AGAIN_S = 300.0
-"""So long after it was refused the cancel of a job that is of no lease is tried again: anybody who
-has leases can give a job such a name.
+REFUSED_RETRY_S = 300.0
+"""Time after which a refused cancel is tried again for a job without a lease, seconds. Any user
+with leases can give a job such a name.
 """
-REMEMBERED_S = 3600.0
+RECORD_LIFETIME_S = 3600.0
 
 
 Steps = Callable[[Collection[str]], Mapping[tuple[str, str], str]]
-"""Ids of jobs → (job, node) → what there may be sent a signal alone. Raises SchedulerError."""
+"""Job ids → (job, node) → id of the step there that can be signalled separately. Raises
+SchedulerError.
+"""
 
 
 class WholeJob(NamedTuple):
-    """A job of the main scheduler that ends with everything in it."""
+    """A job of the main scheduler that is ended as a whole."""
 
     id: str
+    """The main scheduler's id of the job."""
     user: str
+    """User of the job."""
 
 
 class LeaseEnder:
-    """Ends the leases of one scheduler. ``steps``: what runs on each node of jobs that are shared;
-    None: nothing there can be told apart.
+    """Ends the leases of one scheduler. ``steps``: returns the steps on the nodes of shared jobs;
+    None: single nodes of a job cannot be signalled.
     """
 
     def __init__(
@@ -51,146 +56,182 @@ class LeaseEnder:
         self.submitter = submitter
         self.steps = steps
         self.leave_requests: dict[str, tuple[float, str]] = {}
-        """Running lease → when it was asked to leave, and why."""
+        """Running lease → (time at which it was asked to leave, reason)."""
         self._cancelled: dict[str, float] = {}
-        """Lease → when the scheduler accepted to end it."""
+        """Lease → time at which the scheduler accepted its cancel."""
         self._refused: dict[str, float] = {}
-        """What is of no lease → when the scheduler refused to end it."""
+        """Job without a lease → time at which the scheduler refused its cancel."""
 
     def forget(self, running: Collection[str], now: float) -> None:
-        """Only these leases run still."""
+        """Drop the records of leases that are not in ``running``, and old ones."""
         self.leave_requests = {
             lease: at for lease, at in self.leave_requests.items() if lease in running
         }
         self._cancelled = {
-            lease: at for lease, at in self._cancelled.items() if now - at < REMEMBERED_S
+            lease: at for lease, at in self._cancelled.items() if now - at < RECORD_LIFETIME_S
         }
         self._refused = {
-            lease: at for lease, at in self._refused.items() if now - at < REFUSED_AGAIN_S
+            lease: at for lease, at in self._refused.items() if now - at < REFUSED_RETRY_S
         }
 
     def cancel(self, jobs: Iterable[LeaseJob], grace_s: float, now: float) -> CommandError | None:
-        """End leases, those left out whose end was accepted a short while ago. A job that they
-        share with others only gives back their nodes. Returns what went wrong.
+        """End leases, except those whose cancel was accepted recently. A job that is shared with
+        other leases only releases their nodes. Returns the error, None if there is none.
+
+        Args:
+            jobs: the leases to end.
+            grace_s: grace time of a lease, seconds.
+            now: epoch seconds.
         """
-        since = now - grace_s - CANCEL_AGAIN_S
-        due = [
+        since = now - grace_s - CANCEL_RETRY_S
+        due_jobs = [
             job
             for job in jobs
             if self._cancelled.get(job.lease.id, -math.inf) <= since
-            and now - self._refused.get(job.lease.id, -math.inf) >= REFUSED_AGAIN_S
+            and now - self._refused.get(job.lease.id, -math.inf) >= REFUSED_RETRY_S
         ]
-        ends: dict[WholeJob, list[LeaseJob]] = {}
+        jobs_to_end: dict[WholeJob, list[LeaseJob]] = {}
         problem = None
         removable: dict[str, list[LeaseJob]] = {}
-        for job in due:
+        for job in due_jobs:
             if job.part is not None and job.part.removable:
                 removable.setdefault(job.part.job, []).append(job)
             else:
-                ends.setdefault(WholeJob(job.id, job.user), []).append(job)
-        for name, some in removable.items():
-            if (shrink := self._shrink(name, some)) is None:
-                ends.setdefault(WholeJob(name, some[0].user), []).extend(some)
+                jobs_to_end.setdefault(WholeJob(job.id, job.user), []).append(job)
+        for name, members in removable.items():
+            if (shrink := self._shrink(name, members)) is None:
+                jobs_to_end.setdefault(WholeJob(name, members[0].user), []).extend(members)
             elif shrink.released:
                 if failed := self.submitter.shrink(shrink):
                     problem = failed
                     continue
-                gone = [j.lease.id for j in some if j.part and j.part.node in shrink.released]
-                self._cancelled.update(dict.fromkeys(gone, now))
-        stopped = [job for job, of in ends.items() if any(one.stopped for one in of)]
+                released = [
+                    j.lease.id for j in members if j.part and j.part.node in shrink.released
+                ]
+                self._cancelled.update(dict.fromkeys(released, now))
+        stopped = [
+            job for job, members in jobs_to_end.items() if any(member.stopped for member in members)
+        ]
         self.submitter.kill(stopped)
-        done = self.submitter.cancel(list(ends))
-        accepted = [one for job, of in ends.items() if job.id in done.accepted for one in of]
-        self._cancelled.update((one.lease.id, now) for one in accepted)
-        refused = [one for job, of in ends.items() if job.id not in done.accepted for one in of]
-        self._refused.update((one.lease.id, now) for one in refused if is_unknown(one.lease.id))
-        return done.problem or problem
+        result = self.submitter.cancel(list(jobs_to_end))
+        accepted = [
+            member
+            for job, members in jobs_to_end.items()
+            if job.id in result.accepted
+            for member in members
+        ]
+        self._cancelled.update((member.lease.id, now) for member in accepted)
+        refused = [
+            member
+            for job, members in jobs_to_end.items()
+            if job.id not in result.accepted
+            for member in members
+        ]
+        self._refused.update(
+            (member.lease.id, now) for member in refused if is_unknown(member.lease.id)
+        )
+        return result.problem or problem
 
-    def _shrink(self, name: str, some: Sequence[LeaseJob]) -> Shrink | None:
-        """What is to be given back of a job when ``some`` of its leases end; None: all of it."""
-        ending = {job.lease.id for job in some} | self.ledger.given_up.keys()
+    def _shrink(self, name: str, leaving: Sequence[LeaseJob]) -> Shrink | None:
+        """Return the nodes that a job releases when the leases ``leaving`` end; None if it ends as
+        a whole.
+        """
+        ending = {job.lease.id for job in leaving} | self.ledger.given_up.keys()
         ending |= self._cancelled.keys()
         parts = {
             lease: (job.part, job.user)
             for lease, job in self.ledger.jobs.items()
             if job.part is not None and job.part.job == name and job.alive
         }
-        stay = {part.node for lease, (part, _) in parts.items() if lease not in ending}
-        if not stay:
+        staying = {part.node for lease, (part, _) in parts.items() if lease not in ending}
+        if not staying:
             return None
         # The first node goes last.
-        first = {part.node for part, _ in parts.values() if part.first}
-        released = {job.part.node for job in some if job.part is not None} - first
-        return Shrink(name, some[0].user, tuple(sorted(stay | first)), tuple(sorted(released)))
+        first_nodes = {part.node for part, _ in parts.values() if part.first}
+        released = {job.part.node for job in leaving if job.part is not None} - first_nodes
+        return Shrink(
+            name, leaving[0].user, tuple(sorted(staying | first_nodes)), tuple(sorted(released))
+        )
 
     def ask(
         self, leave: Mapping[str, str], options: Sequence[str], grace_s: float, now: float
     ) -> None:
-        """Tell leases to leave, once; one that stays longer than the grace time is cancelled. The
-        node of one that shares a job is given back as soon as nothing runs there any more. The
-        first node of a job goes last, so the others leave with it.
+        """Ask leases to leave, once each, and cancel those that exceed the grace time.
+
+        The node of a shared job is released as soon as its step has ended. The first node of a job
+        is released last, so the other leases leave with it.
 
         Args:
             leave: lease id → why.
-            options: with which the command that cancels only sends a signal; none: leases are
-                cancelled, which leaves them the grace time too.
-            grace_s: seconds that they have.
+            options: options with which the cancel command only sends a signal. If empty, leases are
+                cancelled, which gives them the grace time too.
+            grace_s: grace time, seconds.
             now: epoch seconds.
         """
         jobs = self.ledger.jobs
-        leave = {**self._others(leave), **leave}
+        leave = {**self._leases_of_ending_jobs(leave), **leave}
         steps = self._steps_of([*leave, *self.leave_requests]) if options else {}
-        over = [lease for lease, (at, _) in self.leave_requests.items() if now - at > grace_s]
+        expired = [
+            lease
+            for lease, (asked_at, _) in self.leave_requests.items()
+            if now - asked_at > grace_s
+        ]
         if options and steps is not None:
-            over += [i for i in self.leave_requests if i not in over and _has_left(jobs[i], steps)]
-        self.cancel([jobs[lease] for lease in over if not jobs[lease].ending], grace_s, now)
-        new = [
+            expired += [
+                i for i in self.leave_requests if i not in expired and _has_left(jobs[i], steps)
+            ]
+        self.cancel([jobs[lease] for lease in expired if not jobs[lease].ending], grace_s, now)
+        new_leases = [
             lease for lease in leave if lease not in self.leave_requests and not jobs[lease].ending
         ]
         if not options:
-            self.cancel([jobs[lease] for lease in new], grace_s, now)
-            notified = [lease for lease in new if lease in self._cancelled]
+            self.cancel([jobs[lease] for lease in new_leases], grace_s, now)
+            notified = [lease for lease in new_leases if lease in self._cancelled]
         else:
-            notified = self._signal([jobs[lease] for lease in new], steps, options)
+            notified = self._signal([jobs[lease] for lease in new_leases], steps, options)
         self.leave_requests.update({lease: (now, leave[lease]) for lease in notified})
 
-    def _others(self, leave: Mapping[str, str]) -> dict[str, str]:
-        """Lease → why it has to leave, of jobs whose first node has to go."""
+    def _leases_of_ending_jobs(self, leave: Mapping[str, str]) -> dict[str, str]:
+        """Return lease → why it has to leave, for the other leases of jobs whose first node is
+        leaving.
+        """
         parts = [_removable(job) for lease in leave if (job := self.ledger.jobs.get(lease))]
-        ends = {part.job for part in parts if part is not None and part.first}
+        ending_jobs = {part.job for part in parts if part is not None and part.first}
         return {
             lease: "the first node of its job is wanted"
             for lease, job in self.ledger.jobs.items()
-            if job.alive and (part := _removable(job)) is not None and part.job in ends
+            if job.alive and (part := _removable(job)) is not None and part.job in ending_jobs
         }
 
     def _signal(
         self,
-        some: Iterable[LeaseJob],
+        lease_jobs: Iterable[LeaseJob],
         steps: Mapping[tuple[str, str], str] | None,
         options: Sequence[str],
     ) -> list[str]:
-        """Send leases a signal. Returns those that have it, or had left before."""
-        alone: dict[str, LeaseJob] = {}
-        shared: dict[str, LeaseJob] = {}
-        gone = []
-        for job in some:
+        """Send a signal to leases. Returns the leases that received it or had left before."""
+        whole_jobs: dict[str, LeaseJob] = {}
+        job_by_step: dict[str, LeaseJob] = {}
+        departed = []
+        for job in lease_jobs:
             if (part := _removable(job)) is None:
-                alone[job.id] = job
+                whole_jobs[job.id] = job
             elif steps is not None and (step := steps.get((part.job, part.node))):
-                shared[step] = job
+                job_by_step[step] = job
             elif steps is not None:
-                gone.append(job.lease.id)
-        done = self.submitter.cancel(list(alone.values()), options)
-        notified = [alone[i].lease.id for i in done.accepted]
-        # scancel says of a step that it has just signalled that it is not there (Slurm 22.05).
-        signals = [WholeJob(step, job.user) for step, job in shared.items()]
-        if shared and self.submitter.cancel(signals, options).problem is None:
-            notified += [job.lease.id for job in shared.values()]
-        return notified + gone
+                departed.append(job.lease.id)
+        result = self.submitter.cancel(list(whole_jobs.values()), options)
+        notified = [whole_jobs[i].lease.id for i in result.accepted]
+        # scancel reports a step that it has just signalled as missing (Slurm 22.05).
+        signals = [WholeJob(step, job.user) for step, job in job_by_step.items()]
+        if job_by_step and self.submitter.cancel(signals, options).problem is None:
+            notified += [job.lease.id for job in job_by_step.values()]
+        return notified + departed
 
     def _steps_of(self, leases: Iterable[str]) -> Mapping[tuple[str, str], str] | None:
-        """What runs of the jobs that some of these leases share; None when that is not known."""
+        """Return the steps of the jobs that any of these leases share; None if they are not
+        known.
+        """
         parts = [_removable(job) for lease in leases if (job := self.ledger.jobs.get(lease))]
         shared = {part.job for part in parts if part is not None}
         if not shared or self.steps is None:
@@ -201,21 +242,23 @@ class LeaseEnder:
             return None
 
     def mark_leaving(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
-        """The leases, those that were asked to leave as leaving."""
+        """Yield the leases, with those that were asked to leave marked as leaving."""
         for lease in leases:
             if lease.id in self.leave_requests and lease.state is LeaseState.RUNNING:
-                at, reason = self.leave_requests[lease.id]
-                by = min(at + grace_s, lease.gone_at or math.inf)
-                lease = replace(lease, reason=reason, gone_at=by)
+                asked_at, reason = self.leave_requests[lease.id]
+                gone_at = min(asked_at + grace_s, lease.gone_at or math.inf)
+                lease = replace(lease, reason=reason, gone_at=gone_at)
             yield lease
 
 
 def _removable(job: LeaseJob) -> PartOf | None:
-    """Where it is in a job that can give back its node alone."""
+    """Return the lease's part of a job that can release its node separately; None if there is
+    none.
+    """
     return job.part if job.part is not None and job.part.removable else None
 
 
 def _has_left(job: LeaseJob, steps: Mapping[tuple[str, str], str]) -> bool:
-    """Whether nothing runs any more on its node of a job that goes on."""
+    """Return whether the lease's step in a shared job has ended."""
     part = _removable(job)
     return part is not None and (part.job, part.node) not in steps

@@ -1,8 +1,8 @@
-"""What a site's gaps were like, kept over restarts: since when each node is in a gap, how long gaps
-last, and, where that is wished for, what foretells how long each lasts yet.
+"""History of a site's gaps, preserved over restarts: the start of each gap, the distribution of gap
+lengths and, if configured, the model that forecasts each gap.
 
-One JSON file, written at most once a minute; a file that is lost, old or damaged costs knowledge
-and nothing else. It decides nothing.
+One JSON file, written at most once a minute. If the file is lost, old or damaged, only the history
+is lost. It decides nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.horizon import PRIOR_MEAN_S, GapWatch, SurvivalEstimator
-from scavenger.lifetimes import Foretelling, Lifetimes
+from scavenger.lifetimes import Forecasts, Lifetimes
 
-SAVE_EVERY_S = 60.0
-FRESH_S = 600.0
-"""Gaps that were open when the file was written are taken to be the same ones if it is no older."""
+SAVE_INTERVAL_S = 60.0
+MAX_FILE_AGE_S = 600.0
+"""Maximum age of the file, seconds, at which gaps that were open when it was written are taken to
+be open since then.
+"""
 
 
 class GapMemory:
-    """``path``: the file, ``None`` for none. ``prior_mean_s``: expected length of a gap before any
-    was seen. ``foretells``: gaps are foretold one by one (:mod:`scavenger.lifetimes`), and not by
-    their age alone.
+    """``path``: the file, None for none. ``prior_mean_s``: expected length of a gap before the
+    first observation, seconds. ``foretells``: whether gaps are forecast individually
+    (:mod:`scavenger.lifetimes`), and not by their age alone.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class GapMemory:
     ) -> None:
         self.path = path
         self.since: dict[str, float] = {}
-        """Node → when its gap began, for every node in a gap (idle, or leased by us)."""
+        """Node in a gap (idle or leased by us) → start of its gap, epoch seconds."""
         self._saved_at = 0.0
         self._carried: dict[str, float] = {}
         self._carried_at = 0.0
@@ -44,29 +46,34 @@ class GapMemory:
         estimator = self._load() or SurvivalEstimator(prior_mean_s=prior_mean_s)
         self.watch = GapWatch(estimator)
         self.lifetimes = self._lifetimes(estimator) if foretells else None
-        self.foretold: Foretelling = {}
-        """How long every gap of the latest update lasts yet; empty where nothing is foretold."""
+        self.foretold: Forecasts = {}
+        """Forecasts for the gaps of the latest update; empty if there are no forecasts."""
 
     def update(self, nodes: Iterable[str], now: float, requested: float | None = None) -> None:
-        """The nodes that are in a gap at ``now`` (epoch seconds). ``requested``: how many the
-        waiting jobs of the main scheduler request; None: not shown.
+        """Note the nodes in a gap.
+
+        Args:
+            nodes: nodes that are in a gap at ``now``.
+            now: epoch seconds.
+            requested: number of nodes that the waiting jobs of the main scheduler request; None if
+                it is not shown.
         """
         previous, self._carried = (
-            self.since or (self._carried if 0 <= now - self._carried_at <= FRESH_S else {}),
+            self.since or (self._carried if 0 <= now - self._carried_at <= MAX_FILE_AGE_S else {}),
             {},
         )
         self.since = {node: previous.get(node, now) for node in nodes}
         if self.lifetimes is None:
             self.watch.update(self.since, now)
-        else:  # which feeds the lengths of gaps as well
+        else:  # this also feeds the lengths of gaps
             self.lifetimes.update(self.since, now, requested)
-            self.foretold = self.lifetimes.foretell(now)
-        if now - self._saved_at >= SAVE_EVERY_S or now < self._saved_at:
+            self.foretold = self.lifetimes.forecast(now)
+        if now - self._saved_at >= SAVE_INTERVAL_S or now < self._saved_at:
             self._saved_at = now
             self._save(now)
 
     def horizon(self, node: str, now: float) -> float:
-        """Expected seconds that the gap of ``node`` will still last."""
+        """Return the expected remaining seconds of the gap of ``node``."""
         if node in self.foretold:
             return self.foretold[node][0]
         return self.watch.horizon(self.since.get(node, now), now)

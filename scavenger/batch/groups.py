@@ -1,7 +1,7 @@
 """Leases that share one job of the main scheduler: an array of one-node tasks, or a block of nodes.
 
-To everybody else a lease is of one node, whatever its job looks like. This module decides which
-leases may share a job, what that job is called, and which lease a node of it is. Pure.
+All other modules treat a lease as one node, whatever its job looks like. This module decides which
+leases can share a job, the name of that job, and which lease belongs to each of its nodes. Pure.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 Shape = Literal["single", "array", "block"]
-"""``single``: a job for each lease. ``array``: a task of a job array for each. ``block``: a node of
-a job of several for each.
+"""``single``: one job per lease. ``array``: one task of a job array per lease. ``block``: one node
+of a multi-node job per lease.
 """
 MAX_NAME = 160
-"""Longest list of leases in the name of a job, in characters. PBS allows 230 in all."""
-MOST = 64
-"""Most leases that share a job."""
-ALIKE = 2.0
-"""Leases that share a job have one time limit, the shortest: their own are within this factor."""
+"""Maximum length of the list of leases in a job's name, characters. PBS allows 230 for the whole
+name.
+"""
+MAX_LEASES_PER_JOB = 64
+"""Maximum number of leases that share a job."""
+MAX_LIMIT_RATIO = 2.0
+"""Leases that share a job have one time limit, the shortest of theirs. Maximum ratio of the longest
+to the shortest.
+"""
 _LEASES = re.compile(r"([A-Za-z]+)(\d+(?:-\d+)?(?:\+\d+(?:-\d+)?)*)")
 _LEASE = re.compile(r"([A-Za-z]+)(\d+)")
 
@@ -27,39 +31,42 @@ T = TypeVar("T")
 
 
 class PartOf(NamedTuple):
-    """Where a lease is in a job that it shares."""
+    """A lease's part of a job that it shares."""
 
     job: str
     """The main scheduler's id of the job."""
     node: str
+    """Node of the lease in the job."""
     first: bool = False
-    """Whether the job's own script runs there: such a node goes last."""
+    """Whether the job's own script runs on this node. Such a node is released last."""
     removable: bool = False
-    """Whether the job can give back this node alone."""
+    """Whether the job can release this node separately."""
 
     @property
     def id(self) -> str:
-        """What the part is called; no command of a scheduler takes it for a job."""
+        """Id of the part. Commands of the scheduler do not accept it as a job id."""
         return f"{self.job}/{self.node}"
 
 
 def is_part(scheduler_id: str) -> bool:
-    """Whether this is the id of a part, not of a job."""
+    """Return whether this is the id of a part, not of a job."""
     return "/" in scheduler_id
 
 
 def unknown(name: str, node: str) -> str:
-    """In place of a lease: the node of a job that is of no lease any more."""
+    """Return a placeholder for the lease, for a node of a job that no longer belongs to a lease."""
     return f"{name}@{node}"
 
 
 def is_unknown(lease: str) -> bool:
-    """Whether it stands in place of a lease."""
+    """Return whether ``lease`` is such a placeholder."""
     return "@" in lease
 
 
 def name_of(leases: Iterable[str]) -> str | None:
-    """What the job of these leases is called: ``l17-19+25``. None: they cannot share one."""
+    """Return the name of the job of these leases, such as ``l17-19+25``; None if they cannot share
+    one.
+    """
     matches = [_LEASE.fullmatch(lease) for lease in leases]
     letters = {match[1] for match in matches if match}
     if len(letters) != 1 or not all(matches):
@@ -75,15 +82,15 @@ def name_of(leases: Iterable[str]) -> str | None:
 
 
 def leases_in(name: str) -> tuple[str, ...]:
-    """The leases that the job of this name is of; none when it is of one."""
+    """Return the leases of the job with this name; empty if it belongs to a single lease."""
     match = _LEASES.fullmatch(name)
     if match is None or len(name) > MAX_NAME + len(match[1]) or _LEASE.fullmatch(name):
         return ()
     leases: list[str] = []
     for run in match[2].split("+"):
-        first, _, last = run.partition("-")
-        low, high = int(first), int(last or first)
-        if high - low >= MOST - len(leases):  # none of ours
+        low_digits, _, high_digits = run.partition("-")
+        low, high = int(low_digits), int(high_digits or low_digits)
+        if high - low >= MAX_LEASES_PER_JOB - len(leases):  # not a name of ours
             return ()
         leases += [f"{match[1]}{number}" for number in range(low, high + 1)]
     return tuple(leases)
@@ -91,35 +98,34 @@ def leases_in(name: str) -> tuple[str, ...]:
 
 def packs(
     specs: Sequence[T],
-    most: int,
+    max_leases: int,
     lease_of: Callable[[T], str],
     alike: Callable[[T], Hashable],
     limit_of: Callable[[T], float],
 ) -> list[list[T]]:
-    """Which leases share a job: those that are ``alike``, with similar time limits, at most so
-    many.
+    """Return which leases share a job: those that are ``alike`` and have similar time limits.
 
     Args:
-        specs: what is asked for.
-        most: leases that may share a job.
-        lease_of: the id of one.
-        alike: its owner and whatever else the leases of one job have in common.
-        limit_of: its time limit, seconds.
+        specs: the requested leases.
+        max_leases: maximum number of leases in a job.
+        lease_of: returns the id of a lease.
+        alike: returns its owner and everything else that the leases of one job have in common.
+        limit_of: returns its time limit, seconds.
     """
     kinds: dict[Hashable, list[T]] = {}
-    for one in specs:
-        kinds.setdefault(alike(one), []).append(one)
+    for spec in specs:
+        kinds.setdefault(alike(spec), []).append(spec)
     packed: list[list[T]] = []
     for kind in kinds.values():
         pack: list[T] = []
-        for one in sorted(kind, key=limit_of):
+        for spec in sorted(kind, key=limit_of):
             if (
                 not pack
-                or len(pack) >= most
-                or limit_of(one) > ALIKE * limit_of(pack[0])
-                or name_of([lease_of(other) for other in (*pack, one)]) is None
+                or len(pack) >= max_leases
+                or limit_of(spec) > MAX_LIMIT_RATIO * limit_of(pack[0])
+                or name_of([lease_of(other) for other in (*pack, spec)]) is None
             ):
                 pack = []
                 packed.append(pack)
-            pack.append(one)
+            pack.append(spec)
     return packed

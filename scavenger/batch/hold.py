@@ -1,25 +1,27 @@
-"""When not to ask for leases because the main scheduler is just taking some back: the part that is
-the same for all of them.
+"""Pauses lease requests while the main scheduler takes leases back: the part that all schedulers
+share.
 """
 
 from __future__ import annotations
 
-HOLD_S = (3.0, 15.0)
-"""Least and longest hold after a sign of a preemption; in between, one scheduling cycle."""
+HOLD_RANGE_S = (3.0, 15.0)
+"""Minimum and maximum pause after a sign of a preemption, seconds. Between them, it is one
+scheduling cycle.
+"""
 
 
-class TakenBack:
+class PreemptionHold:
     """Remembers when the main scheduler last took a lease back."""
 
     def __init__(self) -> None:
         self._at = float("-inf")
 
-    def mark(self, now: float) -> None:
-        """It does so now."""
+    def note(self, now: float) -> None:
+        """Note that the main scheduler takes a lease back at ``now``."""
         self._at = now
 
-    def why(self, hold_s: float, now: float) -> str:
-        """Why no lease may be asked for at ``now``; empty when they may."""
+    def reason(self, hold_s: float, now: float) -> str:
+        """Return why no lease may be requested at ``now``; empty if leases may be."""
         since = now - self._at
         return (
             f"the main scheduler took leases back {since:.0f} s ago and may need more nodes"
@@ -29,5 +31,5 @@ class TakenBack:
 
 
 def hold_for(cycle_s: float) -> float:
-    """How long to hold where the site says nothing."""
-    return min(max(cycle_s, HOLD_S[0]), HOLD_S[1])
+    """Return the pause in seconds if the site configures none."""
+    return min(max(cycle_s, HOLD_RANGE_S[0]), HOLD_RANGE_S[1])

@@ -1,8 +1,7 @@
 """Hours of the week in which leases may be taken: ``"mon-fri 19:00-07:00"``, ``"sat"``,
 ``"22:00-06:00"``.
 
-Local time of this machine. Decides only whether a moment is inside and when that ends; nothing else
-is known here.
+In local time of this machine. Decides only whether a time is inside the hours and when they end.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ _WEEK_MIN = 7 * 24 * 60
 
 
 class HoursError(ValueError):
-    """Text that names no hours."""
+    """The text does not describe hours of the week."""
 
 
 @dataclass(frozen=True)
 class Hours:
     """Minutes of the week (from Monday 00:00) in which leases may be taken, as sorted, disjoint
-    spans; none: always.
+    spans; empty: always.
     """
 
     spans: tuple[tuple[int, int], ...] = ()
+    """(start, end) of each span, minutes of the week."""
 
     def remaining_s(self, now: float) -> float | None:
-        """Seconds for which the present hours last still; 0 outside of them, ``None`` when there is
-        no limit. ``now``: epoch seconds.
+        """Return the remaining seconds of the present hours; 0 outside of them, None if they have
+        no end. ``now``: epoch seconds.
         """
         if not self.spans:
             return None
@@ -44,14 +44,16 @@ class Hours:
         minute = (here.tm_wday * 24 + here.tm_hour) * 60 + here.tm_min + here.tm_sec / 60.0
         for begin, end in self.spans:
             if begin <= minute < end:
-                if end == _WEEK_MIN and self.spans[0][0] == 0:  # on into Monday
+                if end == _WEEK_MIN and self.spans[0][0] == 0:  # the span continues on Monday
                     end += self.spans[0][1]
                 return None if end - begin >= _WEEK_MIN else (end - minute) * 60.0
         return 0.0
 
 
 def parse_hours(texts: Sequence[str]) -> Hours:
-    """The union of the spans in ``texts``. Raises HoursError with what is accepted."""
+    """Return the union of the spans in ``texts``. Raises HoursError with a description of the valid
+    form.
+    """
     minutes = bytearray(_WEEK_MIN)
     for text in texts:
         for begin, end in _spans(text):

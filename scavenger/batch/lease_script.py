@@ -1,7 +1,7 @@
-"""The batch script of a lease, for every batch scheduler: a site's template with the agent's
-environment and command put in.
+"""The batch script of a lease, for all batch schedulers: the site's template with the agent's
+environment and command inserted.
 
-Nothing that comes from outside passes through a shell unquoted. Decides how a command stands in a
+Input from outside never passes through a shell unquoted. Decides how a command is written in a
 script, not how the script is submitted.
 """
 
@@ -21,9 +21,11 @@ MAX_OUTPUTS = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-KEPT_AT_HOME = ".local/state/malletrain/leases"
-"""Where leases of other users keep what they print, in their own home directories, for two days."""
-_KEEP = f"""words="${{HOME:+$HOME/{KEPT_AT_HOME}}}"
+HOME_OUTPUT_DIR = ".local/state/malletrain/leases"
+"""Directory for the output of other users' leases, relative to their home directories. Files are
+kept for two days.
+"""
+_KEEP = f"""words="${{HOME:+$HOME/{HOME_OUTPUT_DIR}}}"
 if [ -n "$words" ] && mkdir -p "$words" 2>/dev/null \\
         && ( : >>"$words/$MALLETRAIN_LEASE.out" ) 2>/dev/null; then
     find "$words" -name '*.out' -mtime +1 -delete 2>/dev/null
@@ -37,58 +39,61 @@ unset output"""
 
 
 class Part(NamedTuple):
-    """What one lease runs. ``output``: where what it prints is kept, where the job does not do
-    that; ``keep_at_home``: it is kept in KEPT_AT_HOME.
-    """
+    """The command that one lease runs."""
 
     node: str
+    """Node on which the lease runs."""
     argv: Sequence[str]
+    """The command."""
     env: Mapping[str, str]
+    """Environment variables to export."""
     output: Path | None = None
+    """File for its output, if the job does not write one."""
     keep_at_home: bool = False
+    """Whether its output is stored in HOME_OUTPUT_DIR."""
 
 
 def lease_script(template: str, part: Part) -> bytes:
-    """``template`` with the lease in place of its PLACE line: variables exported, the command as
-    positional parameters.
+    """Return ``template`` with its PLACE line replaced by the lease: exported variables, and the
+    command as positional parameters.
 
-    Raises SchedulerError when something in it cannot be passed on.
+    Raises SchedulerError if a value cannot be passed on.
     """
     return fill(template, _exports(part.env) + _words(part))
 
 
 def shared_script(template: str, node: str, parts: Sequence[Part]) -> bytes:
-    """``template`` with several leases in place of its PLACE line, of which it chooses one by the
-    node that it runs on, or ends.
+    """Return ``template`` with its PLACE line replaced by a choice among several leases. The script
+    runs the lease of its node, or ends if there is none.
 
     Args:
         template: batch script of a lease.
-        node: what is the node's name there, such as ``$SLURMD_NODENAME``.
-        parts: of each node.
+        node: shell expression for the name of the node, such as ``$SLURMD_NODENAME``.
+        parts: the commands of the leases.
     """
     return fill(template, choice(node, parts))
 
 
 def choice(node: str, parts: Sequence[Part]) -> list[str]:
-    """Lines that choose one of several leases by the node."""
-    first, *others = (part.env for part in parts)
-    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in others)}
+    """Return the lines that choose one of several leases by the node."""
+    first_env, *other_envs = (part.env for part in parts)
+    common = {k: v for k, v in first_env.items() if all(env.get(k) == v for env in other_envs)}
     lines = [*_exports(common), f'case "{node}" in']
     for part in parts:
-        own = {k: v for k, v in part.env.items() if k not in common}
-        lines += [f"{quote(part.node)})", *_exports(own), *_words(part), ";;"]
+        own_env = {k: v for k, v in part.env.items() if k not in common}
+        lines += [f"{quote(part.node)})", *_exports(own_env), *_words(part), ";;"]
     return [*lines, f'*) echo "No lease is for {node}." >&2; exit 1;;', "esac"]
 
 
 def fill(template: str, lines: Sequence[str]) -> bytes:
-    """``template`` with ``lines`` in place of its PLACE line. Raises SchedulerError."""
-    before, place, after = template.partition(f"\n{PLACE}\n")
-    if not place:
+    """Return ``template`` with its PLACE line replaced by ``lines``. Raises SchedulerError."""
+    head, marker, tail = template.partition(f"\n{PLACE}\n")
+    if not marker:
         raise SchedulerError(
             f"The batch script of the leases has no line {PLACE}, where the agent's command is "
             "put; add it before exec."
         )
-    text = "\n".join([before, *lines, after])
+    text = "\n".join([head, *lines, tail])
     if "\0" in text:
         raise SchedulerError(
             "The command or environment of a lease contains a NUL character, which cannot be "
@@ -116,24 +121,24 @@ def _words(part: Part) -> list[str]:
 
 
 def owner_prefix(submit_as: Sequence[str], owner: str | None) -> list[str]:
-    """What stands before a command that must run as ``owner`` (None: as this process's user):
+    """Return the prefix of a command that must run as ``owner`` (None: as this process's user):
     ``submit_as`` with {owner} filled in.
     """
     return [word.replace("{owner}", owner) for word in submit_as] if owner is not None else []
 
 
-def forget_outputs(folder: Path | None, most: int = MAX_OUTPUTS) -> None:
-    """Keep what the newest leases printed only."""
+def forget_outputs(folder: Path | None, max_outputs: int = MAX_OUTPUTS) -> None:
+    """Delete the outputs of all but the newest ``max_outputs`` leases."""
     if folder is None or not folder.is_dir():
         return
     files = sorted(folder.glob("*.out"), key=_modified, reverse=True)
-    for path in files[most:]:
+    for path in files[max_outputs:]:
         path.unlink(missing_ok=True)
 
 
 def quote(text: str) -> str:
-    """For a POSIX shell. sbatch and qsub refuse a script with carriage returns before line breaks,
-    so those are made by printf.
+    """Quote ``text`` for a POSIX shell. Carriage returns are written with printf, because sbatch
+    and qsub refuse scripts that contain them before line breaks.
     """
     return shlex.quote(text).replace("\r", "'\"$(printf '\\015')\"'")
 

@@ -1,7 +1,7 @@
-"""What a request comes to: the lease as it is asked for, or why it is not. Pure.
+"""Turns a request into the specification of a lease, or refuses it. Pure.
 
-Decides the time limit and the environment of a lease; whether its node is a gap
-:mod:`scavenger.batch.rules` decides.
+Decides the time limit and the environment of a lease. :mod:`scavenger.batch.rules` decides whether
+its node is a gap.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ def lease_spec(
     ledger: LeaseLedger,
     step_s: float,
     grace_s: float,
-    longest: tuple[float | None, str] = (None, ""),
+    max_length: tuple[float | None, str] = (None, ""),
 ) -> LeaseSpec:
-    """The lease that a request comes to. Raises SchedulerError when it may not be asked for.
+    """Return the specification of the lease for a request.
 
     Args:
-        request: what the daemon asks for.
-        view: the look that was taken for it.
-        settings: of the site.
-        ledger: of the leases.
-        step_s: what time limits are a multiple of, seconds.
-        grace_s: seconds that a preempted lease has.
-        longest: how long a job may be where leases run, seconds, and what says so.
+        request: the daemon's request.
+        view: the poll on which the request is decided.
+        settings: settings of the site.
+        ledger: the leases.
+        step_s: time limits are multiples of this, seconds.
+        grace_s: grace time of a preempted lease, seconds.
+        max_length: (maximum length of a job where leases run, seconds, or None; what sets it).
+
+    Raises:
+        SchedulerError: the lease may not be requested now.
     """
     s, now = settings, view.time
     facts = view.answer.facts.get(request.node)
     if facts is None:
         raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
     if reason := why_not(facts, view.rules, view.choice, now):
-        raise SchedulerError(f"{request.node} is no gap any more: {reason}")
-    longest_s, longest_by = longest
-    if longest_s is not None and longest_s < min(s.least_s, s.time_limit_s):
+        raise SchedulerError(f"{request.node} is no longer a gap: {reason}")
+    max_length_s, limited_by = max_length
+    if max_length_s is not None and max_length_s < min(s.min_length_s, s.time_limit_s):
         raise SchedulerError(
-            f"{ledger.scheduler} takes jobs of {longest_s:g} s at most where leases run "
-            f"({longest_by}), and the shortest lease has {s.least_s:g} s"
+            f"{ledger.scheduler} takes jobs of {max_length_s:g} s at most where leases run "
+            f"({limited_by}), and the shortest lease has {s.min_length_s:g} s"
         )
     free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
-    ends = free_s, s.rules.hours.remaining_s(now), request.duration_s, longest_s
-    limit_s = s.limit_s(request.id, step_s, *ends)
+    time_limits = free_s, s.rules.hours.remaining_s(now), request.duration_s, max_length_s
+    limit_s = s.limit_s(request.id, step_s, *time_limits)
     if limit_s is None:
         raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
     if reason := ledger.refusal(ledger.user_of(request.id), now):
@@ -63,7 +66,7 @@ def lease_spec(
         "MALLETRAIN_NODE_CLASS": s.class_of(facts.features),
         "MALLETRAIN_GRACE_S": f"{grace_s:g}",
     }
-    # The files in output_dir are this process's user's.
+    # The files in output_dir belong to this process's user.
     output = (
         s.output_dir / f"{request.id}.out"
         if s.output_dir is not None and request.owner is None
@@ -84,21 +87,23 @@ def lease_spec(
 
 
 def refused(lease: str, node: str, reason: str) -> Lease:
-    """The lease that was asked for and is none."""
+    """Return the result for a refused request."""
     return Lease(lease, "", LeaseState.ENDED, node, reason)
 
 
 def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
-    """The leases that are not asked for now."""
-    return [Lease(one.lease, "", LeaseState.NOT_YET, one.node, str(error)) for one in pack]
+    """Return the results for leases that are not requested now."""
+    return [Lease(spec.lease, "", LeaseState.NOT_YET, spec.node, str(error)) for spec in pack]
 
 
-def packed(specs: Sequence[LeaseSpec], most: int) -> list[list[LeaseSpec]]:
-    """Which leases share a job, ``most`` at most: those of one owner and one class of nodes."""
+def packed(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:
+    """Return which leases share a job, at most ``max_leases``: those of one owner and one class of
+    nodes.
+    """
     return packs(
         specs,
-        most,
-        lambda one: one.lease,
-        lambda one: (one.owner, one.env["MALLETRAIN_NODE_CLASS"]),
-        lambda one: one.limit_s,
+        max_leases,
+        lambda spec: spec.lease,
+        lambda spec: (spec.owner, spec.env["MALLETRAIN_NODE_CLASS"]),
+        lambda spec: spec.limit_s,
     )

@@ -1,8 +1,8 @@
-"""Which leases have to leave because of what the site plans for their node. Pure.
+"""Decides which leases have to leave because of the site's plans for their nodes. Pure.
 
-Preemption is the main scheduler's way to take a node back for a job. For a reservation that begins,
-or a node that an administrator drains, it preempts nothing: it waits, for as long as a lease may
-last. Nor does it know the hours of ``[gaps]``. So leases are asked to leave as at a preemption.
+The main scheduler preempts leases to take a node back for a job. It does not preempt for a
+reservation that begins, or for a node that an administrator drains: it waits until the lease ends.
+It does not know the hours of ``[gaps]`` either. So leases are asked to leave as in a preemption.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ def must_leave(
     hours_remaining_s: float | None = None,
     grace_s: float = 0.0,
 ) -> dict[str, str]:
-    """Lease id → why it has to leave now.
+    """Return lease id → why it has to leave now.
 
     Args:
-        leases: those that there are; only running ones are asked.
-        facts: what is known of each node.
-        notice_s: how long before a reservation begins its node must be asked for, seconds.
+        leases: all leases; only running ones are asked.
+        facts: node → its facts.
+        notice_s: time before a reservation begins at which its node must be asked for, seconds.
         now: epoch seconds.
-        hours_remaining_s: for how long leases are allowed still, seconds; None: there is no end. A
-            lease that was taken under these hours ends with them by its time limit; one of before
-            they were reloaded does not.
-        grace_s: how long a lease that is asked to leave may take, seconds.
+        hours_remaining_s: time for which leases are still allowed, seconds; None: no end. The time
+            limit of a lease that was taken under these hours ends with them. That of a lease from
+            before they were reloaded does not.
+        grace_s: maximum time to leave after the request, seconds.
     """
     reasons = {}
     for lease in leases:

@@ -1,5 +1,5 @@
 """What a limit of the main scheduler on a user's jobs means for leases, as findings of ``malletrain
-check``. Decides the sentences; what limits there are is read by each scheduler's own check.
+check``. Decides the sentences. Each scheduler's own check reads the limits.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ from collections.abc import Iterator
 from scavenger.batch.look import Finding
 
 
-def job_limit(title: str, name: str, most: int, ours: int, table: str) -> Iterator[Finding]:
-    """What is said of one limit.
+def job_limit(title: str, name: str, limit: int, max_leases: int, table: str) -> Iterator[Finding]:
+    """Yield the findings about one limit.
 
     Args:
-        title: the scheduler, in sentences.
-        name: of the limit, such as ``MaxJobs of user ann``.
-        most: jobs of one user that it allows.
-        ours: leases of one user that the configuration allows; 0: any number.
-        table: the table of the configuration, such as ``scheduler.slurm``.
+        title: name of the scheduler, for sentences.
+        name: name of the limit, such as ``MaxJobs of user ann``.
+        limit: number of jobs that it allows one user.
+        max_leases: maximum number of leases of one user in the configuration; 0: no limit.
+        table: table of the configuration, such as ``scheduler.slurm``.
     """
-    if ours >= most:
+    if max_leases >= limit:
         yield (
             False,
-            f"{title} allows one user {most} jobs ({name}), leases included, and "
-            f"max_leases_per_user is {ours}, so the user's other jobs would be refused or wait; "
-            f"set max_leases_per_user in [{table}] below {most}.",
+            f"{title} allows one user {limit} jobs ({name}), leases included, and "
+            f"max_leases_per_user is {max_leases}, so the user's other jobs would be refused or "
+            f"wait; set max_leases_per_user in [{table}] below {limit}.",
         )
-    elif not ours:
+    elif not max_leases:
         yield (
             True,
-            f"{title} allows one user {most} jobs ({name}), and leases count as jobs; set "
+            f"{title} allows one user {limit} jobs ({name}), and leases count as jobs; set "
             f"max_leases_per_user in [{table}] to leave room for the user's other jobs.",
         )
     else:
         yield (
             True,
-            f"{title} allows one user {most} jobs ({name}); leases take {ours} of them at most.",
+            f"{title} allows one user {limit} jobs ({name}); leases take {max_leases} of them at "
+            "most.",
         )

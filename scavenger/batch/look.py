@@ -1,6 +1,4 @@
-"""What a look at a batch scheduler brings: what it said, and what was concluded from that. Values
-only.
-"""
+"""The result of one poll of a batch scheduler: its answer, and the conclusions. Values only."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ Finding = tuple[bool, str]
 
 
 class ConfiguredSite(Protocol):
-    """What is configured at a scheduler, as far as all kinds have it."""
+    """The configuration of a scheduler, with the attributes that all kinds have."""
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of its release, such as (23, 6)."""
+        """Version of its release, such as (23, 6)."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its release and its own name, for sentences."""
 
 
@@ -33,37 +31,43 @@ SiteT = TypeVar("SiteT", bound=ConfiguredSite)
 
 @dataclass(frozen=True)
 class SchedulerAnswer:
-    """What a batch scheduler said at one look."""
+    """The answer of a batch scheduler at one poll."""
 
     facts: Mapping[str, NodeFacts]
-    """Of every node."""
+    """Node → its facts, for each node."""
     jobs: Mapping[str, LeaseJob]
     """Lease id → its job."""
     gone: Mapping[str, Lease] = field(default_factory=dict)
-    """Leases whose jobs were there before and are no more."""
+    """Leases whose jobs have disappeared since the previous poll."""
     hold: str = ""
-    """Why no lease may be asked for now."""
+    """Why no lease may be requested now; empty if leases may be."""
     node_holds: Mapping[str, str] = field(default_factory=dict)
-    """Idle node → why this one may not be asked for."""
+    """Idle node → why it may not be requested."""
     leave: Mapping[str, str] = field(default_factory=dict)
-    """Running leases that have to leave for a reason of this scheduler's, and why."""
+    """Running lease → why it has to leave, for reasons specific to this scheduler."""
     urgent: bool = False
-    """Nodes are just being taken back: the next look should come soon."""
+    """Whether nodes are being taken back, so that the next poll should come soon."""
     requested: float | None = None
-    """Nodes that the waiting jobs of others ask for; None: not shown."""
+    """Number of nodes that the waiting jobs of others request; None if it is not shown."""
 
 
 @dataclass(frozen=True)
 class LookResult(Generic[SiteT]):
-    """What was concluded from one look."""
+    """The conclusions from one poll."""
 
     time: float
+    """Time of the poll, epoch seconds."""
     site: SiteT
+    """The scheduler's configuration."""
     answer: SchedulerAnswer
+    """The scheduler's answer."""
     rules: GapRules
+    """The rules that were applied."""
     leases: tuple[Lease, ...]
+    """All our leases."""
     unwanted: list[LeaseJob]
-    """Jobs of ours that have to be cancelled."""
+    """Our jobs that have to be cancelled."""
     leave: Mapping[str, str]
-    """Running leases that have to leave, and why."""
+    """Running lease → why it has to leave."""
     choice: Choice
+    """The gaps."""

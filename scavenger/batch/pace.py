@@ -1,10 +1,10 @@
-"""At which pace the main scheduler is asked: token buckets, one for jobs that are started and
-ended, one for everything that is sent to its controller.
+"""The request rate to the main scheduler: one token bucket for submissions and cancels of jobs, one
+for all requests to its controller.
 
-Decides how many requests may be made at a moment. Each submission takes a token. So does each job
-that is cancelled, because ``scancel`` sends the controller a request for each job of its command
-line; but a cancel never waits: others may be waiting for the node. Nothing here ever waits: what
-there is no token for is not asked for yet.
+Decides how many requests may be made now. Each submission takes a token. So does each cancelled
+job, because ``scancel`` sends the controller one request per job. But a cancel never waits, because
+another job may wait for the node. Nothing in this module waits: if there is no token, the request
+is not made yet.
 """
 
 from __future__ import annotations
@@ -17,19 +17,24 @@ from collections.abc import Callable
 from scavenger.batch.calls import CallLog
 
 POLL_REQUESTS = 5
-"""What a poll of Slurm sends: squeue and sinfo two each, scontrol one."""
+"""Number of requests of a poll of Slurm: two each for squeue and sinfo, one for scontrol."""
 BURST = 30
-"""Requests at one moment: the bucket that Slurm's rl_enable gives each user by default."""
+"""Maximum number of requests at one time: the bucket size of Slurm's rl_enable for each user by
+default.
+"""
 RESERVE = 2 * POLL_REQUESTS + BURST / 3
-"""What has to be there for a poll out of turn: with one for each event there would never be
-anything left for leases.
+"""Minimum number of tokens for an additional poll. Otherwise a poll for each event would leave no
+tokens for leases.
 """
 LEASES_RATE = 0.5
-"""Requests a second that are left for leases where polls alone would use up the budget."""
+"""Requests per second that are reserved for leases if regular polls alone would use up the budget.
+"""
 
 
 class TokenBucket:
-    """``rate`` tokens come back each second, up to ``burst``. Safe to use from threads."""
+    """A token bucket: ``rate`` tokens are added per second, up to ``burst``. Safe to use from
+    several threads.
+    """
 
     def __init__(
         self,
@@ -45,32 +50,34 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     @property
-    def whole(self) -> int:
-        """Tokens that can be taken now without waiting."""
+    def available(self) -> int:
+        """Number of tokens that can be taken now without waiting."""
         with self._lock:
             self._refill()
             return max(0, math.floor(self._tokens + 1e-9))
 
     def missing_s(self, count: float) -> float:
-        """Seconds until so many tokens are there; 0: they are."""
+        """Return the seconds until ``count`` tokens are available; 0 if they are."""
         with self._lock:
             self._refill()
             return max(0.0, (min(count, self.burst) - self._tokens) / self.rate)
 
     def spend(self, count: int = 1) -> float:
-        """Take tokens, those to come as well; returns the seconds until they all have come."""
+        """Take tokens, including future ones. Returns the seconds until all of them are
+        available.
+        """
         with self._lock:
             self._refill()
             self._tokens = max(self._tokens - count, -self.burst)
             return max(0.0, -self._tokens / self.rate)
 
     def take(self) -> bool:
-        """Take a token if there is one now."""
+        """Take a token if one is available. Returns whether one was."""
         with self._lock:
             self._refill()
-            there = self._tokens >= 1.0 - 1e-9
-            self._tokens -= there
-            return there
+            is_available = self._tokens >= 1.0 - 1e-9
+            self._tokens -= is_available
+            return is_available
 
     def _refill(self) -> None:
         now = self._clock()
@@ -79,9 +86,9 @@ class TokenBucket:
 
 
 class RequestBudget:
-    """Requests to a controller, in the long run ``rate`` a second, BURST at one moment. Counted are
-    those of ``calls``; a poll as often as ``poll_interval_s`` is always within it. Safe to use from
-    threads.
+    """The budget of requests to a controller: ``rate`` per second on average, BURST at one time. It
+    counts the requests of ``calls``. Polls at ``poll_interval_s`` are always within the budget.
+    Safe to use from several threads.
     """
 
     def __init__(
@@ -94,18 +101,18 @@ class RequestBudget:
         self._calls = calls
         self._seen = calls.requests
         self._lock = threading.Lock()
-        least = POLL_REQUESTS / poll_interval_s + LEASES_RATE
-        self._bucket = TokenBucket(max(rate, least), BURST, clock)
+        min_rate = POLL_REQUESTS / poll_interval_s + LEASES_RATE
+        self._bucket = TokenBucket(max(rate, min_rate), BURST, clock)
 
     @property
     def room(self) -> int:
-        """Requests that may be made now beside another poll."""
+        """Number of requests that may be made now in addition to a poll."""
         self._settle()
-        return max(0, self._bucket.whole - POLL_REQUESTS)
+        return max(0, self._bucket.available - POLL_REQUESTS)
 
     @property
     def poll_after_s(self) -> float:
-        """Seconds after which a poll out of turn is within the budget, and leases beside it."""
+        """Seconds after which an additional poll, and leases with it, fit the budget."""
         self._settle()
         return self._bucket.missing_s(RESERVE)
 

@@ -1,8 +1,8 @@
-"""Which idle node is a gap: one table of rules for every batch scheduler, and the sentence each
-rule says about a node.
+"""Decides which idle node is a gap: one table of rules for all batch schedulers, and the sentence
+that each rule reports about a node.
 
-A backend fills in what is known of a node (:class:`NodeFacts`) and how the site wants it
-(:class:`GapRules`); the table decides. ``malletrain nodes --explain`` prints the answers. Nothing
+A backend supplies the facts about a node (:class:`NodeFacts`) and the site's settings
+(:class:`GapRules`). The table decides. ``malletrain nodes --explain`` prints the results. Nothing
 here asks a scheduler or takes a lease.
 """
 
@@ -17,62 +17,72 @@ from scavenger.interface import Explanation
 
 
 class NodeFacts(NamedTuple):
-    """What the main scheduler says about one node at one poll. Times in epoch seconds.
-
-    ``state``: its own word for it. ``idle``: nobody runs on it. ``trouble``: why it may not be used
-    although idle (draining, down, not responding, powered down); ``reserved``: the reservation or
-    maintenance that has it now; ``reserved_from``: when the next one begins. ``planned``: held for
-    a waiting job, which is expected to start at ``planned_at``. ``idle_since``: since when it has
-    been idle without a break, as far as was seen. ``lease``: our lease on it or waiting for it.
-    ``drained``: that an administrator takes it out of use, so that who runs on it has to leave.
-    """
+    """The main scheduler's report about one node at one poll. Times are in epoch seconds."""
 
     name: str
+    """Name of the node."""
     state: str
+    """The scheduler's name of the state."""
     idle: bool
+    """Whether no job runs on it."""
     trouble: str = ""
+    """Why it may not be used although it is idle (draining, down, not responding, powered down)."""
     reserved: str = ""
+    """The current reservation or maintenance."""
     reserved_from: float | None = None
+    """Start time of the next reservation."""
     planned: bool = False
+    """Whether it is held for a waiting job, which is expected to start at ``planned_at``."""
     planned_at: float | None = None
+    """Expected start time of that job; None if not known."""
     partitions: Sequence[str] = ()
+    """Partitions or queues of the node."""
     features: Sequence[str] = ()
+    """Features of the node, as the site's configuration names them."""
     idle_since: float | None = None
+    """Time since which all polls have seen it idle."""
     lease: str = ""
+    """Our running or waiting lease on it."""
     drained: str = ""
+    """Why running jobs have to leave, if an administrator takes the node out of service."""
 
     @property
     def free_until(self) -> float | None:
-        """When the main scheduler means to use the node next, as far as it says."""
-        times = [t for t in (self.reserved_from, self.planned_at) if t is not None]
-        return min(times) if times else None
+        """Time at which the main scheduler plans to use the node next; None if it reports none."""
+        use_times = [t for t in (self.reserved_from, self.planned_at) if t is not None]
+        return min(use_times) if use_times else None
 
 
 @dataclass(frozen=True)
 class GapRules:
-    """How a site wants its gaps chosen.
-
-    ``partitions``: where leases run; a node must be in one of them (empty: anywhere). ``features``:
-    those a node must have, all of them. ``nodes``/``exclude``: names (expanded). ``reserve``: idle
-    nodes to leave to the main scheduler. ``idle_for_s``: how long a node must have been idle, so
-    that the main scheduler has had its turn. ``use_planned``: also nodes held for a waiting job,
-    with leases that end before it starts. ``min_free_s``: at least so long must be left before a
-    known use. ``max_at_once``: gaps shown in one poll at most. ``hold``: why no node may be taken
-    at this moment; ``node_holds``: why single ones may not.
-    """
+    """The site's settings for gaps."""
 
     partitions: frozenset[str] = frozenset()
+    """Partitions in which leases run; a node must be in one of them (empty: any)."""
     features: frozenset[str] = frozenset()
+    """Features that a node must have, all of them."""
     nodes: frozenset[str] = frozenset()
+    """Names of the nodes that can be gaps (expanded; empty: all)."""
     exclude: frozenset[str] = frozenset()
+    """Names of nodes that are never gaps (expanded)."""
     reserve: int = 0
+    """Number of idle nodes that are left to the main scheduler."""
     hours: Hours = field(default_factory=Hours)
+    """Hours of the week in which leases may run."""
     idle_for_s: float = 30.0
+    """Minimum idle time of a node, seconds, so that the main scheduler can use it first."""
     use_planned: bool = False
+    """Whether to use nodes that are held for a waiting job, with leases that end before it
+    starts.
+    """
     min_free_s: float = 0.0
+    """Minimum time until the next known use, seconds."""
     max_at_once: int = 200
+    """Maximum number of gaps in one poll."""
     hold: str = ""
+    """Why no node may be taken now."""
     node_holds: Mapping[str, str] = field(default_factory=dict)
+    """Node → why it may not be taken."""
 
 
 Answer = tuple[bool, str]
@@ -155,8 +165,8 @@ def _turn(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 
 def _hold(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    why = rules.hold or rules.node_holds.get(node.name, "")
-    return not why, why or "the main scheduler does not need it just now"
+    reason = rules.hold or rules.node_holds.get(node.name, "")
+    return not reason, reason or "the main scheduler does not need it just now"
 
 
 USABLE = "usable"
@@ -173,8 +183,8 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("turn", _turn),
     ("hold", _hold),
 )
-"""The rules that look at one node, in the order in which they are asked and shown. Those of all
-nodes together follow in :func:`choose`.
+"""The rules that look at a single node, in the order in which they are applied and shown. The rules
+about all nodes together are in :func:`choose`.
 """
 
 RESERVE, AT_ONCE = "reserve", "at once"
@@ -182,16 +192,16 @@ RESERVE, AT_ONCE = "reserve", "at once"
 
 @dataclass(frozen=True)
 class Choice:
-    """``gaps``: the nodes that are gaps, the longest free first. ``exclusions``: node → the rule of
-    all nodes together that excludes it, and why.
-    """
+    """The gaps of one poll."""
 
     gaps: tuple[NodeFacts, ...]
+    """The nodes that are gaps, those with the longest remaining time first."""
     exclusions: Mapping[str, tuple[str, str]]
+    """Node → (the rule about all nodes together that excludes it, why)."""
 
 
 def passes(node: NodeFacts, rules: GapRules, now: float) -> bool:
-    """Whether every rule that looks at this node alone lets it pass."""
+    """Return whether the node passes all rules that look at a single node."""
     return all(test(node, rules, now)[0] for _, test in RULES)
 
 
@@ -202,11 +212,16 @@ def choose(
     horizon: Callable[[NodeFacts], float | None],
     limit: tuple[int, str] | None = None,
 ) -> Choice:
-    """The gaps among ``nodes``: those that pass every rule, less the reserve and what is too many
-    at once.
+    """Return the gaps among ``nodes``: those that pass all rules, minus the reserve and those above
+    a limit.
 
-    ``limit``: how many more leases there may be at all, and why. Of more than allowed those with
-    the longest horizon are chosen.
+    Args:
+        nodes: facts about all nodes.
+        rules: the site's settings.
+        now: epoch seconds.
+        horizon: returns the expected remaining length of a node's gap, seconds. If there are too
+            many gaps, those with the largest horizon are chosen.
+        limit: (maximum number of further leases, why); None: no limit.
     """
     gaps = [node for node in nodes if node.idle and passes(node, rules, now)]
     usable = (
@@ -232,7 +247,7 @@ def choose(
         (
             rules.max_at_once,
             AT_ONCE,
-            f"{rules.max_at_once} nodes are asked for at once; the next poll goes on",
+            f"{rules.max_at_once} nodes are asked for at once; the next poll continues",
         )
     )
     for count, rule, sentence in bounds:
@@ -243,7 +258,7 @@ def choose(
 
 
 def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str:
-    """The first reason why the node is no gap; empty when it is one."""
+    """Return the first reason why the node is no gap; empty if it is one."""
     for _, test in RULES:
         passed, sentence = test(node, rules, now)
         if not passed:
@@ -252,7 +267,7 @@ def why_not(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> str
 
 
 def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Explanation:
-    """What every rule says of one node."""
+    """Return the result of each rule for one node."""
     answers = [(name, *test(node, rules, now)) for name, test in RULES]
     if node.name in choice.exclusions:
         rule, sentence = choice.exclusions[node.name]
@@ -263,8 +278,8 @@ def explain(node: NodeFacts, rules: GapRules, choice: Choice, now: float) -> Exp
 
 
 class Explanations(Sequence[Explanation]):
-    """The explanations of all nodes, each made when it is looked at: a poll of 10,000 nodes needs
-    none of them.
+    """The explanations of all nodes, each computed when it is accessed, because a poll of 10,000
+    nodes needs none of them.
     """
 
     def __init__(
@@ -298,7 +313,9 @@ def _needed(free_s: float, rules: GapRules) -> str:
 
 
 def hours_sentence(remaining_s: float | None) -> str:
-    """Whether leases may run now. ``remaining_s``: for how long, seconds; None: without an end."""
+    """Return a sentence that says whether leases may run now. ``remaining_s``: for how long,
+    seconds; None: no end.
+    """
     if remaining_s is None:
         return "leases are allowed at any hour"
     if remaining_s > 0:

@@ -1,10 +1,10 @@
-"""The scavenger of a batch scheduler: polls it, takes leases as one-node jobs of its preemptable
+"""The scavenger of a batch scheduler: polls it, takes leases as one-node jobs in its preemptable
 part, and gives them back.
 
-Everything that is the same for :mod:`scavenger.slurm` and :mod:`scavenger.pbs`, which say how their
-scheduler is read and how a lease is asked for. Which node is a gap :mod:`scavenger.batch.rules`
-decides, what becomes of a lease :mod:`scavenger.batch.lease_ledger`, how jobs are submitted and
-cancelled :mod:`scavenger.batch.submission`; this module brings them together.
+Contains everything that :mod:`scavenger.slurm` and :mod:`scavenger.pbs` share. These define how
+their scheduler is read and how a lease is requested. :mod:`scavenger.batch.rules` decides which
+node is a gap, :mod:`scavenger.batch.lease_ledger` tracks the leases, and
+:mod:`scavenger.batch.submission` submits and cancels jobs. This module combines them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from scavenger.batch.answers import understood
+from scavenger.batch.answers import raising_scheduler_error
 from scavenger.batch.commands import Commands
 from scavenger.batch.contact import contact, too_busy, too_old
 from scavenger.batch.ending import LeaseEnder
@@ -52,27 +52,29 @@ from scavenger.interface import (
 
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0
-FRESH_S = 0.5
-"""A look as old as this is still one: leases are taken right after a poll, which looked."""
+MAX_REUSE_AGE_S = 0.5
+"""Maximum age at which a poll is reused to take leases, seconds. Leases are usually taken right
+after a poll.
+"""
 
 
 class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     """A connection to one batch scheduler. One call at a time.
 
-    Subclasses say how their scheduler is read and how a lease is asked for.
+    Subclasses define how their scheduler is read and how a lease is requested.
     """
 
     name: str
     title: str
-    """The scheduler's name in sentences."""
+    """The scheduler's name, for sentences."""
     oldest: tuple[int, int]
-    """The oldest release that will do."""
+    """The oldest supported release."""
     when_silent: str
-    """What to do when it cannot be asked."""
+    """A sentence that says what to do if the scheduler does not answer."""
     site_every_s: float
-    """How often it is asked what is configured, seconds."""
+    """Interval at which the scheduler's configuration is read, seconds."""
     limit_step_s: float
-    """What time limits are a multiple of, seconds."""
+    """Time limits are multiples of this, seconds."""
 
     def __init__(
         self,
@@ -97,109 +99,109 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             dialect, settings.submit_as, settings.user, pace, commands, submitting
         )
         self.budget = RequestBudget(commands.calls, settings.request_rate, settings.poll_interval_s)
-        self._pause = PollPause(settings.longest_pause_s)
+        self._pause = PollPause(settings.max_pause_s)
         self.ender = LeaseEnder(self.ledger, self.submitter, self._steps)
         self._idle_since: dict[str, float] = {}
-        self._gone: dict[str, Lease] = {}
-        """Leases that were found to be gone since the last poll."""
-        self._fresh: LookResult[SiteT] | None = None
-        """The last look, until leases were taken on it."""
+        self._ended_leases: dict[str, Lease] = {}
+        """Leases whose jobs have disappeared since the last poll."""
+        self._reusable_look: LookResult[SiteT] | None = None
+        """The last poll, until leases are taken from it."""
 
-    # --- what differs ---
+    # --- scheduler-specific parts ---
 
     @property
     @abstractmethod
     def source_name(self) -> str:
-        """How it is read, in a word."""
+        """How the scheduler is read, in a word."""
 
     @abstractmethod
     def _ask_site(self) -> SiteT:
-        """What is configured, and with it how the scheduler is read from now on. Raises
+        """Read the configuration, and choose how the scheduler is read from now on. Raises
         SchedulerError.
         """
 
     @abstractmethod
     def _read(self, site: SiteT, hold_s: float, now: float) -> SchedulerAnswer:
-        """Ask for nodes and jobs. Raises SchedulerError, having changed nothing. ``hold_s``: how
-        long to hold after a preemption.
+        """Read nodes and jobs. Raises SchedulerError, having changed nothing. ``hold_s``: pause in
+        requests after a preemption, seconds.
         """
 
     @abstractmethod
     def _left_idle_s(self, site: SiteT) -> float:
-        """How long an idle node is left to the main scheduler."""
+        """Return the seconds for which an idle node is left to the main scheduler."""
 
     @abstractmethod
     def _partitions(self, site: SiteT) -> Collection[str]:
-        """Where leases run."""
+        """Return the partitions or queues in which leases run."""
 
-    def _longest_s(self, site: SiteT) -> tuple[float | None, str]:
-        """How long a job may be where leases run, seconds, and what says so; None: as long as it
-        likes.
-        """
+    def _max_lease_s(self, site: SiteT) -> tuple[float | None, str]:
+        """Return (maximum length of a job where leases run, seconds, or None; what sets it)."""
         return None, ""
 
     @abstractmethod
     def _site_grace_s(self, site: SiteT) -> float:
-        """Seconds that a preempted lease has, as the scheduler's configuration says."""
+        """Return the grace time of a preempted lease in the scheduler's configuration, seconds."""
 
     @abstractmethod
     def _submission(self, spec: LeaseSpec, site: SiteT) -> tuple[list[str], bytes]:
-        """The command that submits a lease, and its script. Raises SchedulerError."""
+        """Return the command that submits a lease, and its script. Raises SchedulerError."""
 
     def _shared_by(self, site: SiteT) -> int:
-        """How many leases may share a job."""
+        """Return the maximum number of leases that can share a job."""
         return 1
 
     def _shared_submission(
         self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]
     ) -> tuple[list[str], bytes]:
-        """The command that submits one job for several leases, and its script. Raises
+        """Return the command that submits one job for several leases, and its script. Raises
         SchedulerError.
         """
         raise NotImplementedError
 
     @abstractmethod
     def _findings(self, site: SiteT) -> Iterator[Finding]:
-        """(works, sentence) per thing tested of a scheduler that answers and is new enough."""
+        """Yield (works, sentence) for each test of a scheduler that answers and is new enough."""
 
-    def _usual_s(self, site: SiteT) -> float:
-        """Seconds between two polls when nothing is urgent."""
+    def _poll_interval_s(self, site: SiteT) -> float:
+        """Return the seconds between two polls if nothing is urgent."""
         return self.settings.poll_interval_s
 
-    def _ask_options(self, site: SiteT) -> Sequence[str]:
-        """Options with which the command that cancels asks a lease to leave instead; none: a
+    def _leave_options(self, site: SiteT) -> Sequence[str]:
+        """Return the options with which the cancel command only asks a lease to leave. Empty if a
         cancelled lease has its grace time anyway.
         """
         return ()
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:
-        """(job, node) → what runs there, of jobs that leases share. Raises SchedulerError."""
+        """Return (job, node) → step there, for jobs that leases share. Raises SchedulerError."""
         return {}
 
     def check(self) -> list[Finding]:
-        """(works, sentence) per thing tested; every sentence says what to change."""
+        """Return (works, sentence) for each test. Each sentence says what to change."""
         try:
             site = self.current_site()
         except SchedulerError as error:
             return [(False, f"{self.title} cannot be asked: {error} {self.when_silent}")]
         if site.version < self.oldest:
             return [(False, too_old(self.title, site, self.oldest))]
-        sentence = f"{self.title} {site.called} answers; it is asked through {self.source_name}."
+        sentence = (
+            f"{self.title} {site.display_name} answers; it is asked through {self.source_name}."
+        )
         return [(True, sentence), *self._findings(site)]
 
     # --- polling ---
 
     def poll(self) -> PollResult:
-        """Gaps and leases now. Raises SchedulerError, having changed nothing, when the scheduler
-        cannot be asked.
+        """Return the present gaps and leases. Raises SchedulerError, having changed nothing, if the
+        scheduler does not answer.
         """
         began = time.monotonic()
         view = self.look()
         grace_s = self.grace_s(view.site)
         self.ender.cancel(view.unwanted, grace_s, view.time)
-        self.ender.ask(view.leave, self._ask_options(view.site), grace_s, view.time)
+        self.ender.ask(view.leave, self._leave_options(view.site), grace_s, view.time)
         forget_outputs(self.settings.output_dir)
-        now, gone, self._gone = view.time, self._gone, {}
+        now, ended_leases, self._ended_leases = view.time, self._ended_leases, {}
         return PollResult(
             time=now,
             gaps=tuple(
@@ -211,24 +213,24 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
                 for node in view.choice.gaps
             ),
-            leases=(*self.ender.mark_leaving(view.leases, grace_s), *gone.values()),
+            leases=(*self.ender.mark_leaving(view.leases, grace_s), *ended_leases.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
             foretold=self.memory.foretold,
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
-            room=min(self.submitter.pace.whole, self.budget.room) * self._shared_by(view.site),
+            room=min(self.submitter.pace.available, self.budget.room) * self._shared_by(view.site),
         )
 
     def look(self) -> LookResult[SiteT]:
-        """Ask the scheduler and draw the conclusions. What is remembered changes only when all of
-        it was understood.
+        """Read the scheduler and draw conclusions. The state of this object changes only if the
+        whole answer was understood.
         """
-        now, self._fresh = self.clock(), None
+        now, self._reusable_look = self.clock(), None
         site = self.current_site()
         rules = self.settings.rules_at(self._left_idle_s(site), self._partitions(site))
         hold_s = self.settings.hold_s
-        with understood(self.title):
+        with raising_scheduler_error(self.title):
             answer = self._read(site, hold_for(rules.idle_for_s) if hold_s is None else hold_s, now)
         rules = replace(
             rules,
@@ -236,15 +238,15 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             node_holds=answer.node_holds,
         )
         facts = answer.facts
-        self._gone.update(answer.gone)
+        self._ended_leases.update(answer.gone)
         self._idle_since = {
             f.name: f.idle_since for f in facts.values() if f.idle_since is not None
         }
         leases, unwanted = self.ledger.look(answer.jobs, answer.hold, answer.node_holds, now)
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
-        free = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
-        self.memory.update([*free, *(facts.keys() & leased)], now, answer.requested)
+        idle_nodes = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
+        self.memory.update([*idle_nodes, *(facts.keys() & leased)], now, answer.requested)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),
@@ -257,20 +259,22 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         grace_s, remaining_s = self.grace_s(site), rules.hours.remaining_s(now)
         notice_s = grace_s + self.settings.spare_s
         leave = must_leave(leases, facts, notice_s, now, remaining_s, grace_s)
-        leave.update((lease, why) for lease, why in answer.leave.items() if lease in running)
-        self._fresh = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
-        return self._fresh
+        leave.update((lease, reason) for lease, reason in answer.leave.items() if lease in running)
+        self._reusable_look = LookResult(now, site, answer, rules, leases, unwanted, leave, choice)
+        return self._reusable_look
 
     def contact(self) -> Contact:
-        """How it gets on with the scheduler."""
+        """Return the condition of the connection to the scheduler."""
         return contact(self.commands.calls, self.ledger, self.budget, self.clock())
 
     def current_site(self) -> SiteT:
-        """What is configured, asked for if it is not known yet. Raises SchedulerError."""
+        """Return the scheduler's configuration, read again if it is not known or too old. Raises
+        SchedulerError.
+        """
         now = self.clock()
         if self.site is None or not 0 <= now - self.site_at < self.site_every_s:
             try:
-                with understood(self.title):
+                with raising_scheduler_error(self.title):
                     self.site = self._ask_site()
                 self.site_at = now
             except SchedulerError:
@@ -279,18 +283,20 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return self.site
 
     def poll_again_s(self, view: LookResult[SiteT], took_s: float) -> float:
-        """At most a tenth of the time goes into asking, a third while nodes are taken back, unless
-        the site's promises need more. The budget of requests puts off no such poll, only those
-        that events ask for.
+        """Return the seconds until the next poll. At most a tenth of the time is spent on polling,
+        a third while nodes are taken back, unless the guarantees to the site need more. The request
+        budget does not delay these polls, only those that events trigger.
         """
-        usual_s, share = self._usual_s(view.site), 10.0
+        usual_s, pause_ratio = self._poll_interval_s(view.site), 10.0
         if view.answer.urgent:
-            usual_s, share = min(usual_s, HOLD_POLL_S), 3.0
-        again_s = self._pause.after(took_s, usual_s, share)
+            usual_s, pause_ratio = min(usual_s, HOLD_POLL_S), 3.0
+        again_s = self._pause.after(took_s, usual_s, pause_ratio)
         return max(again_s, self.commands.calls.backoff_s())
 
     def _horizon(self, node: NodeFacts, now: float) -> float:
-        """What the gaps of this site were like, and no longer than to the next known use."""
+        """Return the expected remaining seconds of the node's gap, at most until its next known
+        use.
+        """
         expected = self.memory.horizon(node.name, now)
         return (
             expected if node.free_until is None else max(0.0, min(expected, node.free_until - now))
@@ -299,58 +305,58 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
     # --- taking and giving back ---
 
     def know(self, leases: Mapping[str, str], nodes: Mapping[str, str] | None = None) -> None:
-        """Of leases that were taken before this process began: id → whose; empty: this process's
-        user's; id → its node.
+        """Register leases that were taken before this process began. ``leases``: lease id → its
+        user; empty: this process's user. ``nodes``: lease id → its node.
         """
         for lease_id, user in leases.items():
-            whose = (self.settings.submit_as and user) or self.settings.user
-            self.ledger.know(lease_id, whose, self.clock(), (nodes or {}).get(lease_id, ""))
+            owner = (self.settings.submit_as and user) or self.settings.user
+            self.ledger.know(lease_id, owner, self.clock(), (nodes or {}).get(lease_id, ""))
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Look, unless that was just done, and ask for a lease on each node that is a gap still, as
-        far as the pace allows. Jobs that many leases share come first.
+        """Request a lease on each node that is still a gap, as far as the submission rate allows.
+        Polls first, unless a poll was just made. Jobs that many leases share come first.
         """
         if not requests:
             return []
         self.know(
             {request.id: request.owner or "" for request in requests},
             {request.id: request.node for request in requests},
-        )  # so that a look knows their jobs, should there be any
-        s, view, self._fresh = self.settings, self._fresh, None
-        if view is None or not 0 <= self.clock() - view.time <= FRESH_S:
-            view, self._fresh = self.look(), None
-        grace_s, longest = self.grace_s(view.site), self._longest_s(view.site)
-        busy = too_busy(self.title, self.commands.calls)
-        first: dict[str, LeaseRequest] = {}
+        )  # so that a poll recognises their jobs, if they exist
+        s, view, self._reusable_look = self.settings, self._reusable_look, None
+        if view is None or not 0 <= self.clock() - view.time <= MAX_REUSE_AGE_S:
+            view, self._reusable_look = self.look(), None
+        grace_s, max_length = self.grace_s(view.site), self._max_lease_s(view.site)
+        overload = too_busy(self.title, self.commands.calls)
+        request_by_node: dict[str, LeaseRequest] = {}
         for request in requests:
-            first.setdefault(request.node, request)
-        taken: dict[str, Lease] = {}
+            request_by_node.setdefault(request.node, request)
+        lease_by_node: dict[str, Lease] = {}
         specs = []
-        for node, request in first.items():
+        for node, request in request_by_node.items():
             if (job := self.ledger.jobs.get(request.id)) is not None:
-                taken[node] = job.lease
+                lease_by_node[node] = job.lease
                 continue
             try:
                 step_s = self.limit_step_s
-                one = lease_spec(request, view, s, self.ledger, step_s, grace_s, longest)
-                if busy:
-                    raise SchedulerError(busy)
-                specs.append(one)
+                spec = lease_spec(request, view, s, self.ledger, step_s, grace_s, max_length)
+                if overload:
+                    raise SchedulerError(overload)
+                specs.append(spec)
             except SchedulerError as error:
-                taken[node] = refused(request.id, node, str(error))
+                lease_by_node[node] = refused(request.id, node, str(error))
         packs = sorted(packed(specs, self._shared_by(view.site)), key=len, reverse=True)
         for leases in side_by_side(lambda pack: self._take_pack(pack, view), packs):
-            taken.update({lease.node: lease for lease in leases})
+            lease_by_node.update({lease.node: lease for lease in leases})
         return [
-            refused(request.id, request.node, f"{request.node} is asked for with lease {one.id}")
-            if one.id != request.id
-            else one
-            for request, one in ((request, taken[request.node]) for request in requests)
+            refused(request.id, request.node, f"{request.node} is asked for with lease {lease.id}")
+            if lease.id != request.id
+            else lease
+            for request, lease in ((request, lease_by_node[request.node]) for request in requests)
         ]
 
     def _take_pack(self, pack: Sequence[LeaseSpec], view: LookResult[SiteT]) -> list[Lease]:
-        """Submit one job for these leases, or none yet. Where there may not be so many jobs: for
-        the first half of them.
+        """Submit one job for these leases, or none yet. If the user's job limit refuses it, submit
+        one for the first half of them.
         """
         user = self.ledger.user_of(pack[0].lease)
         try:
@@ -359,35 +365,38 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 if len(pack) == 1
                 else self._shared_submission(pack, view)
             )
-            number = self.submitter.submit(argv, script, pack[0].owner)
+            job_id = self.submitter.submit(argv, script, pack[0].owner)
         except NotYetError as error:
             return not_yet(pack, error)
         except SchedulerError as error:
             half = len(pack) // 2 if isinstance(error, LimitReachedError) else 0
-            some = self._take_pack(pack[:half], view) if half else []
-            if not half or any(lease.state is not LeaseState.ENDED for lease in some):
+            half_leases = self._take_pack(pack[:half], view) if half else []
+            if not half or any(lease.state is not LeaseState.ENDED for lease in half_leases):
                 self.ledger.not_taken(pack[half].lease, error, view.time)
             if isinstance(error, UnsureError):
-                for one in pack:
-                    self.ledger.give_up(one.lease, str(error), view.time)
-            return [*some, *(refused(one.lease, one.node, str(error)) for one in pack[half:])]
+                for spec in pack:
+                    self.ledger.give_up(spec.lease, str(error), view.time)
+            return [
+                *half_leases,
+                *(refused(spec.lease, spec.node, str(error)) for spec in pack[half:]),
+            ]
         self.ledger.accepted(user, view.time)
         leases = []
-        for one in pack:
-            part = PartOf(number, one.node) if len(pack) > 1 else None
-            lease = Lease(one.lease, part.id if part else number, LeaseState.PENDING, one.node)
-            self.ledger.jobs[one.lease] = LeaseJob(lease, user, one.node, view.time, part=part)
+        for spec in pack:
+            part = PartOf(job_id, spec.node) if len(pack) > 1 else None
+            lease = Lease(spec.lease, part.id if part else job_id, LeaseState.PENDING, spec.node)
+            self.ledger.jobs[spec.lease] = LeaseJob(lease, user, spec.node, view.time, part=part)
             leases.append(lease)
         return leases
 
     def grace_s(self, site: SiteT) -> float:
-        """Seconds a preempted lease has until it is killed: as configured, else as the scheduler
-        says.
+        """Return the seconds until a preempted lease is killed: as configured, otherwise as the
+        scheduler reports.
         """
         return self._site_grace_s(site) if self.settings.grace_s is None else self.settings.grace_s
 
     def give_back(self, leases: Sequence[Lease]) -> None:
-        """Cancel the jobs of these leases. Raises CommandError when one may still be there."""
+        """Cancel the jobs of these leases. Raises CommandError if one may still exist."""
         jobs = []
         for lease in leases:
             self.ledger.give_up(lease.id, "given back", self.clock())
@@ -396,13 +405,13 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 job = LeaseJob(
                     replace(lease, state=LeaseState.RUNNING), self.ledger.user_of(lease.id)
                 )
-            # What has not started of a job that is shared is withdrawn at the next poll, which sees
-            # whether it has.
-            shared = job is not None and job.part is not None
-            if job is None or not job.alive or (shared and job.lease.state is _PENDING):
+            # Pending parts of a shared job are withdrawn at the next poll, which shows whether they
+            # have started.
+            is_shared = job is not None and job.part is not None
+            if job is None or not job.alive or (is_shared and job.lease.state is _PENDING):
                 continue
             jobs.append(job)
-        # Before anything was asked of the scheduler its grace time is not known.
+        # Before the first poll the scheduler's grace time is not known.
         grace_s = (self.settings.grace_s or 0.0) if self.site is None else self.grace_s(self.site)
         if error := self.ender.cancel(jobs, grace_s, self.clock()):
             raise error

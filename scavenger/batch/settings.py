@@ -1,5 +1,5 @@
-"""What the scavenger of a batch scheduler is told by the site's configuration, and how long a lease
-may be under it. Pure.
+"""Settings of a batch scheduler's scavenger from the site's configuration, and the time limit of a
+lease. Pure.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from scavenger.batch.groups import Shape
 from scavenger.batch.rules import GapRules
 
 SPREAD = 0.25
-"""By so much of their usual time leases differ in length."""
-LEAST_LIMIT_S = 60.0
-"""No lease is shorter: starting a job takes part of it. Slurm counts time limits in whole minutes
-anyway.
+"""Maximum fraction by which the time limit of a lease is shortened, so that leases end at different
+times.
+"""
+MIN_LIMIT_S = 60.0
+"""Minimum time limit of a lease, seconds: starting a job takes part of it. Slurm counts time limits
+in whole minutes anyway.
 """
 
 OptionsT = TypeVar("OptionsT")
@@ -26,86 +28,95 @@ OptionsT = TypeVar("OptionsT")
 
 @dataclass(frozen=True)
 class BatchSettings(Generic[OptionsT]):
-    """How the site wants its gaps found and its leases asked for.
-
-    ``tag``: tells our jobs from those of other MalleTrains on this machine. ``template``: batch
-    script of a lease. ``lease``: what only this kind of scheduler knows, such as the queue.
-    ``user``: this process's user; ``submit_as``: command put before those that submit and cancel
-    for another owner, with ``{owner}`` in it. ``output_dir``: where the output of leases goes;
-    None: nowhere.
-
-    ``idle_for_s``: how long a node must be idle; None: one scheduling cycle. ``backfill``: no
-    preemption is counted on, so every lease ends before the next known use of its node, and leaves
-    ``spare_s`` of the time until then unused. ``time_limit_s``: the longest lease; ``time_min_s``:
-    the shortest that is of use, None where the main scheduler need not fit leases in;
-    ``min_lease_s``: the shortest that the site wants. ``lease_s``: how long one usually is, None:
-    as long as the longest.
-
-    ``start_within_s``: a lease that waits longer is withdrawn. ``submit_rate``: leases asked for
-    per second in the long run, ``submit_burst``: at one moment. ``request_rate``: requests to the
-    scheduler's controller per second in the long run. ``max_leases``: at once, and
-    ``max_leases_per_user``; 0 for no limit. ``hold_s``: how long no lease is asked for after one
-    was preempted, None: see
-    :mod:`scavenger.batch.hold`. ``grace_s``: seconds from a preemption's signal to SIGKILL, None:
-    what the main scheduler's configuration says. ``needed_grace_s``: what a job needs to leave in
-    order. ``shape``: how leases that are asked for together become jobs, ``shared_by`` so many at
-    most.
-    """
+    """The site's settings for finding gaps and requesting leases. Times are in seconds."""
 
     tag: str
+    """Distinguishes our jobs from those of other MalleTrains on this machine."""
     template: str
+    """Batch script of a lease."""
     lease: OptionsT
+    """Settings that only this kind of scheduler has, such as the queue."""
     rules: GapRules = field(default_factory=GapRules)
+    """Rules that decide which nodes are gaps."""
     user: str = ""
+    """This process's user."""
     submit_as: tuple[str, ...] = ()
+    """Command prefix to submit and cancel for another owner, with ``{owner}`` in it."""
     output_dir: Path | None = None
+    """Directory for the output of leases; None: it is discarded."""
     idle_for_s: float | None = None
+    """Minimum idle time of a node; None: one scheduling cycle."""
     node_classes: tuple[str, ...] = ()
+    """Features that are names of node classes."""
     backfill: bool = False
+    """Whether leases cannot be preempted, so that each must end ``spare_s`` before the next known
+    use of its node.
+    """
     spare_s: float = 30.0
+    """Time that a lease leaves unused before the next known use of its node."""
     time_limit_s: float = 12 * 3600.0
+    """Maximum length of a lease."""
     lease_s: float | None = None
+    """Usual length, None: ``time_limit_s``."""
     time_min_s: float | None = None
+    """Minimum useful length, None if the main scheduler need not fit leases into the schedule."""
     min_lease_s: float = 0.0
+    """Minimum length that the site wants."""
     start_within_s: float = 60.0
+    """Maximum time from submission to start; then a lease is withdrawn."""
     submit_rate: float = 1.0
+    """Lease submissions per second on average."""
     submit_burst: float = 10.0
+    """Maximum number of lease submissions at one time."""
     request_rate: float = 2.0
+    """Requests to the scheduler's controller per second on average."""
     max_leases: int = 0
+    """Maximum number of leases at one time; 0 for no limit."""
     max_leases_per_user: int = 0
+    """Maximum number of leases of one user at one time; 0 for no limit."""
     hold_s: float | None = None
+    """Pause in requests after a preemption, None: see :mod:`scavenger.batch.hold`."""
     grace_s: float | None = None
+    """Time from a preemption's signal to SIGKILL, None: from the main scheduler's configuration."""
     needed_grace_s: float = 0.0
+    """Time that a job needs to leave in order."""
     poll_interval_s: float = 5.0
+    """Time between two polls."""
     shape: Shape = "single"
+    """How leases that are requested together become jobs."""
     shared_by: int = 8
+    """Maximum number of leases that share a job."""
 
     @property
     def prefix(self) -> str:
-        """What the names of our jobs begin with."""
+        """Beginning of the names of our jobs."""
         return f"malletrain-{self.tag}-"
 
     @property
     def owner(self) -> str:
-        """The one user who has leases; empty: there may be several, in site mode."""
+        """The one user who has leases; empty if there can be several, in site mode."""
         return "" if self.submit_as else self.user
 
     @property
-    def longest_pause_s(self) -> float:
-        """The longest pause between two polls of a scheduler that is slow or silent: half of
-        ``spare_s``. The other half is for the answer, so that a lease whose node is reserved still
-        has its whole grace time before the reservation begins.
+    def max_pause_s(self) -> float:
+        """Maximum pause between two polls of a scheduler that is slow or does not answer, seconds:
+        half of ``spare_s``. The other half is for the answer, so that a lease on a node with a
+        reservation still has its whole grace time before the reservation begins.
         """
         return max(self.poll_interval_s, self.spare_s / 2)
 
     @property
-    def least_s(self) -> float:
-        """The shortest lease that is asked for."""
-        return max(LEAST_LIMIT_S, self.time_min_s or 0.0, self.min_lease_s)
+    def min_length_s(self) -> float:
+        """Minimum length of a lease, seconds."""
+        return max(MIN_LIMIT_S, self.time_min_s or 0.0, self.min_lease_s)
 
     def rules_at(self, left_idle_s: float, partitions: Collection[str]) -> GapRules:
-        """The rules for gaps, with what the scheduler's own configuration says where the site's
-        says nothing: how long idle nodes are left to it, and where leases run.
+        """Return the rules for gaps. Settings that the site does not configure come from the
+        scheduler's configuration.
+
+        Args:
+            left_idle_s: time for which idle nodes are left to the scheduler, seconds.
+            partitions: partitions in which leases run.
         """
         rules = self.rules
         return replace(
@@ -113,28 +124,29 @@ class BatchSettings(Generic[OptionsT]):
             idle_for_s=left_idle_s if self.idle_for_s is None else self.idle_for_s,
             partitions=rules.partitions or frozenset(filter(None, partitions)),
             use_planned=rules.use_planned or self.backfill,
-            min_free_s=max(self.least_s + self.spare_s, rules.min_free_s),
+            min_free_s=max(self.min_length_s + self.spare_s, rules.min_free_s),
         )
 
     def class_of(self, features: Collection[str]) -> str:
-        """The class of a node with these features."""
+        """Return the class of a node with these features."""
         return next((name for name in self.node_classes if name in features), "default")
 
-    def limit_s(self, lease: str, step_s: float, *within_s: float | None) -> float | None:
-        """Time limit of a lease in seconds. None: too short to be of use.
+    def limit_s(self, lease: str, step_s: float, *ends_in_s: float | None) -> float | None:
+        """Return the time limit of a lease, seconds; None if it is too short to be useful.
 
-        Leases that were asked for together must not end together, which would take all its nodes
-        from a job at once: each has its own part, three quarters or more, of the usual time.
+        Leases that were requested together must not end together, because a job would lose all its
+        nodes at once. So each lease gets its own fraction, at least three quarters, of the usual
+        length.
 
         Args:
             lease: its id.
-            step_s: what limits are a multiple of, seconds.
-            within_s: seconds from now within which it must end; None: no such end.
+            step_s: time limits are multiples of this, seconds.
+            ends_in_s: seconds from now within which it must end; None: no such limit.
         """
         usual_s = min(self.lease_s or self.time_limit_s, self.time_limit_s)
         if self.lease_s is not None:
             usual_s *= 1.0 - SPREAD * zlib.crc32(lease.encode()) / 2**32
             usual_s = max(usual_s, min(self.min_lease_s, self.time_limit_s))
-        longest = min([usual_s, *(s for s in within_s if s is not None)])
-        limit = math.floor(longest / step_s + 1e-9) * step_s
-        return limit if limit > 0 and limit >= min(self.least_s, self.time_limit_s) else None
+        max_s = min([usual_s, *(s for s in ends_in_s if s is not None)])
+        limit = math.floor(max_s / step_s + 1e-9) * step_s
+        return limit if limit > 0 and limit >= min(self.min_length_s, self.time_limit_s) else None

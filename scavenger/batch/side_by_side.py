@@ -1,7 +1,7 @@
-"""Some commands of the main scheduler at a time.
+"""Runs several commands of the main scheduler in parallel.
 
-Decides how many: each waits for the scheduler's answer most of its time, and more of them would
-only wait longer.
+Decides how many: a command waits for the scheduler's answer most of its time, so more in parallel
+would only wait longer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ GivenT = TypeVar("GivenT")
 MadeT = TypeVar("MadeT")
 
 
-def side_by_side(call: Callable[[GivenT], MadeT], each: Sequence[GivenT]) -> list[MadeT]:
-    """What ``call`` makes of each, in their order; in threads where they are several."""
-    if len(each) <= 1:
-        return [call(one) for one in each]
-    with ThreadPoolExecutor(min(AT_A_TIME, len(each)), thread_name_prefix="scheduler") as pool:
-        return list(pool.map(call, each))
+def side_by_side(call: Callable[[GivenT], MadeT], items: Sequence[GivenT]) -> list[MadeT]:
+    """Return the results of ``call`` for each item, in order. Uses threads if there are several
+    items.
+    """
+    if len(items) <= 1:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(AT_A_TIME, len(items)), thread_name_prefix="scheduler") as pool:
+        return list(pool.map(call, items))

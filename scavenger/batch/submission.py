@@ -1,9 +1,9 @@
-"""Submitting leases at the site's pace and cancelling them, and what the complaints of the commands
-mean. For every batch scheduler.
+"""Submits leases at the site's rate, cancels them, and interprets the error messages of the
+commands. For all batch schedulers.
 
-Decides whether a submission that failed may have made a job all the same. Which leases are asked
-for or cancelled is decided in :mod:`scavenger.batch`; what the commands say stands in a
-:class:`Dialect` of each scheduler.
+Decides whether a failed submission may have created a job anyway. :mod:`scavenger.batch` decides
+which leases are requested or cancelled. A :class:`Dialect` per scheduler holds the patterns of its
+messages.
 """
 
 from __future__ import annotations
@@ -24,91 +24,104 @@ from scavenger.interface import SchedulerError
 
 
 class UnsureError(SchedulerError):
-    """The submission failed, and its job may be there or not."""
+    """The submission failed, and its job may or may not exist."""
 
 
 class RefusedError(SchedulerError):
-    """The main scheduler does not take this job."""
+    """The main scheduler refuses this job."""
 
 
 class LimitReachedError(RefusedError):
-    """The main scheduler takes no more jobs of this user for now."""
+    """The main scheduler accepts no more jobs of this user for now."""
 
 
 class NotYetError(SchedulerError):
-    """The site's pace allows no submission just now; nothing was asked."""
+    """The site's submission rate allows no submission now. No command was run."""
 
 
 class BusyError(SchedulerError):
-    """The main scheduler takes no job at all for now; it has too much to do."""
+    """The main scheduler accepts no jobs for now, because it is overloaded."""
 
 
 @dataclass(frozen=True)
 class LeaseSpec:
-    """One lease to be asked for. ``name``: of its job. ``output``: where what it prints is kept;
-    None: nowhere. ``keep_at_home``: it is kept in the owner's home directory. ``lease``: its id;
-    ``owner``: whom it is asked for as, None: this process's user.
-    """
+    """One lease to be requested."""
 
     name: str
+    """Name of its job."""
     node: str
+    """Node on which it runs."""
     argv: Sequence[str]
+    """Command of the agent."""
     env: Mapping[str, str]
+    """Environment variables to add."""
     limit_s: float
+    """Time limit, seconds."""
     grace_s: float
+    """Grace time, seconds."""
     output: Path | None
+    """File for its output; None: it is discarded."""
     keep_at_home: bool = False
+    """Whether its output is stored in the owner's home directory."""
     lease: str = ""
+    """Its id."""
     owner: str | None = None
+    """User to submit as, None: this process's user."""
 
     @property
     def part(self) -> Part:
-        """What it runs in a job that it shares with others."""
+        """The command that it runs in a job that it shares with others."""
         return Part(self.node, self.argv, self.env, self.output, self.keep_at_home)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The words of one batch scheduler. ``job_id`` reads what a submission printed. Complaints, as
-    patterns: ``limit_reached`` of jobs, ``unsure`` after which the job may be there or not,
-    ``ended`` about a job that need not be cancelled any more. ``cancel``: the command that ends
-    jobs, ``at_once`` of them at most.
-    """
+    """The commands and messages of one batch scheduler."""
 
     job_id: Callable[[str], str]
+    """Returns the job id in the output of a submission."""
     limit_reached: re.Pattern[str]
+    """Error messages: the job limit is reached."""
     unsure: re.Pattern[str]
+    """Error messages after which the job may or may not exist."""
     ended: re.Pattern[str]
+    """Error messages: the job has ended and need not be cancelled."""
     cancel: str
+    """The command that ends jobs."""
     at_once: int
+    """Maximum number of job ids in one such command."""
     kill: tuple[str, ...] = ()
-    """The command that kills what runs of suspended jobs; empty: to cancel them is enough."""
+    """The command that kills the processes of suspended jobs; empty if cancelling them is
+    sufficient.
+    """
     shrink: Callable[[Shrink], Sequence[str]] | None = None
-    """The command that takes nodes from a running job."""
+    """Returns the command that removes nodes from a running job; None if it cannot be done."""
 
 
 class Shrink(NamedTuple):
-    """A job that is to give back some of its nodes."""
+    """A request that a job releases some of its nodes."""
 
     job: str
+    """The main scheduler's id of the job."""
     user: str
+    """User of the job."""
     remaining: tuple[str, ...]
-    """Nodes that it keeps."""
+    """Nodes that the job keeps."""
     released: tuple[str, ...]
-    """Nodes that it gives back."""
+    """Nodes that the job releases."""
 
 
 class Cancelled(NamedTuple):
-    """What came of cancelling jobs."""
+    """The result of cancelling jobs."""
 
     accepted: frozenset[str]
-    """Ids of the jobs that will end, as far as the scheduler says."""
+    """Ids of the jobs whose cancel the scheduler accepted."""
     problem: CommandError | None
-    """What went wrong; jobs that have ended are no error."""
+    """The error, None if there is none. Jobs that have already ended cause no error."""
 
 
 class OwnedJob(Protocol):
-    """What is needed of a job to cancel it."""
+    """The attributes of a job that are needed to cancel it."""
 
     @property
     def id(self) -> str: ...
@@ -117,8 +130,8 @@ class OwnedJob(Protocol):
 
 
 class Submitter:
-    """Submits and cancels jobs. ``submit_as``: command put before for another owner; ``user``: this
-    process's; ``environment``: that of submissions. Safe to use from threads.
+    """Submits and cancels jobs. ``submit_as``: command prefix for another owner. ``user``: this
+    process's user. ``environment``: environment of submissions. Safe to use from several threads.
     """
 
     def __init__(
@@ -138,8 +151,16 @@ class Submitter:
         self.pace = pace
 
     def submit(self, argv: Sequence[str], script: bytes, owner: str | None) -> str:
-        """The id of the new job. Raises RefusedError, LimitReachedError, BusyError or UnsureError
-        with the scheduler's words, NotYetError at once where the pace allows none now.
+        """Submit a job and return its id.
+
+        Args:
+            argv: the submission command.
+            script: its input, the batch script.
+            owner: user to submit as; None: this process's user.
+
+        Raises:
+            NotYetError: the submission rate allows none now; raised at once.
+            RefusedError, LimitReachedError, BusyError, UnsureError: with the scheduler's message.
         """
         if not self.pace.take():
             raise NotYetError(f"submit_rate allows {self.pace.rate:g} submissions a second")
@@ -161,20 +182,21 @@ class Submitter:
         raise RefusedError(sentence)
 
     def cancel(self, jobs: Sequence[OwnedJob], options: Sequence[str] = ()) -> Cancelled:
-        """End jobs: as many of an owner at once as the command takes, and some commands at a time.
+        """End jobs. One command ends as many jobs of an owner as it accepts; several commands run
+        in parallel.
 
         Args:
-            jobs: those to end.
-            options: of the command; with some of them jobs are only sent a signal.
+            jobs: the jobs to end.
+            options: options of the command. With some options the jobs only receive a signal.
         """
         return self._on([self.dialect.cancel, *options], jobs)
 
     def kill(self, jobs: Sequence[OwnedJob]) -> Cancelled:
-        """Kill what runs of jobs that cannot hear a signal to end."""
+        """Kill the processes of jobs that cannot receive a signal to end."""
         return self._on(self.dialect.kill, jobs if self.dialect.kill else ())
 
     def shrink(self, request: Shrink) -> CommandError | None:
-        """Take nodes from a running job. Returns what went wrong."""
+        """Remove nodes from a running job. Returns the error, None if there is none."""
         assert self.dialect.shrink is not None, "only where jobs of several nodes are asked for"
         try:
             result = self.commands.run(self._as(self._owner(request), self.dialect.shrink(request)))
@@ -206,13 +228,15 @@ class Submitter:
     def _one_pack(
         self, command: Sequence[str], owner: str | None, ids: Sequence[str]
     ) -> tuple[set[str], CommandError | None]:
-        """The jobs of one owner for whom one command was accepted, and what went wrong."""
+        """Run one command for jobs of one owner. Returns the ids of the jobs for which it was
+        accepted, and the error.
+        """
         self.pace.spend(len(ids))
         try:
             result = self.commands.run(self._as(owner, [*command, *ids]))
         except CommandError as error:
             return set(), error
-        # One line for each job: that one of them has ended says nothing of the others.
+        # One line per job: a job that has already ended does not affect the others.
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         named = {id: [line for line in lines if _names(line, id)] for id in ids}
         refused = [line for line in lines if not self.dialect.ended.search(line)]
@@ -223,8 +247,8 @@ class Submitter:
         return set(), problem
 
     def _as(self, owner: str | None, argv: Sequence[str]) -> list[str]:
-        """The command as ``owner``, then by its full path: sudo looks for commands in a PATH of its
-        own.
+        """Return the command to run as ``owner``, with its full path, because sudo uses its own
+        PATH.
         """
         prefix = owner_prefix(self.submit_as, owner)
         path = shutil.which(argv[0], path=self.environment.get("PATH")) if prefix else None
@@ -232,16 +256,17 @@ class Submitter:
 
 
 def printed_id(printed: str, forms: Sequence[re.Pattern[str]], command: str) -> str:
-    """The job id among the lines that a submission printed: hooks, filters and wrappers of a site
-    print lines of their own before it and behind it.
+    """Return the job id in the output of a submission. Hooks, filters and wrappers of a site can
+    print lines before and after it.
 
     Args:
-        printed: what the command printed.
-        forms: of a whole line with the id as group 1; the first form that any line has counts.
-        command: for the message.
+        printed: output of the command.
+        forms: patterns of a whole line with the id as group 1. The first pattern that matches any
+            line is used.
+        command: name of the command, for the error message.
 
     Raises:
-        SchedulerError: no line is an id, or there are several.
+        SchedulerError: no line is an id, or several are.
     """
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     for form in forms:
@@ -259,5 +284,5 @@ def printed_id(printed: str, forms: Sequence[re.Pattern[str]], command: str) -> 
 
 
 def _names(line: str, job_id: str) -> bool:
-    """Whether a complaint is about this job."""
+    """Return whether an error message is about this job."""
     return re.search(rf"(?<![\w.]){re.escape(job_id)}(?!\w)", line) is not None

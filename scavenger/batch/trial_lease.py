@@ -1,7 +1,7 @@
-"""One lease taken to its end, to see that the site works: a poll, a submission, a start, an end.
+"""Takes one lease to its end, to test that the site works: a poll, a submission, a start, an end.
 
-Everything is done by the scavenger, as the daemon does it. Decides how long each step may take, and
-what is told of it.
+The scavenger does everything as in the daemon. Decides how long each step may take, and the
+sentences about it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from scavenger.interface import (
 )
 
 ARGV = ("sleep", "3600")
-GAP_WITHIN_S, START_WITHIN_S, END_WITHIN_S = 180.0, 120.0, 120.0
-"""How long is waited at most for a node that is a gap, for the start, and for the end."""
-POLL_EVERY_S = 1.0
+GAP_TIMEOUT_S, START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 120.0, 120.0
+"""Maximum time to wait for a gap, for the start and for the end, seconds."""
+POLL_INTERVAL_S = 1.0
 
 Sleep = Callable[[float], None]
 
 
 class _TrialError(Exception):
-    """A step came to nothing; the message says why."""
+    """A step failed. The message says why."""
 
 
-def with_name_of_its_own(scavenger: BatchScavenger[OptionsT, SiteT]) -> None:
-    """Have the scavenger name its leases as no daemon does: a daemon that runs must not take the
-    trial for a lease of its own that nobody wants, nor the trial those of the daemon.
+def use_trial_prefix(scavenger: BatchScavenger[OptionsT, SiteT]) -> None:
+    """Give the scavenger's leases a different prefix than any daemon uses. Otherwise a running
+    daemon would cancel the trial as an unknown lease of its own, and the trial would cancel the
+    daemon's leases.
     """
     scavenger.settings = replace(scavenger.settings, tag=f"check{secrets.token_hex(4)}")
 
@@ -48,62 +49,61 @@ def try_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Sleep = time.sleep,
 ) -> Iterator[tuple[bool, str]]:
-    """(works, sentence) per step, up to the first that does not work. Whatever happens, the lease
-    is given back.
+    """Yield (works, sentence) per step, up to the first that fails. The lease is always given back.
 
     Args:
-        scavenger: with which the lease is taken; see :func:`with_name_of_its_own`.
-        owner: as whom; None: the daemon's own user.
-        clock: seconds, on any clock that does not go back.
+        scavenger: the scavenger that takes the lease; see :func:`use_trial_prefix`.
+        owner: user to submit as; None: the daemon's own user.
+        clock: returns monotonic seconds.
         sleep: waits between two polls.
     """
     lease: Lease | None = None
-    over = False
+    has_ended = False
     try:
         began = clock()
         node = _gap(scavenger, clock, sleep)
         yield True, f"{node} became a gap after {clock() - began:.1f} s."
         began = clock()
         [lease] = scavenger.take([LeaseRequest("l1", node, ARGV, owner=owner)])
-        while lease.state is LeaseState.NOT_YET and clock() - began < START_WITHIN_S:
-            sleep(POLL_EVERY_S)
+        while lease.state is LeaseState.NOT_YET and clock() - began < START_TIMEOUT_S:
+            sleep(POLL_INTERVAL_S)
             [lease] = scavenger.take([LeaseRequest("l1", node, ARGV, owner=owner)])
         if lease.state in (LeaseState.ENDED, LeaseState.NOT_YET):
             raise _TrialError(f"The lease on {node} was not taken: {lease.reason}.")
         yield True, f"The lease on {node} was taken as job {lease.scheduler_id}."
-        _wait(scavenger, lease, LeaseState.RUNNING, START_WITHIN_S, clock, sleep)
+        _wait(scavenger, lease, LeaseState.RUNNING, START_TIMEOUT_S, clock, sleep)
         yield True, f"It started within {clock() - began:.1f} s."
         began = clock()
         scavenger.give_back([lease])
-        _wait(scavenger, lease, LeaseState.ENDED, END_WITHIN_S, clock, sleep)
-        over = True
+        _wait(scavenger, lease, LeaseState.ENDED, END_TIMEOUT_S, clock, sleep)
+        has_ended = True
         yield True, f"It ended within {clock() - began:.1f} s of being given back."
     except (SchedulerError, _TrialError) as error:
         yield False, str(error)
     finally:
-        if lease is not None and lease.state is not LeaseState.ENDED and not over:
+        if lease is not None and lease.state is not LeaseState.ENDED and not has_ended:
             scavenger.give_back([lease])
 
 
 def _gap(scavenger: Scavenger, clock: Callable[[], float], sleep: Sleep) -> str:
-    """A node that is a gap. One that has just become idle is none before the main scheduler has had
-    its turn.
+    """Return a node that is a gap. A node that has just become idle is not one until the main
+    scheduler has had its scheduling cycle.
     """
     began = clock()
     while True:
         poll = scavenger.poll()
         if poll.gaps:
             return poll.gaps[0].node
-        if clock() - began >= GAP_WITHIN_S:
+        if clock() - began >= GAP_TIMEOUT_S:
             raise _TrialError(
-                f"No node became a gap within {GAP_WITHIN_S:g} s, so that no lease could be tried"
-                f"{_why(poll)}. Try again when nodes are idle."
+                f"No node became a gap within {GAP_TIMEOUT_S:g} s, so that no lease could be tried"
+                f"{_idle_reason(poll)}. Try again when nodes are idle."
             )
-        sleep(POLL_EVERY_S)
+        sleep(POLL_INTERVAL_S)
 
 
-def _why(poll: PollResult) -> str:
-    """Why an idle node, or the first one, is no gap."""
+def _idle_reason(poll: PollResult) -> str:
+    """Return why an idle node, or the first node, is no gap."""
     for node in sorted(poll.explanations, key=lambda each: each.state != "idle")[:1]:
         for _, passed, sentence in node.rules:
             if not passed:
@@ -121,7 +121,8 @@ def _wait(
 ) -> None:
     """Poll until the lease is in this state. Raises _TrialError.
 
-    As in the daemon, a lease has ended if two polls in a row lack it: one answer may be truncated.
+    As in the daemon, a lease has ended if two successive polls lack it, because a single answer can
+    be truncated.
     """
     began, reason, absent = clock(), "", 0
     while True:
@@ -139,4 +140,4 @@ def _wait(
             raise _TrialError(
                 f"The lease on {lease.node} did not {step} within {within_s:g} s{words}."
             )
-        sleep(POLL_EVERY_S)
+        sleep(POLL_INTERVAL_S)

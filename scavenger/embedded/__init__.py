@@ -1,4 +1,4 @@
 """A small main scheduler for one machine, and its scavenger.
 
-The cluster is a process of its own; the scavenger runs in the daemon. Imports ``trace``.
+The cluster is a separate process. The scavenger runs in the daemon. Imports ``trace``.
 """

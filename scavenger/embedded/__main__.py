@@ -1,5 +1,5 @@
-"""Command line of the embedded cluster (``python -m scavenger.embedded``): settings in, running
-cluster out.
+"""Command line of the embedded cluster (``python -m scavenger.embedded``): reads the settings and
+runs the cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scavenger.embedded.layout import Layout, node_names, read_json
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of ``python -m scavenger.embedded``."""
+    """Return the parser of ``python -m scavenger.embedded``."""
     p = argparse.ArgumentParser(
         prog="python -m scavenger.embedded",
         description="An embedded cluster: virtual nodes on this machine, whose leases are real "
@@ -107,8 +107,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a cluster until it is stopped. 0: stopped in order; 1: refused, with a sentence on
-    standard error.
+    """Run a cluster until it is stopped. Returns 0 if it was stopped in order, 1 with a sentence on
+    standard error if it could not start.
     """
     p = parser()
     args = p.parse_args(argv)

@@ -1,18 +1,18 @@
 """The embedded cluster: a small main scheduler for one machine, with virtual nodes whose leases are
 real processes.
 
-It is a process of its own, so that killing the daemon stops neither it nor the agents::
+It is a separate process, so that killing the daemon stops neither it nor the agents::
 
-    python -m scavenger.embedded --dir DIR --nodes 6 [--trace FILE --speedup 30 --duration 120]
-    [--grace 5] [--notice-fraction 0.75]
+  python -m scavenger.embedded --dir DIR --nodes 6 [--trace FILE --speedup 30 --duration 120]
+  [--grace 5] [--notice-fraction 0.75]
 
-Without a trace every node is idle always; with one, the trace decides
-(:mod:`scavenger.trace.replay`). When a leased node becomes busy the cluster preempts: SIGTERM to
-the lease's process and, after the grace time, SIGKILL to everything of the lease; or, for the
-fraction without notice, SIGKILL to the process at once. It talks to its clients
-(:mod:`scavenger.embedded.scavenger`) through files only, see :mod:`scavenger.embedded.layout`.
-Asked to stop (SIGTERM) it preempts all leases and leaves no process behind; a second SIGTERM skips
-the grace time.
+Without a trace all nodes are always idle. With one, the trace decides
+(:mod:`scavenger.trace.replay`). When a leased node becomes busy, the cluster preempts the lease: it
+sends SIGTERM to the lease's process and, after the grace time, SIGKILL to all processes of the
+lease. For the fraction without notice it sends SIGKILL to the process at once. It communicates with
+its clients (:mod:`scavenger.embedded.scavenger`) only through files, see
+:mod:`scavenger.embedded.layout`. On SIGTERM it preempts all leases and leaves no process behind. A
+second SIGTERM skips the grace time.
 """
 
 from __future__ import annotations
@@ -28,47 +28,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.embedded import processes, signals
-from scavenger.embedded.layout import FORMAT, Layout, read_json, waiting
+from scavenger.embedded.layout import FORMAT_VERSION, Layout, pending_requests, read_json
 from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
 from scavenger.embedded.record import Record
 from scavenger.embedded.requests import ClusterRefused, TakeRequest, read_take
 
-if TYPE_CHECKING:  # a cluster without a trace needs no numpy
+if TYPE_CHECKING:  # a cluster without a trace does not need numpy
     from scavenger.trace.replay import Replay
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
 KEEP_ENDED = 256
-"""Ended leases kept in cluster.json, newest first to stay."""
+"""Maximum number of ended leases in cluster.json; the oldest are dropped."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a cluster behaves. Times in seconds.
-
-    ``notice_fraction``: fraction of preemptions announced by SIGTERM; the others kill at once.
-    ``sweep_s``: how long processes of an ended lease may take to go by themselves before they are
-    killed as orphans. ``lifetime_s``: stop by itself after this time.
-    """
+    """Settings of a cluster. Times are in seconds."""
 
     directory: Path
+    """Directory of the cluster, see :mod:`scavenger.embedded.layout`."""
     nodes: tuple[str, ...]
+    """Names of the virtual nodes."""
     grace_s: float = 5.0
+    """Time from SIGTERM to SIGKILL of a preempted lease."""
     notice_fraction: float = 1.0
+    """Fraction of preemptions that are announced by SIGTERM; the others kill at once."""
     seed: int = 0
+    """Seed of the choice of preemptions without notice."""
     sweep_s: float = 1.0
+    """Time after the end of a lease in which its remaining processes can exit by themselves;
+    then they are killed as orphans.
+    """
     lifetime_s: float | None = None
+    """The cluster stops by itself after this time."""
     trace: str | None = None
-    """The file that says which nodes are idle; kept to be told."""
+    """File of the trace; only reported to clients."""
     speedup: float = 1.0
-    """How many of its seconds pass in one; kept to be told."""
+    """Seconds of the trace per real second; only reported to clients."""
 
 
 @dataclass
 class VirtualNode:
-    """A virtual node. ``idle_since`` (epoch seconds) is when the current gap began, None while the
-    main scheduler uses it.
+    """A virtual node. ``idle_since`` (epoch seconds): start of the current gap, None while the main
+    scheduler uses it.
     """
 
     name: str
@@ -79,13 +83,13 @@ class VirtualNode:
     def state(self) -> str:
         if self.lease is None:
             return "busy" if self.idle_since is None else "idle"
-        # Between the end of a lease and the moment its processes are all gone nobody can have the
-        # node.
+        # After the end of a lease the node is not available until all processes of the lease are
+        # gone.
         return "leased" if self.lease.state == "running" else "busy"
 
 
 class EmbeddedCluster:
-    """The scheduler loop. Single-threaded: the processes of leases are tied to the life of the
+    """The scheduler loop. It has a single thread, because the processes of leases end with the
     thread that starts them.
     """
 
@@ -125,12 +129,13 @@ class EmbeddedCluster:
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
-            while not self._finished():
+            while not self._is_finished():
                 self.step(time.monotonic(), time.time())
                 select.select([wake], [], [], POLL_S)
                 signals.drain(wake)
         finally:
-            # Also on an error of our own: a main scheduler that goes takes its jobs with it.
+            # Also after an error in this process: a main scheduler that ends takes its jobs with
+            # it.
             for lease in self.leases.values():
                 if not lease.clean:
                     lease.kill_all_now()
@@ -139,13 +144,13 @@ class EmbeddedCluster:
             self._record.close()
 
     def step(self, now: float, wall: float) -> None:
-        """One round: what ended, what the trace wants, what is asked for, what is due."""
-        self._account(now)
+        """Run one iteration: process ended children, the trace, the requests and the deadlines."""
+        self._update_totals(now)
         self._reap(now, wall)
         self._follow_trace(now, wall)
         if self._should_stop(now):
             self._stop_all(now, wall)
-        self._requests(now, wall)
+        self._answer_requests(now, wall)
         for lease in list(self.leases.values()):
             if lease.clean:
                 continue
@@ -158,7 +163,7 @@ class EmbeddedCluster:
                 self.totals["orphans"] += lease.orphans - before[2]
                 self._dirty = True
             if lease.clean:
-                self._free(self.nodes[lease.node])
+                self._free_node(self.nodes[lease.node])
         self._reap(now, wall)
         if self._dirty or now - self._written >= HEARTBEAT_S:
             self._written = now
@@ -167,7 +172,7 @@ class EmbeddedCluster:
     def _request_stop(self) -> None:
         self.stop_signals += 1
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._stopping and all(lease.clean for lease in self.leases.values())
 
     def _should_stop(self, now: float) -> bool:
@@ -190,7 +195,7 @@ class EmbeddedCluster:
             for node in self.nodes.values():
                 if node.idle_since is None:
                     node.idle_since = wall
-                    self._changed(node)
+                    self._record_change(node)
             return
         if self.replay.time <= 0 and self.layout.hold.exists():
             self._trace_began = now
@@ -202,13 +207,13 @@ class EmbeddedCluster:
                 node.idle_since = None
                 self._preempt(node, now, wall)
             if node.lease is None:
-                self._changed(node)
+                self._record_change(node)
 
     def _preempt(self, node: VirtualNode, now: float, wall: float) -> None:
         lease = node.lease
         if lease is None or lease.state != "running" or lease.notice is not None:
             return
-        if lease.reason:  # already leaving, which is no preemption; it only may have less time left
+        if lease.reason:  # already leaving: no new preemption, but its deadline can move forward
             lease.leave(now, wall, self.settings.grace_s, lease.reason)
             return
         count = int(
@@ -224,11 +229,11 @@ class EmbeddedCluster:
         self._record.log(node.name, "preempted", lease.id, lease.reason)
         self._dirty = True
 
-    def _free(self, node: VirtualNode) -> None:
+    def _free_node(self, node: VirtualNode) -> None:
         node.lease = None
-        self._changed(node)
+        self._record_change(node)
 
-    def _changed(self, node: VirtualNode) -> None:
+    def _record_change(self, node: VirtualNode) -> None:
         self._record.log(node.name, node.state)
         self._dirty = True
 
@@ -249,23 +254,24 @@ class EmbeddedCluster:
                 self._record.log(lease.node, "ended", lease.id, lease.reason)
                 self._dirty = True
 
-    def _requests(self, now: float, wall: float) -> None:
-        for path in waiting(self.layout.spool):
+    def _answer_requests(self, now: float, wall: float) -> None:
+        for path in pending_requests(self.layout.spool):
             try:
                 answer: dict[str, Any] = {"ok": True, **self._answer(read_json(path), now, wall)}
             except (ClusterRefused, ValueError, OSError) as error:
                 self.totals["refused_requests"] += 1
                 answer = {"ok": False, "error": str(error)}
             self._dirty = True
-            # The state goes first: who has the answer finds the lease in the next poll.
+            # Write the state first, so that a client with the answer finds the lease in its next
+            # poll.
             self._dirty = not self._write("stopping" if self._stopping else "running")
             self._record.answer(path, answer)
 
     def _answer(self, request: Any, now: float, wall: float) -> dict[str, Any]:
-        if not isinstance(request, dict) or request.get("format") != FORMAT:
+        if not isinstance(request, dict) or request.get("format") != FORMAT_VERSION:
             raise ClusterRefused(
-                f"The request is not a JSON object of format {FORMAT}; client and cluster are "
-                "of different versions."
+                f"The request is not a JSON object of format {FORMAT_VERSION}; client and cluster "
+                "are of different versions."
             )
         kind = request.get("kind")
         if kind == "take" and isinstance(request.get("requests"), list):
@@ -281,12 +287,12 @@ class EmbeddedCluster:
         )
 
     def _take(self, entry: Any, now: float, wall: float) -> dict[str, Any]:
-        """Start a lease; a refused one is answered as ended at once, with the reason, as a
-        cancelled job would be.
+        """Start a lease. A refused one is answered as ended at once, with the reason, like a
+        cancelled job.
         """
         lease_id = str(entry.get("id", "")) if isinstance(entry, Mapping) else ""
         existing = self.leases.get(lease_id)
-        if existing is not None:  # asked again after an answer got lost
+        if existing is not None:  # requested again after an answer got lost
             return {"id": lease_id, **existing.record()}
         try:
             lease = self._start(read_take(entry), now, wall)
@@ -307,7 +313,7 @@ class EmbeddedCluster:
             node.name,
             request.argv,
             request.env,
-            folder=self.layout.lease(request.id),
+            folder=self.layout.lease_directory(request.id),
             cluster=str(self.layout.root),
             wall=wall,
             ends_by=None if request.duration_s is None else now + request.duration_s,
@@ -323,9 +329,9 @@ class EmbeddedCluster:
         for lease_id in ended[:-KEEP_ENDED]:
             del self.leases[lease_id]
 
-    # -- what is counted and written --
+    # -- counters and files --
 
-    def _account(self, now: float) -> None:
+    def _update_totals(self, now: float) -> None:
         elapsed, self._accounted = now - self._accounted, now
         for node in self.nodes.values():
             leased = node.state == "leased"
@@ -336,12 +342,12 @@ class EmbeddedCluster:
                 self.totals["grace_node_s"] += elapsed
 
     def _write(self, state: str) -> bool:
-        """Write cluster.json; False when it could not be (a full disk): tried again at the next
-        round.
+        """Write cluster.json. Returns False if that failed (a full disk); the next iteration tries
+        again.
         """
         own = processes.read(os.getpid())
         value = {
-            "format": FORMAT,
+            "format": FORMAT_VERSION,
             "state": state,
             "time": time.time(),
             "pid": os.getpid(),
@@ -370,9 +376,7 @@ class EmbeddedCluster:
         return self._record.state(value)
 
     def _clear_leftovers(self) -> None:
-        """Requests and processes of a cluster that was killed in this directory are nobody's any
-        more.
-        """
+        """Remove requests and processes of an earlier cluster that was killed in this directory."""
         for folder in (self.layout.spool, self.layout.answers):
             for path in folder.iterdir():
                 path.unlink()

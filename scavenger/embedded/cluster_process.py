@@ -1,7 +1,7 @@
-"""The process of an embedded cluster: starting one, finding one that runs, stopping it.
+"""The process of an embedded cluster: starts one, finds a running one, stops it.
 
-Decides when a cluster counts as started or gone; what it does with its nodes is its own matter
-(:mod:`scavenger.embedded.cluster`).
+Decides when a cluster counts as started or gone. :mod:`scavenger.embedded.cluster` decides what it
+does with its nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import SchedulerError
 
 START_TIMEOUT_S = 120.0
-"""A busy machine takes that long to start a process; one that ends is noticed at once."""
+"""Time limit of the start, seconds. A busy machine can need this long to start a process. A process
+that ends is noticed at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,36 +31,40 @@ class ClusterProcess:
     """A running embedded cluster, started by this process or another."""
 
     directory: Path
+    """Directory of the cluster."""
     pid: int
+    """Its process id."""
     pid_start: int
+    """Start time of the process, clock ticks since boot."""
     process: subprocess.Popen[bytes] | None = None
+    """The process, if it is a child of this one."""
 
     @classmethod
     def attach(cls, directory: str | os.PathLike[str]) -> ClusterProcess:
-        """The cluster that runs in ``directory``. Raises SchedulerError when none does."""
+        """Return the cluster that runs in ``directory``. Raises SchedulerError if none does."""
         scavenger = LocalScavenger(directory)
         state = scavenger.state()
         return cls(scavenger.layout.root, int(state["pid"]), int(state["pid_start"]))
 
     def scavenger(self) -> LocalScavenger:
-        """A connection to it."""
+        """Return a connection to the cluster."""
         return LocalScavenger(self.directory)
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether it still runs."""
         if self.process is not None:
-            self.process.poll()  # reaps it when it is our child
+            self.process.poll()  # reaps it if it is our child
         return processes.alive(self.pid, self.pid_start)
 
     def go_on(self) -> None:
-        """Let the trace begin that :func:`start_cluster` was told to hold. Harmless where it has
-        begun.
+        """Start the trace of a cluster that was started with ``hold``. Does nothing if the trace
+        has started.
         """
         Layout(self.directory).hold.unlink(missing_ok=True)
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop it in order (leases get their grace time); after ``timeout_s`` by force. Returns
-        when it is gone.
+        """Stop the cluster in order (leases get their grace time), after ``timeout_s`` by force.
+        Returns when it is gone.
         """
         for number, patience in (
             (signal.SIGTERM, timeout_s),
@@ -99,9 +105,9 @@ def start_cluster(
     """Start a cluster as a process in its own session, which outlives this one, and wait until it
     is ready.
 
-    The options are those of ``python -m scavenger.embedded --help``. ``hold``: the trace stands
-    still at its first second until :meth:`ClusterProcess.go_on`. Raises SchedulerError with the
-    cluster's own words when it does not start.
+    The options are those of ``python -m scavenger.embedded --help``. ``hold``: the trace stays at
+    its first second until :meth:`ClusterProcess.go_on`. Raises SchedulerError with the cluster's
+    message if it does not start.
     """
     layout = Layout(Path(directory).resolve())
     layout.create()
@@ -176,7 +182,7 @@ def start_cluster(
 
 
 def _silence(log: Path) -> str:
-    """Why a cluster that has ended left no word in its log."""
+    """Return why a cluster that has ended left no message in its log."""
     try:
         with open(log, "ab") as file:
             file.write(b"\n")

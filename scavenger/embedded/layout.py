@@ -1,19 +1,17 @@
-"""The files through which the embedded cluster and its clients talk.
+"""The files through which the embedded cluster and its clients exchange requests and state.
 
-Everything is below one directory. A file is always replaced whole (temporary name, then rename), so
-a reader never sees half of one.
+All files are below one directory. Writers replace each JSON file atomically (temporary name, then
+rename), so readers never see a partial file.
 
-=================
-=======================================================================================================
-``cluster.json``   the cluster's state, written at every change and once a second; only the cluster
-writes it ``spool/``         one JSON file per request; the cluster consumes them in the order of
-their names ``answers/``       one JSON file per request of the same name; the client removes what
-it has read ``history.csv``    every change of a node's state, appended ``leases/ID/``     working
-directory of a lease, with ``output.log`` (standard output and error of its command) ``cluster.log``
-what the cluster process itself prints ``cluster.lock``   held while a cluster runs: there is one
-per directory ``hold``           while this file is there, the trace waits at its first
-second =================
-=======================================================================================================
+* ``cluster.json``: state of the cluster, written by the cluster at every change and once a second.
+* ``spool/``: one JSON file per request. The cluster reads them in the order of their names.
+* ``answers/``: one JSON file per request, with the same name. The client deletes it after reading.
+* ``history.csv``: one appended line per change of a node's state.
+* ``leases/ID/``: working directory of a lease. ``output.log`` holds stdout and stderr of its
+  command.
+* ``cluster.log``: output of the cluster process.
+* ``cluster.lock``: lock of the running cluster, one cluster per directory.
+* ``hold``: while this file exists, the trace does not start.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import Any
 
 from scavenger.embedded import processes
 
-FORMAT = 1
+FORMAT_VERSION = 1
 LEASE_LOG = "output.log"
 _serial = itertools.count()
 
@@ -38,6 +36,7 @@ class Layout:
     """Paths below a cluster's directory."""
 
     root: Path
+    """Directory of the cluster."""
 
     @property
     def state(self) -> Path:
@@ -71,20 +70,20 @@ class Layout:
     def leases(self) -> Path:
         return self.root / "leases"
 
-    def lease(self, lease_id: str) -> Path:
-        """Working directory of a lease."""
+    def lease_directory(self, lease_id: str) -> Path:
+        """Return the working directory of a lease."""
         return self.leases / lease_id
 
     def create(self) -> None:
-        """Make the directories, closed to other users: requests carry the environment of agents,
-        keys included.
+        """Create the directories with mode 0700, because requests contain the agents' environment,
+        including keys.
         """
         for path in (self.root, self.spool, self.answers, self.leases):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """The names of a cluster's nodes."""
+    """Return the names of a cluster's nodes."""
     return tuple(f"n{k}" for k in range(1, count + 1))
 
 
@@ -98,8 +97,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``; None when there is no such file. Raises ValueError when it is not
-    JSON.
+    """Return the JSON value in ``path``; None if there is no such file. Raises ValueError if the
+    content is not JSON.
     """
     try:
         return json.loads(path.read_text())
@@ -108,12 +107,12 @@ def read_json(path: Path) -> Any:
 
 
 def request_name() -> str:
-    """A file name that sorts by time and is used by no other request."""
+    """Return a file name that sorts by time and is unique among requests."""
     return f"{time.time_ns():020d}-{os.getpid()}-{next(_serial):06d}.json"
 
 
-def waiting(folder: Path) -> list[Path]:
-    """Finished request files, oldest first."""
+def pending_requests(folder: Path) -> list[Path]:
+    """Return the complete request files, oldest first."""
     with os.scandir(folder) as entries:
         return sorted(
             Path(e.path) for e in entries if e.name.endswith(".json") and not e.name.startswith(".")
@@ -121,7 +120,7 @@ def waiting(folder: Path) -> list[Path]:
 
 
 def cluster_alive(state: Any) -> bool:
-    """Whether the process that wrote this ``cluster.json`` still runs on this machine."""
+    """Return whether the process that wrote this ``cluster.json`` still runs on this machine."""
     return (
         isinstance(state, dict)
         and state.get("state") != "stopped"

@@ -30,35 +30,52 @@ from scavenger.embedded import processes
 from scavenger.embedded.layout import LEASE_LOG
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-SCAN_EVERY_S = 0.1
-"""Reading /proc costs about a millisecond per hundred processes."""
+SCAN_INTERVAL_S = 0.1
+"""Minimum time between two scans of /proc, seconds. A scan costs about a millisecond per hundred
+processes.
+"""
 
 
 @dataclass
 class LeaseProcess:
-    """A lease and its process. Times named ``*_at`` are epoch seconds; deadlines are on the
+    """A lease and its process. Times named ``*_at`` are epoch seconds. Deadlines are on the
     monotonic clock.
     """
 
     id: str
+    """Name of the lease."""
     node: str
+    """Virtual node of the lease."""
     marks: tuple[str, ...]
+    """Settings ``NAME=value`` in the environment of all its processes."""
     pid: int
+    """Id of the first process."""
     started_at: float
+    """Start time."""
     ends_by: float | None
+    """End by the time limit, on the monotonic clock; None: no limit."""
     process: subprocess.Popen[bytes]
+    """The first process."""
     state: str = "running"
+    """``running`` or ``ended``."""
     reason: str = ""
+    """Why it is leaving or has ended."""
     gone_at: float | None = None
-    """Epoch seconds: when it is killed unless it has left by then."""
+    """Epoch seconds at which it is killed unless it has left by then; None if it was not asked to
+    leave.
+    """
     ended_at: float | None = None
+    """Time at which the first process ended; None before."""
     exit_status: int | None = None
-    """As subprocess has it: negative for a signal."""
+    """Exit status as in subprocess: negative for a signal."""
     notice: bool | None = None
-    """For a preempted lease, whether it was asked to leave before it was killed."""
+    """For a preempted lease: whether it was asked to leave before it was killed."""
     killed_after_grace: int = 0
+    """Number of processes killed after the grace time."""
     orphans: int = 0
+    """Number of processes killed after the end of the first process."""
     clean: bool = False
+    """Whether no process of the lease is left."""
     _kill_at: float | None = None
     _sweep_by: float | None = None
     _killing: bool = False
@@ -66,8 +83,14 @@ class LeaseProcess:
     _killed: set[tuple[int, int]] = field(default_factory=set)
 
     def leave(self, now: float, wall: float, grace_s: float, reason: str) -> None:
-        """Ask the first process to leave (SIGTERM) and set the deadline. A lease already leaving
-        keeps the earlier deadline.
+        """Ask the first process to leave (SIGTERM) and set the deadline. A lease that is already
+        leaving keeps the earlier deadline.
+
+        Args:
+            now: time on the monotonic clock, seconds.
+            wall: epoch seconds.
+            grace_s: time until the lease is killed, seconds.
+            reason: why it has to leave.
         """
         if self.state != "running":
             return
@@ -79,13 +102,22 @@ class LeaseProcess:
             self._signal(signal.SIGTERM)
 
     def kill(self, reason: str) -> None:
-        """Kill the first process without notice; what it leaves behind is swept up later."""
+        """Kill the first process without notice. The processes that it leaves behind are killed
+        later.
+        """
         if self.state == "running":
             self.reason = reason
             self._signal(signal.SIGKILL)
 
     def exited(self, status: int, now: float, wall: float, sweep_s: float) -> None:
-        """The first process is gone (``status`` as waitpid gives it)."""
+        """Note that the first process has ended.
+
+        Args:
+            status: exit status as waitpid returns it.
+            now: time on the monotonic clock, seconds.
+            wall: epoch seconds.
+            sweep_s: time until the remaining processes are killed, seconds.
+        """
         self.exit_status = self.process.returncode = os.waitstatus_to_exitcode(status)
         self.state = "ended"
         self.ended_at = wall
@@ -106,17 +138,17 @@ class LeaseProcess:
         if self.state == "running":
             if self._kill_at is not None and now >= self._kill_at:
                 self._killing = True
-                self._scan_at = now + SCAN_EVERY_S
+                self._scan_at = now + SCAN_INTERVAL_S
                 self._kill_all()
                 self.killed_after_grace = len(self._killed)
         elif self._killing:
-            # Again until nothing is left: a process may have forked while the others were being
+            # Repeat until no process is left, because a process can fork while the others are being
             # killed.
-            self._scan_at = now + SCAN_EVERY_S
+            self._scan_at = now + SCAN_INTERVAL_S
             self.clean = self._kill_all() == 0
         else:
             assert self._sweep_by is not None
-            self._scan_at = now + SCAN_EVERY_S
+            self._scan_at = now + SCAN_INTERVAL_S
             remaining = processes.of_lease(self.pid, self.marks)
             if not remaining:
                 self.clean = True
@@ -126,13 +158,13 @@ class LeaseProcess:
                 self._kill_all()
 
     def kill_all_now(self) -> None:
-        """Kill everything of the lease at once; for a cluster that must end now."""
+        """Kill all processes of the lease at once, for a cluster that must end now."""
         self._kill_all()
         self._killing = True
         self._scan_at = 0.0
 
     def record(self) -> dict[str, Any]:
-        """What cluster.json says about the lease."""
+        """Return the lease's entry in cluster.json."""
         return {
             "node": self.node,
             "state": self.state,
@@ -149,15 +181,16 @@ class LeaseProcess:
         }
 
     def _signal(self, number: signal.Signals) -> None:
-        # The pid cannot be another process's: a child that was not reaped keeps its pid.
+        # The pid cannot belong to another process, because a child keeps its pid until it is
+        # reaped.
         try:
             os.kill(self.pid, number)
         except ProcessLookupError:
             pass
 
     def _kill_all(self) -> int:
-        """Kill what is alive of the lease; how many there were. A killed process may need a moment
-        to go.
+        """Kill the living processes of the lease and return their number. A killed process may
+        still exist for a moment.
         """
         remaining = processes.of_lease(self.pid, self.marks)
         self._killed |= {(p.pid, p.start) for p in remaining if processes.send(p, signal.SIGKILL)}
@@ -175,11 +208,11 @@ def start(
     wall: float,
     ends_by: float | None,
 ) -> LeaseProcess:
-    """Start the command of a lease in its own session, tied to this process's life. Raises OSError
-    when it cannot be started.
+    """Start the command of a lease in its own session, so that it ends with this process. Raises
+    OSError if it cannot be started.
 
     The command gets this process's environment, ``env``, and MALLETRAIN_NODE, MALLETRAIN_LEASE and
-    MALLETRAIN_CLUSTER; working directory ``folder``, output to a file there.
+    MALLETRAIN_CLUSTER. Its working directory is ``folder``, its output goes to a file there.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     marks = {"MALLETRAIN_CLUSTER": cluster, "MALLETRAIN_LEASE": lease_id}
@@ -205,15 +238,20 @@ def start(
 
 
 def notice_given(count: int, fraction: float, seed: int) -> bool:
-    """Whether preemption number ``count`` (from 0) is announced: evenly spread, so that any run of
-    them has the fraction asked for.
+    """Return whether preemption number ``count`` (from 0) is announced. Announcements are evenly
+    spread, so that each sequence of preemptions has the requested fraction.
+
+    Args:
+        count: number of the preemption.
+        fraction: fraction of preemptions that are announced.
+        seed: seed of the choice.
     """
     phase = random.Random(seed).random()
     return math.floor((count + 1) * fraction + phase) > math.floor(count * fraction + phase)
 
 
 def describe_exit(status: int) -> str:
-    """'exit status 3' or 'signal SIGKILL'."""
+    """Return 'exit status 3' or 'signal SIGKILL'."""
     if status >= 0:
         return f"exit status {status}"
     try:

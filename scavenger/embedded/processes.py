@@ -1,7 +1,7 @@
-"""Processes of this machine, read from /proc: who is alive, who belongs to a lease.
+"""Processes of this machine, read from /proc: which are alive, and which belong to a lease.
 
-Decides only what belongs together; ending is left to the caller. Linux only, as the embedded
-cluster is.
+Decides only which processes belong together. The caller ends them. Linux only, like the embedded
+cluster.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Process:
-    """One process. ``start`` is its start time in clock ticks since boot: with the pid it names a
-    process for good.
-    """
+    """One process."""
 
     pid: int
+    """Process id."""
     parent: int
+    """Process id of the parent."""
     session: int
+    """Session id."""
     state: str
+    """State letter (proc(5))."""
     start: int
+    """Start time in clock ticks since boot; with the pid it identifies a process uniquely."""
 
 
 def read(pid: int) -> Process | None:
-    """The process, or None when there is none (proc(5), stat)."""
+    """Return the process, or None if it does not exist (proc(5), stat)."""
     try:
         data = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command name may hold spaces and brackets; the fields begin after the last one.
+    # The command name can contain spaces and brackets; the fields begin after the last bracket.
     fields = data[data.rfind(b")") + 2 :].split()
     return Process(pid, int(fields[1]), int(fields[3]), fields[0].decode(), int(fields[19]))
 
 
 def alive(pid: int, start: int | None = None) -> bool:
-    """Whether the process runs (a zombie does not); with ``start``, whether it is still that same
-    process.
+    """Return whether the process runs (a zombie does not). With ``start``, whether it is still the
+    same process.
     """
     process = read(pid)
     return (
@@ -53,7 +56,9 @@ def alive(pid: int, start: int | None = None) -> bool:
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine: pids of another boot mean nothing."""
+    """Return the id of this boot. It changes at every boot; pids of another boot are
+    meaningless.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -61,8 +66,8 @@ def boot_id() -> str:
 
 
 def become_subreaper() -> None:
-    """Make orphans among this process's descendants its own children (prctl(2)), so that none gets
-    out of sight.
+    """Make orphaned descendants of this process its own children (prctl(2)), so that it can find
+    and kill them.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
@@ -70,13 +75,13 @@ def become_subreaper() -> None:
 
 
 def all_processes() -> dict[int, Process]:
-    """Every live process by pid (zombies left out)."""
+    """Return pid → live process, without zombies."""
     processes = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {p.pid: p for p in processes if p is not None and p.state not in "ZX"}
 
 
 def with_environment(marks: Iterable[str]) -> list[Process]:
-    """Live processes of this user that were started with all of the settings ``NAME=value`` in
+    """Return the live processes of this user that were started with all settings ``NAME=value`` in
     their environment.
     """
     settings = [mark.encode() for mark in marks]
@@ -84,7 +89,7 @@ def with_environment(marks: Iterable[str]) -> list[Process]:
 
 
 def working_below(directory: Path) -> list[Process]:
-    """Live processes of this user whose working directory is inside ``directory``."""
+    """Return the live processes of this user whose working directory is inside ``directory``."""
     processes = []
     for process in all_processes().values():
         try:
@@ -99,12 +104,12 @@ def working_below(directory: Path) -> list[Process]:
 def of_lease(
     leader: int, marks: Iterable[str], processes: dict[int, Process] | None = None
 ) -> list[Process]:
-    """Live processes that belong to a lease whose first process is (was) ``leader``.
+    """Return the live processes of a lease whose first process is (or was) ``leader``.
 
-    A process belongs to it when it is in the leader's session, or below the leader or another
-    member in the process tree, or carries the lease's settings in its environment. Each alone
-    misses some: a daemonised child leaves the session, an orphan leaves the tree, a program may
-    start its children with a clean environment.
+    A process belongs to it if it is in the leader's session, or below the leader or another member
+    in the process tree, or has the lease's settings in its environment. Each criterion alone misses
+    some: a daemonised child leaves the session, an orphan leaves the tree, a program can start its
+    children with a clean environment.
     """
     table = all_processes() if processes is None else processes
     settings = [mark.encode() for mark in marks]
@@ -121,8 +126,8 @@ def of_lease(
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Send a signal to that very process; False when it is gone. (Checked again: its pid may have
-    been given to another.)
+    """Send a signal to this process. Returns False if it is gone; its start time is checked,
+    because its pid may have been reused.
     """
     if not alive(process.pid, process.start):
         return False

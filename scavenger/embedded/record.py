@@ -1,5 +1,5 @@
-"""What the embedded cluster writes for others to read: its state, its answers and its history. A
-full disk stops none of its work.
+"""Writes the files of the embedded cluster: state, answers and history. A full disk does not stop
+the cluster.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from scavenger.embedded.layout import Layout, waiting, write_json
+from scavenger.embedded.layout import Layout, pending_requests, write_json
 
-ANSWER_KEPT_S = 60.0
+ANSWER_LIFETIME_S = 60.0
 HISTORY_HEADER = ("time", "node", "event", "lease", "reason")
 
 
 class Record:
-    """The files of one cluster. What cannot be written is said on standard error, once."""
+    """The files of one cluster. Write errors are reported on standard error, once."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -27,18 +27,18 @@ class Record:
         self._last_complaint = ""
 
     def open(self) -> None:
-        """Begin or go on with the history. Raises OSError."""
+        """Create the history, or append to it. Raises OSError."""
         self._history = open(self.layout.history, "a", newline="")  # noqa: SIM115
         if self.layout.history.stat().st_size == 0:
             csv.writer(self._history).writerow(HISTORY_HEADER)
 
     def close(self) -> None:
-        """End the history."""
+        """Close the history."""
         if self._history is not None:
             self._history.close()
 
     def log(self, node: str, event: str, lease: str = "", reason: str = "") -> None:
-        """A line of the history."""
+        """Append a line to the history."""
         if self._history is None:
             return
         try:
@@ -48,12 +48,14 @@ class Record:
             self._complain(f"The history could not be written: {error}.")
 
     def state(self, value: Mapping[str, Any]) -> bool:
-        """Write cluster.json; False when it could not be: to be tried again at the next round."""
+        """Write cluster.json. Returns False if that failed, to be tried again in the next
+        iteration.
+        """
         try:
             write_json(self.layout.state, value)
-            for path in waiting(self.layout.answers):
-                with contextlib.suppress(FileNotFoundError):  # the client may be quicker
-                    if time.time() - path.stat().st_mtime > ANSWER_KEPT_S:
+            for path in pending_requests(self.layout.answers):
+                with contextlib.suppress(FileNotFoundError):  # removed by the client
+                    if time.time() - path.stat().st_mtime > ANSWER_LIFETIME_S:
                         path.unlink()
         except OSError as error:
             self._complain(f"The state could not be written: {error}.")
@@ -61,7 +63,7 @@ class Record:
         return True
 
     def answer(self, request: Path, value: Mapping[str, Any]) -> None:
-        """Answer a request, which is done then."""
+        """Answer a request, and delete it."""
         try:
             write_json(self.layout.answers / request.name, value)
             request.unlink()

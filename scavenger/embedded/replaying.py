@@ -1,5 +1,5 @@
-"""From a trace file to what the nodes of an embedded cluster do. Whoever wants to know beforehand
-whether a cluster would start asks here, as the cluster itself does.
+"""Converts a trace file into the states of an embedded cluster's nodes. The cluster uses it, and so
+do callers that want to know in advance whether a cluster would start.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ def read_replay(
     trace_end_s: float | None = None,
     at_end: AtEnd = "repeat",
 ) -> Replay:
-    """What ``nodes`` do as the trace in ``path`` says.
+    """Return the states of ``nodes`` by the trace in ``path``.
 
     Args:
         path: The trace.
         nodes: Names of the cluster's nodes.
-        speedup: How many seconds of the trace pass in one second.
-        seed: Chooses the nodes of the trace that are used.
-        start_s: Second of the trace to begin at; None: where most happens.
+        speedup: Seconds of the trace per real second.
+        seed: Seed of the choice of the trace's nodes.
+        start_s: Start in the trace, seconds; None: where most gaps begin.
         duration_s: Real seconds of the trace to use; None: all.
-        trace_end_s: Where the trace's observation ends; None: its last event.
+        trace_end_s: End of the trace's observation, seconds; None: its last event.
         at_end: What comes after the trace: repeat, idle, busy, hold.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no trace, or none that fits.
+        ValueError: It is not a trace, or does not fit the options.
     """
     whole = read(path, duration_s=trace_end_s)
-    if set(whole.names) < set(nodes):  # nodes without an event are busy all the time
+    if set(whole.names) < set(nodes):  # nodes without an event are always busy
         whole = read(path, names=nodes, duration_s=trace_end_s)
     cut = fit(
         whole, nodes, speedup=speedup, duration_s=duration_s, start_s=start_s, seed=seed

@@ -1,5 +1,5 @@
-"""What clients may ask of an embedded cluster, checked. Pure; whether a node is free is the
-cluster's decision.
+"""Checks the requests of clients to an embedded cluster. Pure. The cluster decides whether a node
+is free.
 """
 
 from __future__ import annotations
@@ -13,23 +13,27 @@ _LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 class ClusterRefused(ValueError):
-    """A request that cannot be done; the message says why."""
+    """An invalid request. The message says why."""
 
 
 @dataclass(frozen=True)
 class TakeRequest:
-    """A lease that is asked for."""
+    """A request for a lease."""
 
     id: str
+    """Name of the lease."""
     node: str
+    """Virtual node."""
     argv: list[str]
+    """Command to run."""
     env: dict[str, str]
+    """Environment variables to add."""
     duration_s: float | None
-    """Time limit, seconds; None: none."""
+    """Time limit, seconds; None: no limit."""
 
 
 def read_take(entry: Any) -> TakeRequest:
-    """One entry of a request of kind ``take``. Raises ClusterRefused."""
+    """Return one checked entry of a request of kind ``take``. Raises ClusterRefused."""
     fields = entry if isinstance(entry, Mapping) else {}
     lease_id = str(fields.get("id", ""))
     if not _LEASE_ID.fullmatch(lease_id):

@@ -1,7 +1,7 @@
 """The scavenger of the embedded cluster: the client of :mod:`scavenger.embedded.cluster`.
 
-Every virtual node that the cluster shows as idle is a gap: its main scheduler has no queue behind
-it. Nothing is decided here about who gets a lease.
+Every virtual node that the cluster shows as idle is a gap, because its main scheduler has no queue.
+This module decides nothing about leases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scavenger.embedded.layout import (
-    FORMAT,
+    FORMAT_VERSION,
     Layout,
     cluster_alive,
     read_json,
@@ -34,15 +34,16 @@ from scavenger.interface import (
 
 ANSWER_TIMEOUT_S = 60.0
 SILENT_S = 30.0
-"""A cluster that runs writes its state every few seconds. One whose state is older does not answer.
+"""Maximum age of the cluster's state, seconds. A running cluster writes it every few seconds; with
+an older state it counts as not answering.
 """
 
 
 class LocalScavenger:
-    """A connection to the embedded cluster in ``directory``. Any number may exist, in any process.
+    """A connection to the embedded cluster in ``directory``. There can be several, in any process.
 
-    ``estimator``: learns from the gaps seen in :meth:`poll` and gives each gap its horizon; without
-    one horizons are unknown.
+    ``estimator``: learns from the gaps in :meth:`poll` and gives each gap its horizon; None:
+    horizons are unknown.
     """
 
     name = "local"
@@ -61,8 +62,8 @@ class LocalScavenger:
         self._watch = None if estimator is None else GapWatch(estimator)
 
     def poll(self) -> PollResult:
-        """Gaps and leases now. Raises SchedulerError when no cluster runs in the directory, or when
-        it stands still.
+        """Return the present gaps and leases. Raises SchedulerError if no cluster runs in the
+        directory or it does not answer.
         """
         state = self.state()
         age_s = time.time() - float(state["time"])
@@ -116,10 +117,10 @@ class LocalScavenger:
         )
 
     def know(self, leases: Mapping[str, str], nodes: Mapping[str, str]) -> None:
-        """All leases are of one user."""
+        """Do nothing: all leases belong to one user."""
 
     def take(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
-        """Start leases; one that was refused (its node is no longer idle) comes back ENDED with the
+        """Start leases. A refused one (its node is no longer idle) is returned as ENDED, with the
         reason.
         """
         if not requests:
@@ -149,11 +150,11 @@ class LocalScavenger:
             self._ask({"kind": "release", "leases": [lease.id for lease in leases]})
 
     def contact(self) -> Contact:
-        """The cluster is MalleTrain's own: nothing is counted and nothing held back."""
+        """Return an empty condition: the cluster is MalleTrain's own and needs no limits."""
         return Contact()
 
     def check(self) -> list[tuple[bool, str]]:
-        """Whether a cluster runs in the directory and answers."""
+        """Return whether a cluster runs in the directory and answers."""
         try:
             state = self.state()
         except SchedulerError as error:
@@ -186,23 +187,23 @@ class LocalScavenger:
         return findings
 
     def options(self) -> dict[str, Any]:
-        """What the cluster was started with: ``nodes``, ``trace``, ``speedup``, ``grace``,
-        ``notice_fraction``, ``seed``; of one of an earlier version the two that it tells. Raises
-        SchedulerError when no cluster runs in the directory.
+        """Return the cluster's options: ``nodes``, ``trace``, ``speedup``, ``grace``,
+        ``notice_fraction``, ``seed``; for a cluster of an earlier version only the two that it
+        reports. Raises SchedulerError if no cluster runs in the directory.
         """
         state = self.state()
-        least = {"nodes": len(state["nodes"]), "grace": float(state["grace_s"])}
-        return dict(state.get("options", least))
+        defaults = {"nodes": len(state["nodes"]), "grace": float(state["grace_s"])}
+        return dict(state.get("options", defaults))
 
     def totals(self) -> dict[str, float]:
-        """The cluster's own counts: node-seconds offered, leased and used in grace time, leases,
-        preemptions, orphans.
+        """Return the cluster's own counts: node-seconds offered, leased and used in grace time,
+        leases, preemptions, orphans.
         """
         return {k: float(v) for k, v in self.state(must_run=False)["totals"].items()}
 
     def state(self, must_run: bool = True) -> dict[str, Any]:
-        """What the cluster last wrote of itself (cluster.json). Raises SchedulerError when none is
-        there, or none runs and ``must_run``.
+        """Return the state that the cluster last wrote (cluster.json). Raises SchedulerError if
+        there is none, or if no cluster runs and ``must_run``.
         """
         try:
             state = read_json(self.layout.state)
@@ -214,19 +215,19 @@ class LocalScavenger:
             raise SchedulerError(
                 f"No embedded cluster has run in {self.layout.root}. {self._how_to_start()}"
             )
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
+        if not isinstance(state, dict) or state.get("format") != FORMAT_VERSION:
             raise SchedulerError(
                 f"{self.layout.state} was not written by this version of the embedded cluster. "
                 f"{self._how_to_start()}"
             )
         if must_run and not cluster_alive(state):
-            what = (
+            condition = (
                 "was stopped"
                 if state["state"] == "stopped"
                 else f"is gone (process {state['pid']})"
             )
             raise SchedulerError(
-                f"The embedded cluster in {self.layout.root} {what}. {self._how_to_start()}"
+                f"The embedded cluster in {self.layout.root} {condition}. {self._how_to_start()}"
             )
         return state
 
@@ -237,7 +238,7 @@ class LocalScavenger:
         self.state()
         name = request_name()
         try:
-            write_json(self.layout.spool / name, {"format": FORMAT, **request})
+            write_json(self.layout.spool / name, {"format": FORMAT_VERSION, **request})
         except OSError as error:
             raise SchedulerError(
                 f"A request to the cluster in {self.layout.root} could not be written: {error}."
@@ -250,7 +251,7 @@ class LocalScavenger:
                 path.unlink(missing_ok=True)
                 break
             if time.monotonic() > deadline:
-                # Withdrawn, so that it does not happen after the caller was told that it failed.
+                # Withdraw the request, so that it is not executed after the caller got an error.
                 (self.layout.spool / name).unlink(missing_ok=True)
                 self.state()
                 raise SchedulerError(

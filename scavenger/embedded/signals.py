@@ -1,6 +1,6 @@
-"""The signals of the embedded cluster's process: requests to stop, and children that ended.
+"""The signals of the embedded cluster's process: requests to stop, and ended children.
 
-Decides nothing; the cluster's loop waits on the descriptor and looks.
+Decides nothing. The cluster's loop waits on the descriptor.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 
 def install(request_stop: Callable[[], None]) -> int:
-    """Call ``request_stop`` at each request to stop, and wake the loop then and when a child ends.
-    Returns the descriptor to wait on.
+    """Call ``request_stop`` at each request to stop. Wakes the loop at such a request and when a
+    child ends. Returns the descriptor to wait on.
     """
     reader, writer = os.pipe()
     for fd in (reader, writer):

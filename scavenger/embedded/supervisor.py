@@ -1,11 +1,11 @@
 """Run a command that dies with its parent: ``python -S -E supervisor.py PARENT_PID COMMAND
 [ARGS]...``.
 
-Used for the processes of a lease: when the embedded cluster is killed without a chance to clean up,
-the kernel sends them SIGKILL (PR_SET_PDEATHSIG, prctl(2)). The setting survives exec; children of
-the command do not inherit it. Standard library only, no package import: it is run by its path and
-replaced by the command at once. ``malletrain.launch`` has one of its own for the workers of a job:
-the scavenger may not import malletrain.
+Used for the processes of a lease: if the embedded cluster is killed without a chance to clean up,
+the kernel sends them SIGKILL (PR_SET_PDEATHSIG, prctl(2)). The setting survives exec. Children of
+the command do not inherit it. Uses the standard library only and imports no package, because it is
+run by its path and replaced by the command at once. ``malletrain.launch`` has its own copy for the
+workers of a job, because the scavenger may not import malletrain.
 """
 
 import ctypes

@@ -1,10 +1,10 @@
 """``malletrain-lease``, the gate itself: reads the rules, checks a command, runs it.
 
-    malletrain-lease [--try] COMMAND ARGUMENT...
+  malletrain-lease [--try] COMMAND ARGUMENT...
 
-With ``--try`` nothing is run: it says only whether the command would get through. Decides what is
-known of a job before it is ended: that its name is a lease's. No shell is anywhere; the commands
-are run by their full paths with an environment made anew.
+With ``--try`` nothing is run: it only reports whether the command would be accepted. Decides what
+must be known about a job before it is ended: that its name is that of a lease. No shell is
+involved. The commands are run by their full paths with a newly built environment.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from scavenger.slurm.job import SLURM
 
 TRY = "--try"
 RULES = Path("/etc/malletrain-lease.conf")
-MOST_SCRIPT_BYTES = 4 * 1024 * 1024
-CLOSED = 77
-"""Exit status where something does not get through (EX_NOPERM of sysexits.h)."""
-ASK_S = 15.0
-"""The scheduler has so long to name jobs."""
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+EXIT_REFUSED = 77
+"""Exit status if a command is not accepted (EX_NOPERM of sysexits.h)."""
+QUERY_TIMEOUT_S = 15.0
+"""Time limit of the scheduler's answer about job names, seconds."""
 
 
 _NUMBER = re.compile(r"\s(\d+(?:\[\d*\])?)(?:\.|\s)")
-"""The job of which PBS complains."""
+"""The id of the job in an error message of PBS."""
 
 
 def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
-    """Run a command, in place of this process. Returns when it does not get through, was only
+    """Run a command, in place of this process. Returns if the command is not accepted, is only
     tried, or is run for each of several jobs.
 
     Args:
-        arguments: the command and what it is told.
+        arguments: the command and its arguments.
         path: the rules.
-        owner: who may write them, besides root.
+        owner: uid that may write them, besides root.
     """
     words = list(arguments)
     trial = words[:1] == [TRY]
@@ -55,9 +55,9 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
         command = gated(words[1:] if trial else words, rules)
         script = b""
         if command.submits:
-            script = sys.stdin.buffer.read(MOST_SCRIPT_BYTES + 1)
-            if len(script) > MOST_SCRIPT_BYTES:
-                raise GateClosed(f"The batch script has more than {MOST_SCRIPT_BYTES:,} bytes.")
+            script = sys.stdin.buffer.read(MAX_SCRIPT_BYTES + 1)
+            if len(script) > MAX_SCRIPT_BYTES:
+                raise GateClosed(f"The batch script has more than {MAX_SCRIPT_BYTES:,} bytes.")
             check_script(script, rules)
         if trial:
             return 0
@@ -70,12 +70,12 @@ def main(arguments: Sequence[str], path: Path = RULES, owner: int = 0) -> int:
         print(f"malletrain-lease: {error}", file=sys.stderr)
     except OSError as error:
         print(f"malletrain-lease: The command cannot be run: {error}.", file=sys.stderr)
-    return CLOSED
+    return EXIT_REFUSED
 
 
 def environment_of(rules: GateRules) -> dict[str, str]:
-    """What the commands get: nothing of what this process was given. Raises GateClosed for a user
-    who has no leases.
+    """Return the environment of the commands, which contains nothing of this process's environment.
+    Raises GateClosed for a user who may not have leases.
     """
     uid = os.getuid()
     if uid != os.geteuid():
@@ -98,35 +98,38 @@ def environment_of(rules: GateRules) -> dict[str, str]:
 
 
 def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, str]) -> None:
-    """Whether these jobs are leases, each of them. One that the scheduler does not know may pass:
-    there is nothing to be ended. Raises GateClosed.
+    """Check that each of these jobs is a lease. A job that the scheduler does not know is accepted,
+    because there is nothing to end. Raises GateClosed.
     """
-    asks = KINDS[rules.kind][-1]
-    if asks not in rules.commands:
-        raise GateClosed(f"The rules name no {asks}, which is asked for the names of jobs.")
+    query = KINDS[rules.kind][-1]
+    if query not in rules.commands:
+        raise GateClosed(f"The rules name no {query}, which is asked for the names of jobs.")
     if rules.kind == "slurm":
-        whole = sorted({job.partition(".")[0] for job in command.jobs})
-        argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(whole)}"], SLURM.ended
+        job_ids = sorted({job.partition(".")[0] for job in command.jobs})
+        argv, ended = ["--noheader", "--format=%j", f"--jobs={','.join(job_ids)}"], SLURM.ended
     else:
         # not JSON, which shows the first of several jobs only
         argv, ended = ["-f", "-F", "dsv", "-D", DSV_MARK, *command.jobs], PBS.ended
     try:
-        done = subprocess.run(
-            [rules.commands[asks], *argv],
+        result = subprocess.run(
+            [rules.commands[query], *argv],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=ASK_S,
+            timeout=QUERY_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        raise GateClosed(f"{asks} gave no answer within {ASK_S:g} s.") from None
-    stdout, stderr = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+        raise GateClosed(f"{query} gave no answer within {QUERY_TIMEOUT_S:g} s.") from None
+    stdout, stderr = (
+        result.stdout.decode("utf-8", "replace"),
+        result.stderr.decode("utf-8", "replace"),
+    )
     lines = [line for line in stderr.splitlines() if line.strip()]
-    bad = [line for line in lines if not ended.search(line)]
-    if bad or (done.returncode and not lines):
-        why = bad[0].strip()[:300] if bad else f"status {done.returncode}"
-        raise GateClosed(f"{asks} does not say what these jobs are: {why}")
+    unexpected = [line for line in lines if not ended.search(line)]
+    if unexpected or (result.returncode and not lines):
+        complaint = unexpected[0].strip()[:300] if unexpected else f"status {result.returncode}"
+        raise GateClosed(f"{query} does not say what these jobs are: {complaint}")
     names = (
         stdout.splitlines() if rules.kind == "slurm" else _pbs_names(stdout, lines, command.jobs)
     )
@@ -136,8 +139,8 @@ def check_jobs(command: GatedCommand, rules: GateRules, environment: dict[str, s
 
 
 def _pbs_names(stdout: str, complaints: Sequence[str], jobs: Sequence[str]) -> list[str]:
-    """The names of ``jobs`` that qstat shows. Raises GateClosed where it neither shows one nor
-    says (``complaints``) that there is none.
+    """Return the names of ``jobs`` that qstat shows. Raises GateClosed if it neither shows a job
+    nor reports (``complaints``) that it does not exist.
     """
     records = read_ended(stdout, "").ours
     answered = {number_in(job.id) for job in records}
@@ -148,21 +151,25 @@ def _pbs_names(stdout: str, complaints: Sequence[str], jobs: Sequence[str]) -> l
 
 
 def _run_each(command: GatedCommand, environment: dict[str, str]) -> int:
-    """Run the command for one job after another: PBS's server dies when one qdel names a job that
-    has ended behind one that has not. Returns the first status that is not 0.
+    """Run the command for one job after another, because PBS's server crashes if one qdel names a
+    job that has ended after one that has not. Returns the first status that is not 0.
     """
     words = command.argv[: -len(command.jobs)]
-    first = 0
+    first_status = 0
     for job in command.jobs:
-        done = subprocess.run(
+        result = subprocess.run(
             [*words, job], env=environment, cwd="/", stdin=subprocess.DEVNULL, umask=0o022
         )
-        first = first or (done.returncode if done.returncode >= 0 else 128 - done.returncode)
-    return first
+        first_status = first_status or (
+            result.returncode if result.returncode >= 0 else 128 - result.returncode
+        )
+    return first_status
 
 
 def _become(command: GatedCommand, script: bytes, environment: dict[str, str]) -> None:
-    """Run the command in this process. What was checked is what it reads: nobody else has it."""
+    """Run the command in this process. It reads exactly the script that was checked, because no
+    other process has access to it.
+    """
     source = os.memfd_create("script") if command.submits else os.open(os.devnull, os.O_RDONLY)
     if command.submits:
         with open(source, "wb", closefd=False) as file:

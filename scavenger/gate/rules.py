@@ -1,7 +1,7 @@
-"""What the machine's administrator lets through the gate: a file that only root can write.
+"""The rules of the gate: a file of the machine's administrator that only root can write.
 
-Decides whether the file can be trusted and what it says. What a command has to look like is decided
-in :mod:`scavenger.gate.verbs` and :mod:`scavenger.gate.scripts`.
+Decides whether the file can be trusted, and parses it. :mod:`scavenger.gate.verbs` and
+:mod:`scavenger.gate.scripts` decide which commands are accepted.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ KINDS = {
     "slurm": ("sbatch", "scancel", "scontrol", "squeue"),
     "pbs": ("qsub", "qdel", "qsig", "qstat"),
 }
-"""Kind of scheduler → the commands that are run for it; the last one only asks, for the names of
+"""Kind of scheduler → the commands that are run for it. The last one only queries the names of
 jobs.
 """
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 
 
 class GateClosed(Exception):
-    """This does not get through; the message is a sentence that says why."""
+    """The command is not accepted. The message is a sentence that says why."""
 
 
 @dataclass(frozen=True)
 class GateRules:
-    """What is let through."""
+    """The rules of what is accepted."""
 
     kind: str
     """``slurm`` or ``pbs``."""
     agent: tuple[str, ...]
-    """The words with which what a lease runs begins."""
+    """The first words of a lease's command."""
     template: str
-    """The batch script of the leases, before anything is put in."""
+    """The batch script of the leases, before anything is inserted."""
     prefix: str
-    """With which the names of lease jobs begin."""
+    """Beginning of the names of lease jobs."""
     options: tuple[str, ...]
-    """Options that every submission has, besides those that every lease has."""
+    """Options that every submission has, in addition to those that every lease has."""
     commands: dict[str, str]
     """Name of each command → its path."""
     environment: dict[str, str]
-    """Variables that the commands get, besides those of the owner's account."""
+    """Variables that the commands get, in addition to those of the owner's account."""
     least_uid: int
-    """Nobody with a smaller number gets through."""
+    """Minimum uid of a user whose commands are accepted."""
 
 
 def read_rules(path: Path, owner: int = 0) -> GateRules:
-    """The rules in ``path``, which, as the files that it names, only ``owner`` or root may be able
-    to write. Raises GateClosed.
+    """Return the rules in ``path``. Only ``owner`` or root may be able to write this file and the
+    files that it names. Raises GateClosed.
     """
     try:
         values = tomllib.loads(_text(path, owner))
@@ -104,35 +104,37 @@ def _words(path: Path, values: dict[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _commands(path: Path, values: dict[str, Any], owner: int) -> dict[str, str]:
-    """Each command of the kind that the file names, and that is somebody's who may name it."""
+    """Return the path of each command that the file names. Raises GateClosed if a command does not
+    belong to the kind, or if another user can write it.
+    """
     commands = {}
-    for name, where in values.get("commands", {}).items():
+    for name, command_path in values.get("commands", {}).items():
         if name not in KINDS[values["kind"]]:
             raise GateClosed(f"{path}: commands has {name}, which is none of {values['kind']}'s.")
-        if not str(where).startswith("/"):
+        if not str(command_path).startswith("/"):
             raise GateClosed(f"{path}: the path of {name} must begin with /.")
-        _trusted(Path(where), owner)
-        commands[name] = str(where)
+        _trusted(Path(command_path), owner)
+        commands[name] = str(command_path)
     return commands
 
 
 def _text(path: Path, owner: int) -> str:
-    """What a file says that nobody else can write."""
+    """Return the text of a file that no other user can write."""
     if not path.is_absolute():
         raise GateClosed(f'"{path}" is no full path of a file.')
     _trusted(path, owner)
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise GateClosed(f"{path} has more than {MOST_BYTES:,} bytes.")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise GateClosed(f"{path} has more than {MAX_BYTES:,} bytes.")
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise GateClosed(f"{path} cannot be read: {error}.") from None
 
 
 def _trusted(path: Path, owner: int) -> None:
-    """Whether nobody else can write a file, or put another into its place."""
+    """Check that no other user can write or replace a file. Raises GateClosed."""
     for one in (path, path.resolve(), path.resolve().parent):
         try:
             status = os.stat(one)

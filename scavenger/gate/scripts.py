@@ -1,9 +1,9 @@
-"""Whether a batch script is that of leases and of nothing else.
+"""Checks that a batch script is that of leases and of nothing else.
 
-It is taken apart, and what was found is put together again as :mod:`scavenger.batch.lease_script`
-and :mod:`scavenger.slurm.job` do it: only what comes out the same, byte for byte, is a script of
-leases. So how a script is taken apart may be crude. Decides also what a lease may run and which
-variables it may set. Pure.
+The script is parsed, and the result is assembled again by :mod:`scavenger.batch.lease_script` and
+:mod:`scavenger.slurm.job`. The script is accepted only if both are equal, byte for byte. Therefore
+the parser can be simple. Also decides which commands a lease may run and which variables it may
+set. Pure.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from scavenger.slurm import job as slurm
 VARIABLE = re.compile(r"MALLETRAIN_[A-Z0-9_]+")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 _RETURN = "$(printf '\\015')"
-"""How a carriage return is written in a script."""
+"""The form of a carriage return in a script."""
 
 
 def check_script(script: bytes, rules: GateRules) -> None:
-    """Raises GateClosed when ``script`` is not that of leases."""
+    """Raise GateClosed if ``script`` is not that of leases."""
     try:
         text = script.decode("utf-8", "surrogateescape")
         parts, rebuilt = _parse(text, rules.template)
@@ -37,7 +37,7 @@ def check_script(script: bytes, rules: GateRules) -> None:
 
 
 def _check(part: Part, rules: GateRules) -> None:
-    """What one lease runs."""
+    """Check the command and the variables of one lease. Raises GateClosed."""
     begins, rest = tuple(part.argv[: len(rules.agent)]), part.argv[len(rules.agent) :]
     if begins != rules.agent:
         raise GateClosed(
@@ -51,7 +51,9 @@ def _check(part: Part, rules: GateRules) -> None:
 
 
 def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
-    """What the leases of a script run, and the script that would be made for them."""
+    """Return the commands of the leases in a script, and the script that would be generated for
+    them.
+    """
     middle = _between(text, *template.split(f"\n{PLACE}\n", 1))
     words = _words(middle)
     if "case" in words:
@@ -67,35 +69,35 @@ def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
     return [part], lease_script(template, part)
 
 
-def _between(text: str, before: str, after: str) -> str:
-    if not (text.startswith(before) and text.endswith(after)):
+def _between(text: str, head: str, tail: str) -> str:
+    if not (text.startswith(head) and text.endswith(tail)):
         raise ValueError("it is made of something else")
-    return text[len(before) : len(text) - len(after)]
+    return text[len(head) : len(text) - len(tail)]
 
 
 def _words(text: str) -> list[str]:
     return [word.replace(_RETURN, "\r") for word in shlex.split(text)]
 
 
-def _part(node: str, words: list[str], at: int) -> tuple[Part, int]:
-    """The lease whose variables begin ``at``, and where what follows it begins."""
+def _part(node: str, words: list[str], position: int) -> tuple[Part, int]:
+    """Return the lease whose variables begin at ``position``, and the position after it."""
     env: dict[str, str] = {}
-    while words[at] == "export":
-        name, _, env[name] = words[at + 1].partition("=")
-        at += 2
-    keep_at_home = words[at] != "set"
-    at = words.index("set", at) + 2
-    end = words.index(";;", at) if ";;" in words[at:] else len(words)
-    return Part(node, words[at:end], env, keep_at_home=keep_at_home), end
+    while words[position] == "export":
+        name, _, env[name] = words[position + 1].partition("=")
+        position += 2
+    keep_at_home = words[position] != "set"
+    position = words.index("set", position) + 2
+    end = words.index(";;", position) if ";;" in words[position:] else len(words)
+    return Part(node, words[position:end], env, keep_at_home=keep_at_home), end
 
 
 def _choice(words: list[str], node: str) -> Iterator[Part]:
-    """The leases of a script that chooses among several by ``node``."""
-    at, common = words.index("case"), {}
-    for assignment in words[1:at:2]:
+    """Yield the leases of a script that chooses among several by ``node``."""
+    position, common = words.index("case"), {}
+    for assignment in words[1:position:2]:
         name, _, common[name] = assignment.partition("=")
-    at += 3
-    while words[at] != "*)":
-        part, end = _part(words[at].removesuffix(")"), words, at + 1)
+    position += 3
+    while words[position] != "*)":
+        part, end = _part(words[position].removesuffix(")"), words, position + 1)
         yield part._replace(env={**common, **part.env})
-        at = end + 1
+        position = end + 1

@@ -1,8 +1,8 @@
-"""The commands that get through the gate, and what each of them may be told.
+"""The commands that the gate accepts, and their arguments.
 
 Tables: for each command the options that every lease has, as patterns. The site's own options
-(``options`` of the rules) are all there and nothing else is. Decides nothing about batch scripts
-and jobs that exist. Pure.
+(``options`` of the rules) must all be present, and no others. Decides nothing about batch scripts
+and existing jobs. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SLURM_JOB = re.compile(r"[0-9]{1,12}(?:[_.][0-9]{1,9})?")
 PBS_JOB = re.compile(r"[0-9]{1,12}(?:\[[0-9]*\])?(?:\.[A-Za-z0-9_.-]{1,200})?")
 HOUR = r"[0-9]{2,5}:[0-9]{2}:[0-9]{2}"
 VERSION = ("--version",)
-"""Asked by ``malletrain check``; always let through."""
+"""Used by ``malletrain check``; always accepted."""
 
 SBATCH = (
     r"--parsable",
@@ -52,29 +52,31 @@ QSUB = (
     r"-l select=1:host=[A-Za-z0-9_.-]{1,255}(?::[A-Za-z0-9_.]+=[A-Za-z0-9_.+-]+)*",
     rf"-l (?:min_|max_)?walltime={HOUR}",
 )
-NEEDED = {
+REQUIRED_OPTIONS = {
     "sbatch": ("--parsable", "--job-name", "--output", "--time", "--chdir"),
     "qsub": ("-f", "-N", "-o", "-e", "-R"),
 }
-"""Options without which a submission would do something else."""
-ALONE = frozenset({"-f", "-h", "-I", "-V", "-z"})
+"""Required options of a submission. Without them it would do something else."""
+FLAG_OPTIONS = frozenset({"-f", "-h", "-I", "-V", "-z"})
 """Options of qsub without a value."""
 
 
 @dataclass(frozen=True)
 class GatedCommand:
-    """What is to be run, checked but for its batch script and the names of its jobs."""
+    """A checked command to be run. Its batch script and the names of its jobs are not checked
+    yet.
+    """
 
     argv: tuple[str, ...]
-    """With the full path of the command."""
+    """The command with its full path, and its arguments."""
     submits: bool = False
-    """A batch script comes with it."""
+    """Whether the command reads a batch script."""
     jobs: tuple[str, ...] = ()
     """Jobs that it ends, signals or changes."""
 
 
 def gated(words: Sequence[str], rules: GateRules) -> GatedCommand:
-    """The command that ``words`` are. Its own path counts for nothing but its last part. Raises
+    """Return the checked command for ``words``. Only the last part of its own path is used. Raises
     GateClosed.
     """
     if not words:
@@ -103,7 +105,7 @@ def _submit(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
     if remaining:
         raise GateClosed(f'{verb} must have "{remaining[0]}" too, by the options of the rules.')
     options = [re.split("[= ]", item)[0] for item in items]
-    if missing := [option for option in NEEDED[verb] if option not in options]:
+    if missing := [option for option in REQUIRED_OPTIONS[verb] if option not in options]:
         raise GateClosed(f"{verb} must have {missing[0]} too.")
     if twice := [option for option in options if options.count(option) > 1 and option != "-l"]:
         raise GateClosed(f"{verb} may have {twice[0]} once.")
@@ -111,10 +113,10 @@ def _submit(verb: str, argv: tuple[str, ...], rules: GateRules) -> GatedCommand:
 
 
 def _pairs(words: Sequence[str]) -> list[str]:
-    """Each option of qsub with its value."""
+    """Return each option of qsub joined with its value."""
     items, rest = [], iter(words)
     for word in rest:
-        items.append(word if word in ALONE else f"{word} {next(rest, '')}")
+        items.append(word if word in FLAG_OPTIONS else f"{word} {next(rest, '')}")
     return items
 
 

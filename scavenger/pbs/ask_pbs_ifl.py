@@ -1,13 +1,14 @@
 """Asks PBS through its Python bindings, ``pbs_ifl``, the SWIG module over libpbs that comes with it
 (pbs_ifl.h, pbs_statjob(3B), pbs_statvnode(3B)), and prints the answer as JSON.
 
-    python -I ask_pbs_ifl.py FOLDER SERVER JOB_ATTRIBUTES NODE_ATTRIBUTES
+  python -I ask_pbs_ifl.py FOLDER SERVER JOB_ATTRIBUTES NODE_ATTRIBUTES
 
-FOLDER: where the bindings lie besides Python's own folders; the attributes are words with commas
-between them. Without any it says only whether the bindings can be used. A process of its own,
-because its calls have no time limit and hold Python's lock while they wait: a server that gives no
-answer would stop every thread. Only what is needed is asked for, which the commands cannot do. What
-goes wrong stands in a sentence on standard error. Standard library only.
+FOLDER: directory of the bindings, in addition to Python's own. The attributes are names separated
+by commas. Without attributes it only reports whether the bindings can be used. This is a separate
+process, because calls of the bindings have no time limit and hold Python's global interpreter lock:
+a server that does not answer would stop all threads. It requests only the needed attributes, which
+the commands cannot do. Errors are printed as a sentence on standard error. Uses the standard
+library only.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ NEEDED = (
 
 
 class NoAnswer(Exception):
-    """What went wrong, in a sentence."""
+    """PBS cannot be asked. The message says why."""
 
 
 def main(arguments: list[str]) -> int:
-    """Ask; returns the exit status."""
+    """Ask PBS, print the answer and return the exit status."""
     folder, server, *attributes = arguments
     try:
         module = load(folder)
@@ -48,11 +49,11 @@ def main(arguments: list[str]) -> int:
 
 
 def load(folder: str) -> Any:
-    """``pbs_ifl``. Raises NoAnswer."""
+    """Return the module ``pbs_ifl``. Raises NoAnswer."""
     sys.path.append(folder)
     try:
         module = importlib.import_module("pbs_ifl")
-    except Exception as error:  # ImportError, or whatever its library does when it finds no PBS
+    except Exception as error:  # ImportError, or any error of its library without PBS
         raise NoAnswer(f"pbs_ifl cannot be imported ({error or type(error).__name__})") from None
     if missing := [name for name in NEEDED if not hasattr(module, name)]:
         raise NoAnswer(f"pbs_ifl lacks {', '.join(missing)}")
@@ -60,10 +61,10 @@ def load(folder: str) -> Any:
 
 
 def ask(module: Any, server: str, of_jobs: list[str], of_nodes: list[str]) -> dict[str, Any]:
-    """``jobs`` and ``nodes``: name → attribute → value. Raises NoAnswer.
+    """Return ``jobs`` and ``nodes``: name → attribute → value. Raises NoAnswer.
 
-    Jobs first: a lease that starts meanwhile is then waiting for a node in use, never on an idle
-    one unseen.
+    Reads jobs first. A lease that starts between the calls then shows as waiting for a busy node.
+    In the other order its node would seem idle.
     """
     connection = module.pbs_connect(server)
     if connection < 0:
@@ -93,7 +94,7 @@ def _stat(module: Any, call: Any, connection: int, names: list[str]) -> dict[str
 
 
 def _attribute_list(module: Any, names: list[str]) -> Any:
-    """The attributes as the linked list that libpbs wants."""
+    """Return the attributes as the linked list that libpbs expects."""
     head = None
     for name in reversed(names):
         item = module.attrl()
@@ -109,7 +110,9 @@ def _chain(item: Any) -> Iterator[Any]:
 
 
 def _values(attributes: Any) -> dict[str, Any]:
-    """An attribute list as in the commands' JSON: resources of one attribute together."""
+    """Return an attribute list in the form of the commands' JSON: the resources of one attribute as
+    an object.
+    """
     values: dict[str, Any] = {}
     for attribute in _chain(attributes):
         value = _text(attribute.value)
@@ -123,7 +126,7 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """SWIG gives bytes that are no characters as halves of some, of which JSON knows nothing."""
+    """Return the text. SWIG returns invalid bytes as surrogates, which JSON cannot represent."""
     return str(value or "").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -1,8 +1,8 @@
-"""Reading PBS through its Python bindings, where they are. They are asked in a process of their own
-(:mod:`scavenger.pbs.ask_pbs_ifl`), which is run as every command is, with its time limit.
+"""Reads PBS through its Python bindings, if they are installed. They run in a separate process
+(:mod:`scavenger.pbs.ask_pbs_ifl`), which has a time limit like every command.
 
-The answers become the same values as the commands' output. Leases are asked for and given back by
-the commands in any case, which alone can do so as another user.
+The answers are converted into the same values as the commands' output. Leases are always requested
+and given back through the commands, because only these can act as another user.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class BindingsSource:
     """Reads through pbs_ifl; see :class:`scavenger.pbs.source.PbsSource`.
 
     Args:
-        commands: which run it.
+        commands: runs the process.
         server: PBS's server; empty: the default one.
-        installed: where PBS is installed; its bindings are in ``lib/python/altair`` there. None:
-            where Python finds them.
+        installed: PBS's installation directory; its bindings are in ``lib/python/altair`` there.
+            None: Python's search path.
     """
 
     name = "bindings"
@@ -51,12 +51,12 @@ class BindingsSource:
         self._argv = [*PROGRAM, folder, server]
 
     def trouble(self) -> str:
-        """Why they cannot be used; empty when they can."""
+        """Return why the bindings cannot be used; empty if they can."""
         result = self.commands.run(self._argv)
         return "" if result.status == 0 else result.complaint or "pbs_ifl cannot be imported"
 
     def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
-        """Vnodes and jobs now. Raises SchedulerError."""
+        """Return the present vnodes and jobs. Raises SchedulerError."""
         attributes = (",".join(JOB_ATTRIBUTES), ",".join(NODE_ATTRIBUTES))
         text = self.commands.ask([*self._argv, *attributes])
         try:

@@ -1,9 +1,8 @@
-"""Whether a PBS will do, tested live: for ``malletrain check``. Every finding is a sentence that
-says what to change.
+"""Tests a live PBS for ``malletrain check``. Each finding is a sentence that says what to change.
 
-Nothing is left behind: PBS has no submission on trial, so whether a lease could be submitted is
-tested with one that is held (``-h``) and deleted at once. What only the scheduler's own file says
-(``preemptive_sched`` in sched_config) cannot be asked for and is named as such.
+Nothing remains after the checks. PBS has no trial submission, so the permission to submit a lease
+is tested with a held job (``-h``) that is deleted at once. Settings that exist only in the
+scheduler's own file (``preemptive_sched`` in sched_config) cannot be read; the findings say so.
 """
 
 from __future__ import annotations
@@ -24,27 +23,33 @@ from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub, sum_of
 from scavenger.pbs.json_text import number_of
 from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
-from scavenger.pbs.state import Host, by_host
+from scavenger.pbs.state import HostVnodes, by_host
 
 WAYS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
 
 
 @dataclass(frozen=True)
 class PbsChecked:
-    """What is looked at."""
+    """The inputs of the checks."""
 
     site: PbsSite
+    """Configuration of PBS."""
     settings: BatchSettings[PbsLeaseOptions]
+    """Settings of the site."""
     grace_s: float
-    """Seconds a preempted lease has."""
+    """Grace time of a preempted lease, seconds."""
     source: PbsSource
+    """How PBS is read."""
     reservations: Reservations
+    """Reservations of PBS."""
     submitter: Submitter
+    """Submits and deletes the trial job."""
     now: float
+    """Time of the checks, epoch seconds."""
 
 
 def findings(checked: PbsChecked) -> Iterator[Finding]:
-    """(works, sentence) per thing tested."""
+    """Yield (works, sentence) for each test."""
     parts = [_server, _queue]
     parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
     tests = [*parts, _shape, _shell, _nodes]
@@ -108,17 +113,17 @@ def _walltime(
 ) -> Iterator[Finding]:
     s = checked.settings
     if most is not None and s.time_limit_s > most:
-        enough = most >= min(s.least_s, s.time_limit_s)
+        enough = most >= min(s.min_length_s, s.time_limit_s)
         yield (
             enough,
             f"Leases end after {most:g} s at most (resources_max.walltime of queue {name}), sooner "
             f"than time_limit ({s.time_limit_s:g} s) says."
             if enough
             else f"Queue {name} takes jobs of {most:g} s at most, and the shortest lease has "
-            f"{s.least_s:g} s: none could start. Raise resources_max.walltime, or lower time_min "
-            "and min_lease in [scheduler.pbs].",
+            f"{s.min_length_s:g} s: none could start. Raise resources_max.walltime, or lower "
+            "time_min and min_lease in [scheduler.pbs].",
         )
-    if least is not None and s.least_s < least:
+    if least is not None and s.min_length_s < least:
         yield (
             True,
             (
@@ -251,7 +256,7 @@ def _backfill(checked: PbsChecked) -> Iterator[Finding]:
 
 
 def _shape(checked: PbsChecked) -> Iterator[Finding]:
-    """Leases that share a job, which there are none of in PBS."""
+    """Check that no leases share a job, which PBS does not support."""
     why = {
         "array": "All subjobs of a PBS job array ask for the same nodes, so that they cannot be "
         "leases of nodes that were chosen",
@@ -266,9 +271,9 @@ def _shape(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _limits(checked: PbsChecked, hosts: Collection[Host]) -> Iterator[Finding]:
-    """Whether limits on a user's jobs leave room beside leases. ``hosts``: those that leases
-    may take.
+def _limits(checked: PbsChecked, hosts: Collection[HostVnodes]) -> Iterator[Finding]:
+    """Check whether limits on a user's jobs leave room in addition to leases. ``hosts``: those that
+    leases may use.
     """
     s = checked.settings
     smallest = {
@@ -298,7 +303,7 @@ def _limits(checked: PbsChecked, hosts: Collection[Host]) -> Iterator[Finding]:
 
 
 def _shell(checked: PbsChecked) -> Iterator[Finding]:
-    """Whether agents will lead their jobs' sessions."""
+    """Check whether agents will be the session leaders of their jobs."""
     shell = checked.settings.lease.shell
     if not shell or shell == PLAIN_SHELL:
         yield (
@@ -316,8 +321,8 @@ def _shell(checked: PbsChecked) -> Iterator[Finding]:
 
 
 def _nodes(checked: PbsChecked) -> Iterator[Finding]:
-    """Whether the answers that every poll needs can be read, and whether any node is for the
-    leases.
+    """Check whether the answers that a poll needs can be parsed, and whether leases may use any
+    node.
     """
     try:
         nodes, _ = checked.source.read(checked.settings.prefix)
@@ -349,9 +354,9 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
 
 
 def _permission(checked: PbsChecked) -> Iterator[Finding]:
-    """As a lease would be submitted, but held and to any node, and deleted at once."""
+    """Test the submission of a lease, but held and to any node, and delete it at once."""
     s = checked.settings
-    limit_s = min(s.least_s, s.time_limit_s)
+    limit_s = min(s.min_length_s, s.time_limit_s)
     queue = checked.site.queues.get(s.lease.queue)
     if queue is not None and queue.min_walltime_s is not None:
         limit_s = max(limit_s, queue.min_walltime_s)

@@ -1,8 +1,8 @@
-"""One lease as a PBS job: what it asks for, and the words of ``qsub`` and ``qdel``.
+"""One lease as a PBS job: the requested resources, and the arguments of ``qsub`` and ``qdel``.
 
-A lease is one host with everything the host has, pinned by name. What it runs stands in its script
-(:mod:`scavenger.batch.lease_script`), which qsub reads from its standard input; nothing of it
-passes through an option or a variable of qsub. Decides how a lease is asked for, not when or where.
+A lease requests one host by name with all its resources. Its command is in its script
+(:mod:`scavenger.batch.lease_script`), which qsub reads from its standard input. No part of it
+passes through an option or a variable of qsub. Decides how a lease is requested, not when or where.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Dialect, printed_id
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import number_of
-from scavenger.pbs.state import Host
+from scavenger.pbs.state import HostVnodes
 
 MAX_NAME = 230
-"""Longest name of a job in the oldest PBS supported (pbs_ifl.h, PBS_MAXJOBNAME)."""
+"""Maximum length of a job name in the oldest supported PBS (pbs_ifl.h, PBS_MAXJOBNAME)."""
 PLAIN_SHELL = "/bin/sh"
 _SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -29,33 +29,41 @@ _WORD = re.compile(r"[^\s:+,=()\"']+")
 
 @dataclass(frozen=True)
 class PbsLeaseOptions:
-    """How the site wants its lease jobs.
+    """The site's settings for lease jobs.
 
-    Accounts and the like that are empty are left to PBS.
+    Settings that are empty, such as the account, are left to PBS.
     """
 
     queue: str = ""
+    """Queue of the leases; empty: the default queue."""
     account: str = ""
+    """``-A`` of qsub."""
     project: str = ""
+    """``-P`` of qsub."""
     resources: tuple[str, ...] = ("ncpus", "ngpus", "mem")
-    """What of its node a lease asks for in full."""
+    """Resources of its node that a lease requests in full."""
     select: str = ""
     """Further resources of its chunk, such as ``system=polaris``."""
     place: str = "pack:exclhost"
-    """How the node is shared."""
+    """How the node is shared (``place`` of qsub)."""
     options: tuple[str, ...] = ()
-    """Further words of qsub."""
+    """Further arguments of qsub."""
     rerunnable: Literal["auto", "yes", "no"] = "auto"
-    """auto: what the scheduler's way of preempting needs."""
+    """auto: as the scheduler's preemption method requires."""
     shell: str = ""
-    """Program that becomes the lease's script, under this path on the nodes; empty: /bin/sh, which
-    stays above it.
+    """Program that runs the lease's script, with this path on the nodes, and is replaced by it;
+    empty: /bin/sh, which remains its parent process.
     """
 
 
-def select_of(options: PbsLeaseOptions, host: str, vnodes: Host) -> str:
-    """The chunk of a lease: the host by name, and all it has of ``options.resources``. Raises
-    SchedulerError for a name that PBS could not tell from the rest of the chunk.
+def select_of(options: PbsLeaseOptions, host: str, vnodes: HostVnodes) -> str:
+    """Return the chunk of a lease: the host by name, with all its ``options.resources``. Raises
+    SchedulerError for a name that PBS could not distinguish from the rest of the chunk.
+
+    Args:
+        options: the site's options of lease jobs.
+        host: name of the host.
+        vnodes: its vnodes.
     """
     if not _WORD.fullmatch(host):
         raise SchedulerError(f"The name of host {host!r} cannot stand in a request to PBS")
@@ -70,9 +78,9 @@ def select_of(options: PbsLeaseOptions, host: str, vnodes: Host) -> str:
 
 
 def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
-    """The sum of a number or a size (in kb) over vnodes; empty when there is nothing of it. Of a
-    vnode's memory whole megabytes count: PBS's scheduler gives out no more, and a job that asks for
-    the rest too never starts (OpenPBS 23.06, node_info.cpp).
+    """Return the sum of a number or a size (in kb) over vnodes; empty if they have none. Only whole
+    megabytes of a vnode's memory count: PBS's scheduler assigns no more, so a job that requests the
+    remainder would never start (OpenPBS 23.06, node_info.cpp).
     """
     numbers, kilobytes = 0.0, 0
     for has in parts:
@@ -96,12 +104,12 @@ def qsub(
     limit_s: float,
     rerunnable: bool,
 ) -> list[str]:
-    """The command that submits one lease; its script comes through standard input.
+    """Return the command that submits one lease. Its script is read from standard input.
 
-    ``-f``: qsub leaves no process behind. ``-R``: PBS copies nothing back, and so does not keep the
+    ``-f``: qsub leaves no process behind. ``-R``: PBS copies no output back. Otherwise it keeps the
     node until scp has failed three times, which took 90 s (OpenPBS 23.06 on several hosts, to
-    ``/dev/null`` as well); what is to be kept the script writes. ``-o``, ``-e``: should a hook take
-    that away, it is thrown away. ``-m n``: no mail to anybody about leases that come and go.
+    ``/dev/null`` as well). The script itself writes the output that is to be kept. ``-o``, ``-e``:
+    discard the output if a hook removes ``-R``. ``-m n``: no mail about leases.
     """
     options = settings.lease
     words = [
@@ -129,7 +137,7 @@ def qsub(
         f"place={options.place}",
     ]
     if settings.time_min_s is not None and settings.time_min_s < limit_s:
-        # A job whose walltime PBS chooses, so that it ends before the next one starts
+        # PBS chooses the walltime, so that the job ends before the next one starts
         # ("shrink-to-fit", PBS 11.3 and later).
         words += [
             "-l",
@@ -146,13 +154,13 @@ def qsub(
 
 
 def walltime(seconds: float) -> str:
-    """``HH:MM:SS``."""
+    """Return ``HH:MM:SS``."""
     whole = int(seconds)
     return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def job_id(printed: str) -> str:
-    """The job id that qsub printed (``123.server``). Raises SchedulerError."""
+    """Return the job id in the output of qsub (``123.server``). Raises SchedulerError."""
     return printed_id(printed, _JOB_ID, "qsub")
 
 
@@ -170,12 +178,12 @@ PBS = Dialect(
         r"(?i)unknown job|has finished|job is (?:already )?exiting|invalid for (?:finished|state)"
     ),
     cancel="qdel",
-    # The server dies when qdel names a job that has ended behind one that has not (OpenPBS 23.06
-    # and the newest source, pull request 2716), and every lease may end at any moment.
+    # The server crashes if qdel names a job that has ended after one that has not (OpenPBS 23.06
+    # and the newest source, pull request 2716), and any lease can end at any time.
     at_once=1,
-    # qdel sends SIGTERM, which a suspended job hears when it is resumed, and no SIGKILL after it.
-    # Tried on OpenPBS 23.06: after qsig and qdel it was gone in 0.7 s, after qdel alone when the
-    # job had ended for which it was suspended.
+    # qdel sends SIGTERM, which a suspended job receives only when it is resumed, and no SIGKILL
+    # after it. Tried on OpenPBS 23.06: after qsig and qdel the job ended in 0.7 s, after qdel alone
+    # only when the job ended for which it was suspended.
     kill=("qsig", "-s", "SIGKILL"),
 )
-"""What ``qsub``, ``qdel`` and ``qsig`` say."""
+"""The commands and messages of PBS."""

@@ -1,10 +1,10 @@
-"""Reading JSON as PBS prints it, which is not always JSON.
+"""Decodes JSON as PBS prints it, which is not always valid.
 
-``pbsnodes`` and ``qstat -F json`` print one key a line. By version they leave quotes in texts
-unescaped, escape what JSON does not know (``\\'``), and write every text that strtod(3) takes for a
-number as one: ``005``, ``.5``, ``inf``, ``0x1f`` (openpbs issues 1255 and 2541, pull requests 830,
-2049 and 2603). One user's environment variable is enough. So a text that cannot be decoded is
-repaired line by line and decoded again. Text in, plain values out; it decides nothing.
+``pbsnodes`` and ``qstat -F json`` print one key per line. Depending on the version, they do not
+escape quotes in strings, use escapes that JSON does not have (``\'``), and print each string that
+strtod(3) accepts as a number: ``005``, ``.5``, ``inf``, ``0x1f`` (openpbs issues 1255 and 2541,
+pull requests 830, 2049 and 2603). One user's environment variable is enough. So text that cannot be
+decoded is repaired line by line and decoded again. Text in, plain values out. It decides nothing.
 """
 
 from __future__ import annotations
@@ -30,19 +30,26 @@ _BAD_LINE = re.compile(
     rf'^([ \t]*"[^"\n]*"[ \t]*:)(?![ \t]*{_VALUE},?[ \t]*$)[ \t]*(.*)$', re.MULTILINE
 )
 _BROKEN_LINE = re.compile(r'\n(?![ \t]*(?:"[^"\n]*"[ \t]*[:,\]]|"[^"\n]*"[ \t]*$|[{}\[\]]|$))')
-"""A line break inside a text: what follows does not look like a line of this format."""
+"""A line break inside a string: the next line does not have the form of this format."""
 _POSITION = re.compile(r"\(byte (\d+)\)")
-SINGLE_REPAIRS = 10
-"""So many lines are mended one by one, which is quick; for more the whole text is."""
+MAX_SINGLE_REPAIRS = 10
+"""Maximum number of lines that are repaired one by one, which is fast. If there are more, the whole
+text is repaired.
+"""
 _INSIDE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\|"|[\x00-\x1f]')
 
 
 def decode(text: str, kind: type[T], command: str) -> T:
-    """``text`` as a ``kind`` of msgspec's. Raises SchedulerError, with ``command`` named in it,
-    when it is something else.
+    """Decode ``text`` as msgspec's type ``kind``. Raises SchedulerError that names ``command`` if
+    it has another form.
+
+    Args:
+        text: the output of a command.
+        kind: type of the result.
+        command: name of the command, for the error message.
     """
     data = text.encode("utf-8", "surrogateescape")
-    for _ in range(SINGLE_REPAIRS):
+    for _ in range(MAX_SINGLE_REPAIRS):
         try:
             return msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -61,8 +68,8 @@ def decode(text: str, kind: type[T], command: str) -> T:
 
 
 def decode_joined(text: str, kind: type[T], command: str) -> T:
-    """As :func:`decode`; texts that stand under one key in one object are joined by commas. PBS
-    prints an attribute of several limits so, a key for each.
+    """Like :func:`decode`, but joins strings under equal keys of one object by commas. PBS prints
+    an attribute with several limits as one key per limit.
     """
     for each in (text, repair(text)):
         try:
@@ -70,7 +77,7 @@ def decode_joined(text: str, kind: type[T], command: str) -> T:
         except (ValueError, RecursionError):
             continue
         return decode(json.dumps(value), kind, command)
-    return decode(text, kind, command)  # which says what is wrong
+    return decode(text, kind, command)  # raises the error that says what is wrong
 
 
 def _joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,8 +93,8 @@ def _joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _mend_at(data: bytes, complaint: str) -> bytes | None:
-    """``data`` with the line mended that the decoder complains of; None when that is not to be had
-    so.
+    """Return ``data`` with the line repaired at which the decoder failed; None if that is not
+    possible.
     """
     where = _POSITION.search(complaint)
     if where is None:
@@ -101,7 +108,7 @@ def _mend_at(data: bytes, complaint: str) -> bytes | None:
 
 
 def repair(text: str) -> str:
-    """``text`` with every line made JSON that has one key and a value which is none."""
+    """Return ``text`` with each line made valid JSON that has one key and an invalid value."""
     whole = _BROKEN_LINE.sub("\\\\n", text.replace("\r\n", "\n"))
     return _BAD_LINE.sub(_mend, whole)
 
@@ -121,24 +128,26 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as the text it was in PBS: PBS writes a job named ``42`` as a number."""
+    """Return a value as the string that it was in PBS, which prints a job name ``42`` as a
+    number.
+    """
     if isinstance(value, str):
         return value
     try:
         return "" if value is None else str(value)
-    except ValueError:  # a number of thousands of digits
+    except ValueError:  # a number with thousands of digits
         return ""
 
 
 def words_of(value: Any) -> tuple[str, ...]:
-    """A list that may stand as a list, as ``a, b`` or as a single word."""
+    """Return the items of a list, which can have the form of a list, ``a, b`` or a single word."""
     if isinstance(value, list):
         return tuple(text_of(item) for item in value)
     return tuple(word for part in text_of(value).split(",") if (word := part.strip()))
 
 
 def number_of(value: Any, otherwise: float = 0.0) -> float:
-    """A number that may stand as a text."""
+    """Return a number, which can have the form of a string."""
     if isinstance(value, (int, float)):
         try:
             return float(value) if math.isfinite(value) else otherwise
@@ -149,7 +158,7 @@ def number_of(value: Any, otherwise: float = 0.0) -> float:
 
 
 def truth_of(value: Any, otherwise: bool) -> bool:
-    """A truth value that may stand as a text; ``otherwise`` when there is none."""
+    """Return a boolean, which can have the form of a string; ``otherwise`` if there is none."""
     if isinstance(value, bool):
         return value
     return otherwise if value is None else text_of(value).lower() in ("true", "t", "yes", "y", "1")

@@ -1,9 +1,9 @@
-"""What PBS prints, read: vnodes, jobs and reservations of one poll. Text (or the same values from
-its bindings) in, plain values out.
+"""Parses PBS's output at one poll: vnodes, jobs and reservations. Text (or the same values from the
+bindings) in, plain values out.
 
-Commands are run with ``TZ=UTC0``, so times are UTC. Formats: the recordings of OpenPBS 23.06, the
-PBS Professional Reference Guide, and the sources of pbsnodes, qstat and pbs_rstat. This module
-decides nothing about gaps.
+Commands run with ``TZ=UTC0``, so times are UTC. Formats: recordings of OpenPBS 23.06, the PBS
+Professional Reference Guide, and the sources of pbsnodes, qstat and pbs_rstat. This module decides
+nothing about gaps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode, number_of, text_of, truth_of, words_of
 
@@ -35,9 +35,9 @@ JOB_ATTRIBUTES = (
     "Exit_status",
     "Rerunable",
 )
-"""What is read of a job."""
+"""Attributes of a job that are read."""
 DSV_MARK = "\x1f"
-"""What stands between the fields of qstat's DSV output."""
+"""Separator of the fields in qstat's DSV output."""
 _VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
 _HOST = re.compile(r"(?:^|[:+])host=([^:+]+)")
 _MONTHS = {month: number for number, month in enumerate(calendar.month_abbr) if month}
@@ -46,7 +46,7 @@ _DATE = re.compile(r"\w{3} (\w{3}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})")
 
 
 class RawNode(msgspec.Struct):
-    """One vnode of pbsnodes, as it stands there."""
+    """One vnode of pbsnodes, unchanged."""
 
     state: Any = ""
     jobs: Any = ()
@@ -61,7 +61,7 @@ class _Nodes(msgspec.Struct):
 
 
 class RawJob(msgspec.Struct):
-    """One job of qstat, as it stands there."""
+    """One job of qstat, unchanged."""
 
     Job_Name: Any = ""
     Job_Owner: Any = ""
@@ -84,73 +84,89 @@ class _Jobs(msgspec.Struct):
 
 
 class PbsJob(NamedTuple):
-    """One job; times in epoch seconds, None when not known. ``vnodes``: those it has; ``host``: the
-    one it asked for by name. ``start`` and ``planned_on`` (vnodes): what the scheduler expects of a
-    waiting job. ``runs``: how often it was started. ``exit``: its exit status once it has ended.
-    """
+    """One job. Times are in epoch seconds, None if not known."""
 
     id: str
+    """Job id with the name of the server."""
     name: str
+    """Name of the job."""
     user: str
+    """Owner without the host."""
     state: str
+    """State letter."""
     substate: int
+    """Number of the substate."""
     queue: str
+    """Queue of the job."""
     submitted: float | None
+    """Time of submission."""
     start: float | None
+    """Forecast of the scheduler for a pending job."""
     planned_on: tuple[str, ...]
+    """Vnodes in that forecast."""
     vnodes: tuple[str, ...]
+    """Allocated vnodes."""
     host: str
+    """Host that it requested by name."""
     comment: str
+    """PBS's comment."""
     runs: int
+    """Number of starts."""
     exit: int | None
+    """Exit status, None before its end."""
     rerunnable: bool = True
+    """Whether PBS can requeue it."""
 
 
 class PbsJobTable(NamedTuple):
-    """``pending``: jobs of others for which a start is expected. ``ours``: every job with our mark
-    in its name.
-    """
+    """The relevant jobs of one poll."""
 
     pending: list[PbsJob]
+    """Jobs of others with an expected start."""
     ours: list[PbsJob]
+    """All jobs with our prefix in their names."""
 
 
 class PbsReservation(NamedTuple):
-    """One reservation; ``name`` is its id (R for one, S for a standing one, M for maintenance)."""
+    """One reservation."""
 
     name: str
+    """Its id, which begins with R (single), S (standing) or M (maintenance)."""
     start: float
+    """Start, epoch seconds."""
     end: float
+    """End, epoch seconds."""
     state: str
+    """PBS's name of the state."""
 
 
 def read_nodes(text: str) -> dict[str, RawNode]:
-    """Read ``pbsnodes -av -F json``: vnode → what is said of it. Raises SchedulerError when it is
-    something else.
+    """Parse ``pbsnodes -av -F json``. Returns vnode → its values. Raises SchedulerError if the text
+    has another form.
     """
     return checked_nodes(decode(text, _Nodes, "pbsnodes").nodes)
 
 
 def checked_nodes(nodes: dict[str, RawNode]) -> dict[str, RawNode]:
-    """``nodes``, if there are any."""
+    """Return ``nodes``. Raises SchedulerError if it is empty."""
     if not nodes:
         raise SchedulerError("PBS names no nodes. Nothing was changed.")
     return nodes
 
 
 def read_jobs(text: str, prefix: str) -> PbsJobTable:
-    """Read ``qstat -f -F json``; ``prefix``: what the names of our own jobs begin with. Raises
-    SchedulerError when it is something else.
+    """Parse ``qstat -f -F json``. ``prefix``: beginning of the names of our jobs. Raises
+    SchedulerError if the text has another form.
     """
     return job_table(decode(text, _Jobs, "qstat").Jobs, prefix)
 
 
 def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
-    """Read ``qstat -x -f -F dsv -D DSV_MARK IDS``. Of several ids its JSON shows the first only
-    (OpenPBS 23.06).
+    """Parse ``qstat -x -f -F dsv -D DSV_MARK IDS``. With several ids, its JSON contains only the
+    first (OpenPBS 23.06).
     """
     jobs = {}
-    for part in re.split(r"^Job Id: ", whole(text, "qstat"), flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^Job Id: ", require_complete(text, "qstat"), flags=re.MULTILINE)[1:]:
         job_id, *fields = part.rstrip("\n").split(mark)
         values: dict[str, Any] = {"Resource_List": {}}
         for field in fields:
@@ -164,19 +180,19 @@ def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
 
 
 def read_unknown(text: str) -> set[str]:
-    """The numbers of the jobs that PBS does not know or that have ended, by what qstat complains
-    of.
+    """Return the numbers of the jobs that PBS does not know or that have ended, from the errors of
+    qstat.
     """
     return {match[1] or match[2] for match in _UNKNOWN.finditer(text)}
 
 
 def number_in(job_id: str) -> str:
-    """``99`` of ``99.pbs0``: a server has several names."""
+    """Return ``99`` for ``99.pbs0``, because a server can have several names."""
     return job_id.partition(".")[0]
 
 
 def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
-    """The jobs that matter: ours, and those of others for which a start is expected."""
+    """Return the relevant jobs: ours, and those of others with an expected start."""
     table = PbsJobTable([], [])
     for job_id, job in raw.items():
         name = job.Job_Name
@@ -213,16 +229,18 @@ def _job(job_id: str, raw: RawJob) -> PbsJob:
 
 
 def vnodes_of(text: str) -> tuple[str, ...]:
-    """The vnodes of ``(a[1]:ncpus=2+a[2]:ncpus=1)+(b:ncpus=2)``, without repetition."""
+    """Return the vnodes in ``(a[1]:ncpus=2+a[2]:ncpus=1)+(b:ncpus=2)``, without duplicates."""
     return tuple(dict.fromkeys(match[1] or match[2] for match in _VNODE.finditer(text)))
 
 
 def read_reservations(text: str) -> dict[str, PbsReservation]:
-    """Read ``pbs_rstat -f``: id → reservation. Raises SchedulerError when it is something else."""
+    """Parse ``pbs_rstat -f``. Returns id → reservation. Raises SchedulerError if the text has
+    another form.
+    """
     reservations: dict[str, PbsReservation] = {}
     fields: dict[str, str] = {}
     last = ""
-    for line in [*whole(text, "pbs_rstat").splitlines(), "Resv ID: "]:
+    for line in [*require_complete(text, "pbs_rstat").splitlines(), "Resv ID: "]:
         if line.startswith("Resv ID:"):
             if fields:
                 start, end = (
@@ -252,7 +270,7 @@ def read_reservations(text: str) -> dict[str, PbsReservation]:
 
 
 def read_time(value: Any) -> float | None:
-    """Epoch seconds of ``Fri Nov 20 18:07:53 2026`` (UTC), or of a number of seconds."""
+    """Return the epoch seconds of ``Fri Nov 20 18:07:53 2026`` (UTC), or of a number of seconds."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return number_of(value, -1.0) if 0 <= value < 1e12 else None
     text = text_of(value).strip()
@@ -273,7 +291,7 @@ def read_time(value: Any) -> float | None:
 
 
 def read_duration(value: Any) -> float | None:
-    """Seconds of ``hours:minutes:seconds``, ``minutes:seconds`` or ``seconds``."""
+    """Return the seconds of ``hours:minutes:seconds``, ``minutes:seconds`` or ``seconds``."""
     if isinstance(value, (int, float)):
         return number_of(value)
     parts = text_of(value).split(":")
@@ -283,7 +301,7 @@ def read_duration(value: Any) -> float | None:
 
 
 def planned_uses(pending: Iterable[PbsJob]) -> dict[str, float]:
-    """Vnode → the earliest time at which a waiting job is expected to start there."""
+    """Return vnode → the earliest time at which a pending job is expected to start there."""
     uses: dict[str, float] = {}
     for job in pending:
         if job.start is None:
@@ -295,5 +313,5 @@ def planned_uses(pending: Iterable[PbsJob]) -> dict[str, float]:
 
 
 def reservations_of(node: RawNode) -> tuple[str, ...]:
-    """Ids of the reservations that have the vnode or will have it."""
+    """Return the ids of the vnode's present and future reservations."""
     return words_of(node.resv) if node.resv else ()

@@ -1,14 +1,14 @@
-"""The scavenger of OpenPBS and PBS Professional: how it is read, and what is its own in taking
+"""The scavenger of OpenPBS and PBS Professional: how PBS is read, and what is specific to taking
 leases from it.
 
-One poll is two commands (qstat, pbsnodes), and a third now and then: pbs_rstat for reservations not
-known yet, or qstat for what became of leases that are gone. What PBS's words mean is
-:mod:`scavenger.pbs.state`'s decision, how a lease is asked for :mod:`scavenger.pbs.job`'s; the rest
-is as with every batch scheduler (:mod:`scavenger.batch`).
+One poll is two commands (qstat, pbsnodes), and sometimes a third: pbs_rstat for reservations that
+are not known yet, or qstat for the end of leases that have disappeared. :mod:`scavenger.pbs.state`
+interprets PBS's states, and :mod:`scavenger.pbs.job` defines how a lease is requested. Everything
+else is common to all batch schedulers (:mod:`scavenger.batch`).
 
-PBS preempts by deleting, requeuing or suspending. Deleted and requeued leases get SIGTERM and the
-queue's kill_delay; a suspended one does nothing, so it counts as lost and is killed. A
-requeued lease must not begin again: it is deleted too.
+PBS preempts by deleting, requeuing or suspending a job. A deleted or requeued lease gets SIGTERM
+and the queue's kill_delay. A suspended lease can do nothing, so it counts as lost and is killed. A
+requeued lease must not start again, so it is deleted too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.hold import TakenBack
+from scavenger.batch.hold import PreemptionHold
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
@@ -44,19 +44,19 @@ from scavenger.pbs.source import (
 from scavenger.pbs.state import (
     ENDED_STATES,
     PENDING_STATES,
-    Host,
-    Reading,
+    HostVnodes,
+    PbsSnapshot,
     by_host,
-    describe,
-    ended_because,
-    is_taken_back,
-    lease_job,
+    end_reason,
+    is_preempted,
+    ledger_entry,
+    node_facts,
     terminated_by,
 )
 
-TURN_S = 30.0
-"""Longest default turn. PBS's scheduler runs whenever a job ends, and not only every
-scheduler_iteration.
+MAX_LEFT_IDLE_S = 30.0
+"""Maximum default time for which an idle node is left to PBS, seconds. PBS's scheduler runs
+whenever a job ends, not only every scheduler_iteration.
 """
 IDS_PER_QUERY = 50
 
@@ -66,7 +66,10 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     name = "pbs"
     title = "PBS"
-    oldest = (18, 1)  # whose qstat and pbsnodes print JSON first (openpbs pull request 249)
+    oldest = (
+        18,
+        1,
+    )  # the first with JSON output of qstat and pbsnodes (openpbs pull request 249)
     when_silent = "Run MalleTrain where qstat works (/etc/pbs.conf must name the server)."
     site_every_s = 120.0
     limit_step_s = 1.0
@@ -92,17 +95,17 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
         self.api = api
         self.source = source or PbsCommandSource(commands)
-        """How PBS is read; settled when its server is known."""
+        """How PBS is read; chosen when its server is known."""
         self._settled = source is not None or api == "commands"
         self.reservations = Reservations(commands)
-        self._hosts: Mapping[str, Host] = {}
+        self._hosts: Mapping[str, HostVnodes] = {}
         self._own: Mapping[str, PbsJob] = {}
-        """Of the last look: the vnodes of each host, and lease id → its job."""
-        self._taken = TakenBack()
+        """From the last poll: the vnodes of each host, and lease id → its job."""
+        self._preemption_hold = PreemptionHold()
 
     @property
     def source_name(self) -> str:
-        """Its commands, or its bindings."""
+        """How PBS is read: through its commands, or through its bindings."""
         return f"its {self.source.name}"
 
     def _ask_site(self) -> PbsSite:
@@ -120,48 +123,48 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         ended = self._ask_of_missing(own)
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
-        reading = Reading(hosts, jobs.pending, own, reservations)
-        facts = describe(
+        reading = PbsSnapshot(hosts, jobs.pending, own, reservations)
+        facts = node_facts(
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
         gone = self._find_gone(own, ended, now)
         given_up = self.ledger.given_up
         if any(
-            is_taken_back(job)
+            is_preempted(job)
             for i, job in own.items()
             if i not in given_up and job.state not in ENDED_STATES
         ):
-            self._taken.mark(now)
+            self._preemption_hold.note(now)
         self._hosts, self._own = hosts, own
         grace_s = self.grace_s(site)
         lease_jobs = {
-            lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()
+            lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
-        taken = self._taken.why(hold_s, now)
+        preempting = self._preemption_hold.reason(hold_s, now)
         leave = self._never_preempted(site, own)
         return SchedulerAnswer(
             facts,
             lease_jobs,
             gone,
-            hold=self._closed(site) or taken,
+            hold=self._closed(site) or preempting,
             leave=leave,
-            urgent=bool(taken),
+            urgent=bool(preempting),
         )
 
     def _missing(self, own: Mapping[str, PbsJob]) -> dict[str, LeaseJob]:
-        """Leases that were there at the last look and are not among ``own``."""
+        """Return the leases of the last poll that are not in ``own``."""
         jobs = self.ledger.jobs.items()
         return {lease: job for lease, job in jobs if lease not in own and job.alive}
 
     def _ask_of_missing(self, own: dict[str, PbsJob]) -> dict[str, PbsJob]:
-        """What PBS remembers of leases that are no more, by their jobs' ids. Those that it still
-        has, since its answer was cut short, come back among ``own``.
+        """Return job id → PBS's record of leases that have disappeared. Leases that PBS still has,
+        because its answer was truncated, are added to ``own``.
         """
         given_up = self.ledger.given_up
         lost = {job.id: lease for lease, job in self._missing(own).items() if lease not in given_up}
         ids, remembered = list(lost), dict[str, PbsJob]()
-        for first in range(0, len(ids), IDS_PER_QUERY):
-            remembered |= self._remembered(ids[first : first + IDS_PER_QUERY])
+        for start in range(0, len(ids), IDS_PER_QUERY):
+            remembered |= self._remembered(ids[start : start + IDS_PER_QUERY])
         for job_id in [i for i, job in remembered.items() if job.state not in ENDED_STATES]:
             if lease := lost.get(job_id):
                 job = remembered.pop(job_id)
@@ -169,12 +172,12 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return remembered
 
     def _remembered(self, ids: Sequence[str]) -> dict[str, PbsJob]:
-        """What PBS knows of these jobs. Raises SchedulerError where it neither shows one nor says
-        that it does not know it.
+        """Return PBS's records of these jobs. Raises SchedulerError if PBS neither shows a job nor
+        reports that it does not know it.
         """
         by_id: dict[str, PbsJob] = {}
         silent = list(ids)
-        # Without job_history_enable it answers -x well, and shows nothing, not even what runs.
+        # Without job_history_enable, qstat -x succeeds and shows nothing, not even running jobs.
         for options in (["-x", "-f"], ["-f"]):
             result = self.commands.run(["qstat", *options, "-F", "dsv", "-D", DSV_MARK, *silent])
             jobs = read_ended(result.stdout, self.settings.prefix).ours
@@ -190,11 +193,11 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
     def _find_gone(
         self, own: Mapping[str, PbsJob], remembered: Mapping[str, PbsJob], now: float
     ) -> dict[str, Lease]:
-        """Leases that were there at the last look and are no more. ``remembered``: what PBS
-        still knows of them.
+        """Return the leases of the last poll that have disappeared. ``remembered``: PBS's records
+        of them.
         """
         given_up = self.ledger.given_up
-        gone = {}
+        disappeared = {}
         for lease, job in self._missing(own).items():
             last = remembered.get(job.id) or self._own.get(lease)
             reason = (
@@ -202,11 +205,11 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 if lease in given_up
                 else self.ender.leave_requests[lease][1]
                 if lease in self.ender.leave_requests
-                else ended_because(last)
+                else end_reason(last)
                 if last is not None
                 else "it ended"
             )
-            gone[lease] = replace(
+            disappeared[lease] = replace(
                 job.lease,
                 node=job.requested_node,
                 state=LeaseState.ENDED,
@@ -218,22 +221,22 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
                 and lease not in self.ender.leave_requests
                 and (job.id not in remembered or terminated_by(remembered[job.id]) == "Scheduler")
             ):
-                self._taken.mark(now)
-        return gone
+                self._preemption_hold.note(now)
+        return disappeared
 
     def _never_preempted(self, site: PbsSite, own: Mapping[str, PbsJob]) -> dict[str, str]:
-        """Leases that PBS cannot preempt since its preempt_order was changed, and why."""
+        """Return lease → why PBS can no longer preempt it: its preempt_order was changed."""
         if not site.requeues or self.settings.lease.rerunnable != "auto":
             return {}
-        why = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
+        reason = f"PBS preempts by requeuing only (preempt_order = {site.preempt_order})"
         return {
-            lease: f"{why} and this lease is not rerunnable"
+            lease: f"{reason} and this lease is not rerunnable"
             for lease, job in own.items()
             if not job.rerunnable
         }
 
     def _closed(self, site: PbsSite) -> str:
-        """Why PBS would start no lease; empty when it would."""
+        """Return why PBS would start no lease; empty if it would."""
         if not site.scheduling:
             return "PBS starts no jobs at present (scheduling of its server is False)"
         name = self.settings.lease.queue
@@ -247,17 +250,17 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         )
 
     def _left_idle_s(self, site: PbsSite) -> float:
-        """One scheduling cycle."""
-        return min(site.iteration_s, TURN_S)
+        """Return the length of one scheduling cycle, seconds."""
+        return min(site.iteration_s, MAX_LEFT_IDLE_S)
 
     def _partitions(self, site: PbsSite) -> Collection[str]:
-        """The queue of the leases, or those that it routes to."""
+        """Return the queue of the leases, or those to which it routes."""
         queue = site.queues.get(self.settings.lease.queue)
         return (
             [self.settings.lease.queue] if queue is None or queue.execution else queue.destinations
         )
 
-    def _longest_s(self, site: PbsSite) -> tuple[float | None, str]:
+    def _max_lease_s(self, site: PbsSite) -> tuple[float | None, str]:
         queue = site.queues.get(self.settings.lease.queue)
         most = None if queue is None else queue.max_walltime_s
         return most, f"resources_max.walltime of queue {self.settings.lease.queue}"

@@ -1,8 +1,8 @@
-"""What is true of a PBS for minutes: its version, server, queues, how its scheduler preempts. Read
-from ``qstat -Bf``, ``qstat -Qf`` and ``qmgr -c 'print sched'``.
+"""The configuration of a PBS, which changes rarely: version, server, queues, how its scheduler
+preempts. Parses ``qstat -Bf``, ``qstat -Qf`` and ``qmgr -c 'print sched'``.
 
-Text in, a :class:`PbsSite` out; :func:`ask_site` runs the commands. It says what is configured;
-whether that will do for MalleTrain is :mod:`scavenger.pbs.check`'s judgement.
+Text in, a :class:`PbsSite` out; :func:`ask_site` runs the commands. :mod:`scavenger.pbs.check`
+decides whether the configuration is suitable for MalleTrain.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
 from scavenger.pbs.json_text import decode_joined, number_of, text_of, truth_of, words_of
 from scavenger.pbs.parse import RawNode, read_duration
 
 KILL_DELAY_S = 10.0
-"""Default of a queue's kill_delay: seconds from SIGTERM to SIGKILL (PBS Professional Reference
-Guide, "Queue Attributes").
+"""Default of a queue's kill_delay: time from SIGTERM to SIGKILL, seconds (PBS Professional
+Reference Guide, "Queue Attributes").
 """
 PREEMPT_QUEUE_PRIO = 150
 PREEMPT_ORDER = "SCR"
@@ -31,66 +31,91 @@ Attributes").
 """
 SCHEDULER_ITERATION_S = 600.0
 LIMITS = ("max_run", "max_queued")
-"""Attributes that limit the jobs of a user."""
+"""Attributes that limit the number of a user's jobs."""
 AMOUNTS = ("max_run_res", "max_queued_res")
-"""Attributes that limit how much of a resource the jobs of a user have."""
+"""Attributes that limit the amount of a resource that a user's jobs have."""
 _LIMIT = re.compile(r"u:([^=\]]+?)\s*=\s*(\d+)\s*\]")
 _SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class PbsQueue:
-    """One queue. ``chunk``: default_chunk, which every node of its jobs must have (how sites tie
-    nodes to queues). ``max_walltime_s`` and ``min_walltime_s``: None where there is no such limit.
-    ``kill_delay_s``: from SIGTERM to SIGKILL. ``limits``: max_run, max_queued and, as
-    ``max_run_res.ncpus``, amounts of resources, as they stand there.
-    """
+    """One queue. Times are in seconds."""
 
     name: str
+    """Name of the queue."""
     execution: bool
+    """Whether it is an execution queue, not a routing queue."""
     enabled: bool
+    """Whether it accepts jobs."""
     started: bool
+    """Whether its jobs can start."""
     priority: int
+    """Its priority."""
     chunk: Mapping[str, str] = field(default_factory=dict)
+    """``default_chunk``, which every node of its jobs must match (sites use it to assign nodes to
+    queues).
+    """
     max_walltime_s: float | None = None
+    """Maximum walltime of its jobs; None: no limit."""
     min_walltime_s: float | None = None
+    """Minimum walltime of its jobs; None: no limit."""
     kill_delay_s: float = KILL_DELAY_S
+    """Time from SIGTERM to SIGKILL."""
     from_route_only: bool = False
+    """Whether it accepts jobs only from routing queues."""
     acl: Sequence[str] = ()
+    """Users that may use it, as PBS prints them; empty: all users."""
     destinations: Sequence[str] = ()
+    """Queues to which a routing queue routes."""
     limits: Mapping[str, str] = field(default_factory=dict)
+    """``max_run``, ``max_queued`` and, as ``max_run_res.ncpus``, amounts of resources, as PBS
+    prints them.
+    """
 
 
 @dataclass(frozen=True)
 class PbsSite:
-    """``version`` as (23, 6). ``scheduling``: whether the server starts jobs at all.
-    ``preempt_order``: the letters that may happen to a preempted job, the first first (D delete, R
-    requeue, C checkpoint, S suspend). ``limits``: as those of a queue.
-    ``sees_others``: whether users see the jobs of others.
-    """
+    """The configuration of a PBS."""
 
     version: tuple[int, int]
+    """Such as (23, 6)."""
     shown_version: str
+    """Version as PBS prints it."""
     server: str
+    """Name of the server."""
     scheduling: bool = True
+    """Whether the server starts jobs."""
     iteration_s: float = SCHEDULER_ITERATION_S
+    """Interval of the scheduling cycle, seconds."""
     preempt_queue_prio: int = PREEMPT_QUEUE_PRIO
+    """Minimum priority of an express queue."""
     preempt_order: str = PREEMPT_ORDER
+    """Letters for what can happen to a preempted job, in order (D delete, R requeue, C
+    checkpoint, S suspend).
+    """
     preempt_known: bool = False
+    """Whether the scheduler's settings could be read; otherwise the defaults are used."""
     estimates: bool = True
+    """Whether the scheduler can forecast the starts of pending jobs (``backfill_depth`` above
+    0).
+    """
     sees_others: bool = True
+    """Whether users see the jobs of others."""
     limits: Mapping[str, str] = field(default_factory=dict)
+    """As those of a queue."""
     queues: Mapping[str, PbsQueue] = field(default_factory=dict)
+    """Name → queue."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its release and its server, for sentences."""
         return f"{self.shown_version} (server {self.server})"
 
     @property
     def requeues(self) -> bool:
-        """Whether a lease must be rerunnable to be preempted: PBS cannot requeue a job that is not,
-        and tries the next of its ways; where there is none that works, the job keeps its node.
+        """Whether a lease must be rerunnable to be preempted. PBS cannot requeue a job that is not,
+        and tries the next method. If none works, the job keeps its node.
         """
         return (
             "R" in self.preempt_order
@@ -104,8 +129,8 @@ class PbsSite:
         return self.preempt_order.startswith("S")
 
     def above(self, queue: str) -> list[str]:
-        """Queues whose jobs preempt those of ``queue``: express queues (Priority of
-        preempt_queue_prio or more) above a queue below.
+        """Return the queues whose jobs preempt those of ``queue``: express queues (Priority of at
+        least preempt_queue_prio), if ``queue`` is below that.
         """
         own = self.queues.get(queue)
         if own is None:
@@ -120,7 +145,7 @@ class PbsSite:
         )
 
     def queues_of(self) -> Callable[[RawNode], Sequence[str]]:
-        """A function from a vnode to the queues whose jobs may run on it."""
+        """Return a function from a vnode to the queues whose jobs may run on it."""
         plain = tuple(q for q in self.queues.values() if q.execution)
         keys = sorted({key for q in plain for key in q.chunk})
         free = tuple(q.name for q in plain if not q.chunk)
@@ -163,11 +188,11 @@ TORQUE = (
     "OpenPBS and PBS Professional from 18.1 on, and with Slurm."
 )
 _TORQUE_VERSION = re.compile(r"^version:\s*(\S+)", re.IGNORECASE | re.MULTILINE)
-"""What Torque's commands print for --version. Those of PBS print ``pbs_version = …``."""
+"""The output of Torque's commands for --version. Those of PBS print ``pbs_version = …``."""
 
 
 def _torque_version(commands: Commands) -> str:
-    """Torque's version; empty: the commands are not Torque's."""
+    """Return Torque's version; empty if the commands are not Torque's."""
     try:
         result = commands.run(["qstat", "--version"])
     except CommandError:
@@ -177,7 +202,9 @@ def _torque_version(commands: Commands) -> str:
 
 
 def ask_site(commands: Commands) -> PbsSite:
-    """Ask a running PBS. Raises SchedulerError; where it is Torque, with that."""
+    """Read the configuration of a running PBS. Raises SchedulerError, with a specific message if it
+    is Torque.
+    """
     try:
         server = commands.ask(["qstat", "-Bf", "-F", "json"])
     except CommandError as error:
@@ -187,19 +214,25 @@ def ask_site(commands: Commands) -> PbsSite:
     queues = commands.ask(["qstat", "-Qf", "-F", "json"])
     try:
         sched = commands.ask(["qmgr", "-c", "print sched"])
-    except CommandError:  # not for everybody at some sites; the defaults must do
+    except CommandError:  # some sites restrict qmgr; the defaults are then used
         sched = ""
     return read_site(server, queues, sched)
 
 
 def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
-    """From the output of the three commands. Raises SchedulerError."""
+    """Parse the output of the three commands. Raises SchedulerError.
+
+    Args:
+        server: output of ``qstat -Bf``.
+        queues: output of ``qstat -Qf``.
+        sched: output of ``qmgr -c 'print sched'``; empty if the site restricts it.
+    """
     answer = decode_joined(server, _Server, "qstat -Bf")
     if not answer.Server:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
     name, attributes = next(iter(answer.Server.items()))
     shown = text_of(attributes.get("pbs_version") or answer.pbs_version)
-    settings = dict(_SCHED.findall(whole(sched, "qmgr")))
+    settings = dict(_SCHED.findall(require_complete(sched, "qmgr")))
     table = decode_joined(queues, _Queues, "qstat -Qf").Queue
     return PbsSite(
         version=read_version(shown),
@@ -221,7 +254,9 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
 
 
 def read_version(text: str) -> tuple[int, int]:
-    """(23, 6) of ``23.06.06``, (2022, 1) of ``2022.1.1.20220926110806``. Raises SchedulerError."""
+    """Return (23, 6) for ``23.06.06``, (2022, 1) for ``2022.1.1.20220926110806``. Raises
+    SchedulerError.
+    """
     match = re.search(r"(\d{1,4})\.(\d{1,4})", text)
     if match is None:
         raise SchedulerError(
@@ -269,9 +304,10 @@ def _limits(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def limit_of(text: str, user: str) -> int | None:
-    """What a limit such as ``[u:PBS_GENERIC=5],[u:ann=9]`` allows ``user`` (Reference Guide,
-    "Format of Limit Attributes"); None: it says nothing of single users, or has a unit. Of several
-    for one user the smallest counts: qstat's JSON puts max_queued_res behind max_run_res.
+    """Return the value of a limit such as ``[u:PBS_GENERIC=5],[u:ann=9]`` for ``user`` (Reference
+    Guide, "Format of Limit Attributes"); None if it does not limit single users, or has a unit.
+    Among several limits for one user the smallest is returned, because qstat's JSON puts
+    max_queued_res after max_run_res.
     """
     limits: dict[str, int] = {}
     for name, most in _LIMIT.findall(text):
@@ -280,8 +316,8 @@ def limit_of(text: str, user: str) -> int | None:
 
 
 def _order(text: str) -> str:
-    """The letters of preempt_order, which may be different by how much of its time a job has used:
-    ``"SR 80 D"``. Those that may come, in their order.
+    """Return the letters of preempt_order, which can depend on the fraction of its time that a job
+    has used: ``"SR 80 D"``. All letters that can apply, in their order.
     """
     letters = [c for c in text if c in "SCRD"]
     return "".join(dict.fromkeys(letters)) or PREEMPT_ORDER

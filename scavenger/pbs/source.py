@@ -1,5 +1,5 @@
-"""How the state of a PBS is read: through its commands, or through its Python bindings where they
-are. Decides which, and with what environment.
+"""Reads the state of a PBS through its commands, or through its Python bindings if they are
+installed. Decides which, and with what environment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scavenger.pbs.parse import (
 )
 
 Api = Literal["auto", "commands", "bindings"]
-RESERVATIONS_EVERY_S = 60.0
+RESERVATIONS_INTERVAL_S = 60.0
 PBS_CONF = Path("/etc/pbs.conf")
 _EXEC = re.compile(r"^\s*PBS_EXEC=(.+?)\s*$", re.MULTILINE)
 _INHERITED = (
@@ -42,13 +42,13 @@ _INHERITED = (
 
 
 class PbsSource(Protocol):
-    """How the state of a PBS is read."""
+    """A way to read the state of a PBS."""
 
     name: str
 
     def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
-        """Vnodes and jobs now; ``prefix``: what the names of our jobs begin with. Raises
-        SchedulerError.
+        """Return the present vnodes and jobs. ``prefix``: beginning of the names of our jobs.
+        Raises SchedulerError.
         """
         ...
 
@@ -64,8 +64,8 @@ class PbsCommandSource:
     def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
         """See :class:`PbsSource`.
 
-        Jobs first: a lease that starts meanwhile is then waiting for a node in use, never on an
-        idle one unseen.
+        Reads jobs first. A lease that starts between the commands then shows as waiting for a busy
+        node. In the other order its node would seem idle.
         """
         jobs = self.commands.ask(["qstat", "-f", "-F", "json"])
         nodes = self.commands.ask(["pbsnodes", "-av", "-F", "json"])
@@ -73,8 +73,8 @@ class PbsCommandSource:
 
 
 class Reservations:
-    """The reservations that vnodes speak of, asked for (``pbs_rstat``) when one is not known and
-    now and then.
+    """The reservations that vnodes name. They are read (``pbs_rstat``) if one is not known, and at
+    intervals.
     """
 
     def __init__(self, commands: Commands) -> None:
@@ -83,14 +83,14 @@ class Reservations:
         self._at = float("-inf")
 
     def of(self, nodes: Mapping[str, RawNode], now: float) -> Mapping[str, PbsReservation]:
-        """Every reservation named by one of ``nodes``. Raises SchedulerError."""
+        """Return all reservations that ``nodes`` name. Raises SchedulerError."""
         named = {name for node in nodes.values() if node.resv for name in reservations_of(node)}
         if named and (
-            not named <= self._by_name.keys() or not 0 <= now - self._at < RESERVATIONS_EVERY_S
+            not named <= self._by_name.keys() or not 0 <= now - self._at < RESERVATIONS_INTERVAL_S
         ):
             reservations = read_reservations(self.commands.ask(["pbs_rstat", "-f"]))
-            # One that pbs_rstat does not show (it has just ended, say) is not asked for again at
-            # every poll.
+            # A reservation that pbs_rstat does not show (for example because it has just ended) is
+            # not requested again at every poll.
             self._by_name = {
                 **dict.fromkeys(named - reservations.keys(), PbsReservation("", 0.0, 0.0, "")),
                 **reservations,
@@ -102,8 +102,8 @@ class Reservations:
 def asking_environment(
     environment: Mapping[str, str] = os.environ, conf: Path = PBS_CONF
 ) -> dict[str, str]:
-    """The environment of PBS's commands: where they are, no translation, times in UTC, nothing of a
-    job that this process may run in.
+    """Return the environment of PBS's commands: their location, no translation, times in UTC, and
+    no variables of a job in which this process may run.
     """
     inherited = {
         k: v for k, v in environment.items() if not k.startswith("PBS_") or k.startswith(_INHERITED)
@@ -128,7 +128,7 @@ def asking_environment(
 def submitting_environment(
     asking: Mapping[str, str], environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of qsub, parts of which PBS keeps with the job: as ``asking``, in this
+    """Return the environment of qsub, parts of which PBS stores with the job: ``asking``, with this
     process's own language and time zone.
     """
     own = {k: environment[k] for k in ("LC_ALL", "TZ") if k in environment}
@@ -136,7 +136,7 @@ def submitting_environment(
 
 
 def source_for(api: Api, commands: Commands, server: str) -> PbsSource:
-    """The source to use. Raises SchedulerError when the bindings are asked for and cannot be
+    """Return the source to use. Raises SchedulerError if the bindings are configured and cannot be
     used.
     """
     if api == "commands":

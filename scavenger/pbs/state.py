@@ -1,9 +1,8 @@
-"""What PBS's words mean: states of vnodes and jobs and reservations turned into facts about nodes
-and leases.
+"""Translates PBS states of vnodes, jobs and reservations into facts about nodes and leases.
 
-A node is a host: all vnodes that name it in ``resources_available.host``. The states stand in
-literal tables after the PBS Professional Reference Guide ("Node States", "Job States"). Pure;
-whether a node is a gap is :mod:`scavenger.batch.rules`' decision.
+A node is a host: all vnodes that name it in ``resources_available.host``. The tables of states
+follow the PBS Professional Reference Guide ("Node States", "Job States"). Pure.
+:mod:`scavenger.batch.rules` decides whether a node is a gap.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from scavenger.pbs.parse import PbsJob, PbsReservation, RawNode, planned_uses, r
 IDLE_STATES = frozenset({"free", "resv-exclusive"})
 RESERVED_STATES = frozenset({"resv-exclusive"})
 BUSY_STATES = frozenset({"job-busy", "job-exclusive", "job-sharing", "job-suspended"})
-TROUBLE_STATES = {
+UNAVAILABLE_STATES = {
     "busy": "its load is too high for jobs",
     "down": "it is down",
     "initializing": "it is being set up",
@@ -32,69 +31,78 @@ TROUBLE_STATES = {
     "provisioning": "it is being provisioned",
     "resv-provisioning": "it is being provisioned",
     "sleep": "it is asleep",
-    "stale": "its MoM knows it no more",
+    "stale": "its MoM no longer reports it",
     "state-unknown": "its state is not known",
     "unresolvable": "its name cannot be resolved",
     "wait-provisioning": "it waits to be provisioned",
 }
-"""States of vnodes that take no jobs, whether or not somebody still runs on them, in words."""
+"""Vnode state → description, for states that accept no new jobs. Jobs may still run there."""
 DRAINED_STATES = frozenset({"offline", "maintenance"})
-"""Those among them by which an administrator wants whoever runs there to go."""
+"""The states in UNAVAILABLE_STATES with which an administrator asks running jobs to leave."""
 PENDING_STATES = frozenset({"Q", "T", "W", "H"})
 ENDED_STATES = frozenset({"F", "M", "X"})
 SUSPENDED_STATES = frozenset({"S", "U"})
 SUSPENDED_SUBSTATES = frozenset({43, 45})
-"""Suspended by request (qsig) and by the scheduler; the state may still say R for a moment."""
-KILLED = {
+"""Suspended by request (qsig) and by the scheduler. The state can still be R for a moment."""
+KILL_REASONS = {
     -27: "it used more memory than it asked for",
     -28: "it used more CPU time than it asked for",
     -29: "its time limit was reached",
 }
-"""Exit statuses of jobs that MoM has killed (Reference Guide, "Job Exit Status Codes")."""
+"""Exit status of a job that MoM has killed (Reference Guide, "Job Exit Status Codes") →
+description.
+"""
 RERUN_SUBSTATES = frozenset({60, 61, 62, 63})
-"""It is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the three after it): it has had its
-signal and runs still.
+"""The job is being requeued (openpbs, job.h, JOB_SUBSTATE_RERUN and the next three): it has
+received its signal and still runs.
 """
 _TERMINATED = re.compile(r"terminated by ([^\s@]+)")
 
-Host = Sequence[tuple[str, RawNode]]
-"""The vnodes of one host that have something to give."""
+HostVnodes = Sequence[tuple[str, RawNode]]
+"""(name, vnode) of each vnode of one host that has CPUs."""
 
 
-class Reading(NamedTuple):
-    """One look at PBS: vnodes by host, jobs, reservations."""
+class PbsSnapshot(NamedTuple):
+    """State of PBS at one poll: vnodes by host, pending jobs, our jobs by lease, reservations by
+    name.
+    """
 
-    hosts: Mapping[str, Host]
+    hosts: Mapping[str, HostVnodes]
+    """Host → its vnodes."""
     pending: Sequence[PbsJob]
+    """Pending jobs of others."""
     own: Mapping[str, PbsJob]
+    """Lease id → its job."""
     reservations: Mapping[str, PbsReservation]
+    """Id → reservation."""
 
 
 def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
-    """Host → its vnodes, less those without any CPU (the natural vnode of a host whose CPUs are in
-    others).
+    """Return host → its vnodes with CPUs. The natural vnode has none if other vnodes of the host
+    have them.
     """
     hosts: dict[str, list[tuple[str, RawNode]]] = {}
     for name, node in nodes.items():
-        has = node.resources_available
-        cpus = has.get("ncpus")
+        resources = node.resources_available
+        cpus = resources.get("ncpus")
         if cpus is not None and number_of(cpus) <= 0:
             continue
-        host = has.get("host")
+        host = resources.get("host")
         hosts.setdefault(text_of(host) if host else name.partition("[")[0], []).append((name, node))
     return hosts
 
 
 def terminated_by(job: PbsJob) -> str:
-    """Who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for qdel;
-    empty when nobody did. It stands there while the job still runs in its grace time.
+    """Return who ended the job, from its comment: ``Scheduler`` for a preemption, a user's name for
+    qdel; empty if none of them did. PBS sets the comment while the job still runs in its grace
+    time.
     """
     match = _TERMINATED.search(job.comment)
     return match[1] if match else ""
 
 
-def is_taken_back(job: PbsJob) -> bool:
-    """Whether the scheduler is ending it, or has suspended or requeued it."""
+def is_preempted(job: PbsJob) -> bool:
+    """Return whether the scheduler is ending the job, or has suspended or requeued it."""
     return (
         terminated_by(job) == "Scheduler"
         or job.substate in RERUN_SUBSTATES
@@ -104,21 +112,23 @@ def is_taken_back(job: PbsJob) -> bool:
 
 
 def is_suspended(job: PbsJob) -> bool:
-    """Whether its processes are stopped."""
+    """Return whether the job's processes are stopped."""
     return job.state in SUSPENDED_STATES or (
         job.state == "R" and job.substate in SUSPENDED_SUBSTATES
     )
 
 
 def was_requeued(job: PbsJob) -> bool:
-    """Whether it waits although it has run, or runs a second time: it was preempted by requeuing
-    it.
+    """Return whether PBS preempted the job by requeuing it: it has run and is pending, or runs
+    again.
     """
     return job.runs > (0 if job.state in PENDING_STATES else 1)
 
 
-def lost_because(job: PbsJob) -> str:
-    """Why a lease is over although its job is there still; empty when it is not."""
+def loss_reason(job: PbsJob) -> str:
+    """Return why a lease has ended although its job still exists; empty if the lease has not
+    ended.
+    """
     if is_suspended(job):
         return "the main scheduler suspended it"
     if was_requeued(job):
@@ -127,45 +137,59 @@ def lost_because(job: PbsJob) -> str:
 
 
 def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
-    """The lease that a job is. ``grace_s``: how long one that is being ended has at most."""
+    """Return the lease that a job represents.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: maximum time between the signal and the end of a job, seconds.
+    """
     if job.state in ENDED_STATES:
-        return Lease(lease_id, job.id, LeaseState.ENDED, job.host, ended_because(job))
+        return Lease(lease_id, job.id, LeaseState.ENDED, job.host, end_reason(job))
     if job.state in PENDING_STATES:
         return Lease(lease_id, job.id, LeaseState.PENDING, job.host, job.comment)
-    by = terminated_by(job)
-    if job.state == "E" or by or job.substate in RERUN_SUBSTATES:
+    deleted_by = terminated_by(job)
+    if job.state == "E" or deleted_by or job.substate in RERUN_SUBSTATES:
         reason = (
             "preempted"
-            if is_taken_back(job)
-            else f"it was deleted by {by}"
-            if by
+            if is_preempted(job)
+            else f"it was deleted by {deleted_by}"
+            if deleted_by
             else "it is ending"
         )
         return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, reason, now + grace_s)
     return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
 
 
-def lease_job(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
-    """A job of ours as the ledger has it."""
+def ledger_entry(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:
+    """Return the ledger's record of one of our jobs.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: as in :func:`lease_of`.
+    """
     return LeaseJob(
         lease_of(lease_id, job, now, grace_s),
         job.user,
         job.host,
         job.submitted,
-        lost_because(job),
+        loss_reason(job),
         job.state == "E",
         is_suspended(job),
     )
 
 
-def ended_because(job: PbsJob) -> str:
-    """Why a job has ended, in words."""
-    if by := terminated_by(job):
-        return "preempted" if by == "Scheduler" else f"it was deleted by {by}"
+def end_reason(job: PbsJob) -> str:
+    """Return a sentence that says why a job has ended."""
+    if deleted_by := terminated_by(job):
+        return "preempted" if deleted_by == "Scheduler" else f"it was deleted by {deleted_by}"
     if job.exit is None:
         return "it ended"
-    if job.exit in KILLED:
-        return KILLED[job.exit]
+    if job.exit in KILL_REASONS:
+        return KILL_REASONS[job.exit]
     if job.exit < 0:
         return f"PBS could not run it (exit status {job.exit}: {job.comment or 'no reason given'})"
     return (
@@ -173,18 +197,24 @@ def ended_because(job: PbsJob) -> str:
     )
 
 
-def describe(
-    reading: Reading,
+def node_facts(
+    reading: PbsSnapshot,
     queues_of: Callable[[RawNode], Sequence[str]],
     idle_since: Mapping[str, float],
     now: float,
     with_features: bool = True,
 ) -> dict[str, NodeFacts]:
-    """Everything known of every host. ``queues_of``: the queues whose jobs may run on a vnode.
-    ``idle_since``: of the hosts that were idle at the poll before.
+    """Return host → its facts.
+
+    Args:
+        reading: the state of PBS.
+        queues_of: returns the queues whose jobs can run on a vnode.
+        idle_since: host → time since which it is idle, from the previous poll.
+        now: epoch seconds.
+        with_features: whether the rules need the hosts' features.
     """
     uses = planned_uses(reading.pending)
-    holders = {
+    lease_on_host = {
         job.host: lease
         for lease, job in reading.own.items()
         if job.host and job.state not in ENDED_STATES
@@ -192,8 +222,8 @@ def describe(
     interned: dict[tuple[str, ...], tuple[str, ...]] = {}
     facts = {}
     for host, vnodes in reading.hosts.items():
-        state, idle, trouble, resv_state, drained = _state(vnodes)
-        reserved, reserved_from = _reserved(vnodes, reading.reservations, resv_state, now)
+        state, idle, unavailable, in_reservation, drained = _host_state(vnodes)
+        reserved, reserved_from = _reserved(vnodes, reading.reservations, in_reservation, now)
         planned = [uses[name] for name, _ in vnodes if name in uses] if uses else ()
         first = vnodes[0][1]
         features: tuple[str, ...] = ()
@@ -204,7 +234,7 @@ def describe(
             name=host,
             state=state,
             idle=idle,
-            trouble=trouble,
+            trouble=unavailable,
             reserved=reserved,
             reserved_from=reserved_from,
             planned=bool(planned) and idle,
@@ -212,15 +242,15 @@ def describe(
             partitions=queues_of(first),
             features=features,
             idle_since=idle_since.get(host, now) if idle else None,
-            lease=holders.get(host, ""),
+            lease=lease_on_host.get(host, ""),
             drained=drained,
         )
     return facts
 
 
 def features_of(node: RawNode) -> tuple[str, ...]:
-    """What the rules call features: ``name=value`` of every resource that is a text, and the names
-    of those that are true.
+    """Return the features of a vnode for the rules: ``name=value`` of each resource that is a
+    string, and the names of the booleans that are true.
     """
     features = []
     for name, value in node.resources_available.items():
@@ -231,13 +261,13 @@ def features_of(node: RawNode) -> tuple[str, ...]:
     return tuple(features)
 
 
-def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
-    """(as it is shown, whether nobody runs there, why it takes no jobs, whether a reservation has
-    it, why who runs there has to leave) of a host.
+def _host_state(vnodes: HostVnodes) -> tuple[str, bool, str, bool, str]:
+    """Return (text to show, whether no job runs there, why it accepts no jobs, whether it is
+    reserved, why running jobs must leave) of a host.
     """
-    if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # most of them
+    if len(vnodes) == 1 and vnodes[0][1].state == "free" and not vnodes[0][1].jobs:  # usual case
         return "free", True, "", False, ""
-    shown, idle, trouble, reserved, drained = [], True, "", False, ""
+    shown, idle, unavailable, reserved, drained = [], True, "", False, ""
     for _, node in vnodes:
         text = text_of(node.state)
         words = [word.strip().lower() for word in text.split(",")]
@@ -250,30 +280,30 @@ def _state(vnodes: Host) -> tuple[str, bool, str, bool, str]:
             if word in IDLE_STATES or word in BUSY_STATES:
                 continue
             comment = shorten(text_of(node.comment))
-            sentence = TROUBLE_STATES.get(word, f"its state {word!r} is none that MalleTrain knows")
+            sentence = UNAVAILABLE_STATES.get(word, f"MalleTrain does not know its state {word!r}")
             sentence += f" ({comment})" if comment else ""
-            trouble = trouble or sentence
+            unavailable = unavailable or sentence
             drained = drained or (sentence if word in DRAINED_STATES else "")
         if text not in shown:
             shown.append(text)
-    return "; ".join(shown), idle, trouble, reserved, drained
+    return "; ".join(shown), idle, unavailable, reserved, drained
 
 
 def _reserved(
-    vnodes: Host, reservations: Mapping[str, PbsReservation], resv_state: bool, now: float
+    vnodes: HostVnodes, reservations: Mapping[str, PbsReservation], in_reservation: bool, now: float
 ) -> tuple[str, float | None]:
-    """The reservation that has the host now, in words, and when the next one begins."""
-    active, coming = "", None
+    """Return the host's current reservation as text, and the start time of the next one."""
+    active, next_start = "", None
     for _, node in vnodes:
         for name in reservations_of(node):
             reservation = reservations.get(name)
             if reservation is None:
-                active = active or (f"reservation {name} has it" if resv_state else "")
+                active = active or (f"reservation {name} has it" if in_reservation else "")
             elif reservation.start <= now < reservation.end:
-                what = "maintenance reservation" if name.startswith("M") else "reservation"
-                active = active or f"{what} {name} has it"
-            elif reservation.start > now and (coming is None or reservation.start < coming):
-                coming = reservation.start
-    if resv_state and not active:
+                noun = "maintenance reservation" if name.startswith("M") else "reservation"
+                active = active or f"{noun} {name} has it"
+            elif reservation.start > now and (next_start is None or reservation.start < next_start):
+                next_start = reservation.start
+    if in_reservation and not active:
         active = "it is in a reservation"
-    return active, coming
+    return active, next_start

@@ -1,4 +1,4 @@
-"""Gaps and leases of a Slurm.
+"""Gaps and leases of Slurm.
 
 Runs in the daemon. Imports ``batch``.
 """

@@ -17,7 +17,7 @@ from scavenger.slurm.bindings import load_module, read
 
 
 def main(arguments: list[str]) -> int:
-    """Ask; returns the exit status."""
+    """Ask Slurm, print the answer and return the exit status."""
     year, month, *prefix = arguments
     module, why = load_module((int(year), int(month)))
     try:

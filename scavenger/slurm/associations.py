@@ -1,8 +1,10 @@
-"""Who is in which account, and with which shares: Slurm's associations, as sacctmgr prints them.
+"""Slurm's associations, as sacctmgr prints them: the account of each user, and the shares of users
+and accounts.
 
-Decides what a share of the tree comes to (fair share as in Slurm's multifactor plugin: an account's
-part of its siblings' shares, times that of its parent, and so on to the root). Asking is
-:class:`scavenger.batch.commands.Commands`'s, what follows from shares the caller's.
+Decides what fraction of the machine a share amounts to (fair share as in Slurm's multifactor
+plugin: an account's fraction of its siblings' shares, times that of its parent, and so on to the
+root). :class:`scavenger.batch.commands.Commands` runs the commands. The caller decides what follows
+from shares.
 """
 
 from __future__ import annotations
@@ -13,31 +15,33 @@ from dataclasses import dataclass, field
 from scavenger.batch.commands import Commands
 
 ASSOCIATIONS = ("account", "parentname", "user", "share", "partition")
-"""Fields of ``sacctmgr show associations``; an account's line has a parent and no user."""
+"""Fields of ``sacctmgr show associations``. The line of an account has a parent and no user."""
 ROOT = "root"
 LEAST = 1e-9
 
 
 @dataclass(frozen=True)
 class Associations:
-    """What Slurm knows of users and accounts."""
+    """Slurm's users and accounts."""
 
     accounts: dict[str, str] = field(default_factory=dict)
     """User → default account."""
     account_shares: dict[str, float] = field(default_factory=dict)
-    """Account → its part of the machine, 0 to 1."""
+    """Account → its fraction of the machine, 0 to 1."""
     user_shares: dict[str, float] = field(default_factory=dict)
-    """User → its part by way of its default account, 0 to 1."""
+    """User → the user's fraction through the default account, 0 to 1."""
 
     def account(self, user: str) -> str:
-        """The user's default account; empty where none is known. Slurm's database has names in
-        lower case, whatever the system's are.
+        """Return the user's default account; empty if none is known. Slurm's database stores names
+        in lower case, even if the system does not.
         """
         return self.accounts.get(user) or self.accounts.get(user.lower(), "")
 
 
 def read_associations(commands: Commands) -> Associations:
-    """Ask Slurm. Raises SchedulerError when it does not answer, as where there is no accounting."""
+    """Read the associations. Raises SchedulerError if Slurm does not answer, for example because it
+    has no accounting.
+    """
     configured = commands.ask(["scontrol", "show", "config"])
     named = (line.partition("=") for line in configured.splitlines())
     cluster = next((value.strip() for name, _, value in named if name.strip() == "ClusterName"), "")
@@ -50,15 +54,18 @@ def read_associations(commands: Commands) -> Associations:
 
 
 def parse_associations(tree: str, users: str) -> Associations:
-    """The associations in what sacctmgr printed: those of :data:`ASSOCIATIONS`, and users with
-    their default accounts.
+    """Return the associations in the output of sacctmgr.
+
+    Args:
+        tree: lines with the fields of :data:`ASSOCIATIONS`.
+        users: lines with users and their default accounts.
     """
     rows = [line.split("|") for line in tree.splitlines() if line.count("|") >= 4]
     accounts = {row[0]: row[1] for row in rows if not row[2]}
     shares = {row[0]: _share(row[3]) for row in rows if not row[2]}
     members: dict[tuple[str, str], float] = {}
     for account, _, user, share, _ in (row[:5] for row in rows):
-        if user:  # a line for each partition; the first one, without a partition, counts
+        if user:  # one line per partition; the first one, without a partition, counts
             members.setdefault((account, user), _share(share))
     totals: dict[str, float] = {}
     for account, parent in accounts.items():
@@ -95,7 +102,7 @@ def _defaults(users: str, exists: Callable[[str], bool]) -> dict[str, str]:
 
 
 def _share(text: str) -> float:
-    """Raw shares; ``parent`` (the parent's are used as they are) counts as one."""
+    """Return the raw shares. ``parent`` (use the parent's shares) counts as one."""
     try:
         return max(LEAST, float(text))
     except ValueError:

@@ -1,11 +1,11 @@
-"""Reading Slurm through pyslurm (23.02 and later: ``Nodes``, ``Jobs``, ``Partitions`` and
+"""Reads Slurm through pyslurm (23.02 and later: ``Nodes``, ``Jobs``, ``Partitions`` and
 ``Reservations`` with ``load()``).
 
-pyslurm speaks to slurmctld through libslurm, so it must be of the running Slurm's own version. Its
-calls hold Python's lock while they wait (pyslurm 25.11): they are made in a process of their own
-(:mod:`scavenger.slurm.ask_pyslurm`), which is run as every command is, with its time limit. What it
-says is turned into the same tables as the output of the commands. Leases are asked for and given
-back by the commands in any case, which alone can do so as another user.
+pyslurm calls slurmctld through libslurm, so its version must be that of the running Slurm. Its
+calls hold Python's global interpreter lock while they wait (pyslurm 25.11). Therefore they run in a
+separate process (:mod:`scavenger.slurm.ask_pyslurm`), which has a time limit like every command.
+Its output is converted into the same tables as the output of the commands. Leases are always
+requested and given back through the commands, because only these can act as another user.
 """
 
 from __future__ import annotations
@@ -43,22 +43,19 @@ FLAG_WORDS = {
     "RESERVED": "reserved",
     "PLANNED": "planned",
 }
-"""Flags behind the base state of a node (scontrol(1), "NODES - SPECIFICATIONS FOR SHOW":
-``IDLE+DRAIN``), in the words of sinfo. The first one that is set is the node's state, as sinfo
-would print it.
+"""Flags after the base state of a node (scontrol(1), "NODES - SPECIFICATIONS FOR SHOW":
+``IDLE+DRAIN``) → sinfo's name. The first one that is set is the state that sinfo prints.
 """
 FLAG_MARKS = {"NOT_RESPONDING": "*"}
 
 
 def load_module(slurm_version: tuple[int, int]) -> tuple[ModuleType | None, str]:
-    """pyslurm, if it can be imported and is of the running Slurm's version; else None and why
-    not.
+    """Return (pyslurm, empty) if it can be imported and has the running Slurm's version, otherwise
+    (None, the reason).
     """
     try:
         module = importlib.import_module("pyslurm")
-    except (
-        Exception
-    ) as error:  # ImportError, or whatever its library does when it finds no slurm.conf
+    except Exception as error:  # ImportError, or any error of its library without slurm.conf
         return (
             None,
             f"pyslurm cannot be imported ({shorten(str(error) or type(error).__name__, 80)})",
@@ -92,14 +89,14 @@ class PyslurmSource:
         self._argv = [*PROGRAM, *(str(number) for number in version)]
 
     def trouble(self) -> str:
-        """Why it cannot be used; empty when it can."""
-        if importlib.util.find_spec("pyslurm") is None:  # most often, and no process is needed
+        """Return why it cannot be used; empty if it can."""
+        if importlib.util.find_spec("pyslurm") is None:  # the most frequent case, without a process
             return "pyslurm cannot be imported (it is not installed)"
         result = self.commands.run(self._argv)
         return "" if result.status == 0 else result.complaint or "pyslurm cannot be imported"
 
     def read(self, prefix: str) -> Tables:
-        """Nodes, jobs and reservations now. Raises SchedulerError."""
+        """Return the present nodes, jobs and reservations. Raises SchedulerError."""
         text = self.commands.ask([*self._argv, prefix])
         try:
             tables: Tables = msgspec.json.decode(text, type=Tables)
@@ -111,7 +108,7 @@ class PyslurmSource:
 
 
 def read(module: Any, prefix: str) -> Tables:
-    """What pyslurm says now. Raises SchedulerError."""
+    """Return pyslurm's present tables. Raises SchedulerError."""
     jobs = _load(module, "Jobs", lambda collection: job_table(collection, prefix))
     partitions = _load(
         module,
@@ -125,14 +122,14 @@ def read(module: Any, prefix: str) -> Tables:
 def _load(module: Any, name: str, read: Callable[[Any], Any]) -> Any:
     try:
         return read(getattr(module, name).load())
-    except Exception as error:  # RPCError, and anything that an interface changed since may raise
+    except Exception as error:  # RPCError, and anything that a changed interface can raise
         raise SchedulerError(
             f"pyslurm.{name}.load() failed: {shorten(str(error) or type(error).__name__)}"
         ) from None
 
 
 def items(collection: Any) -> Iterable[Any]:
-    """The objects of one of pyslurm's collections, which are mappings by name or id (lists in some
+    """Return the objects of a pyslurm collection: a mapping by name or id (a list in some
     versions).
     """
     objects: Iterable[Any] = collection.values() if hasattr(collection, "values") else collection
@@ -140,7 +137,7 @@ def items(collection: Any) -> Iterable[Any]:
 
 
 def node_table(nodes: Any, up: set[str]) -> NodeTable:
-    """``pyslurm.Nodes``; ``up``: partitions that take jobs."""
+    """Return the table of ``pyslurm.Nodes``. ``up``: partitions that accept jobs."""
     table = NodeTable({}, {})
     for node in items(nodes):
         table.nodes[node.name] = node_group(
@@ -151,7 +148,7 @@ def node_table(nodes: Any, up: set[str]) -> NodeTable:
 
 
 def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
-    """From a state such as ``IDLE+PLANNED``."""
+    """Return the group for a state such as ``IDLE+PLANNED``."""
     base, *flags = state.upper().split("+")
     words = [word for flag, word in FLAG_WORDS.items() if flag in flags]
     if "DRAIN" in flags and base in ("ALLOCATED", "MIXED"):
@@ -166,7 +163,7 @@ def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
 
 
 def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
-    """``pyslurm.Jobs``: those that wait, and ours."""
+    """Return the table of ``pyslurm.Jobs``: pending jobs, and ours."""
     table = SlurmJobTable([], [])
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
@@ -195,7 +192,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
 
 
 def _id(job: Any) -> str:
-    """As squeue prints it (its ``%i``)."""
+    """Return the job id as squeue prints it (its ``%i``)."""
     if not job.array_id:
         return str(job.id)
     waiting = job.array_tasks_waiting
@@ -203,7 +200,7 @@ def _id(job: Any) -> str:
 
 
 def reservations(collection: Any) -> list[SlurmReservation]:
-    """``pyslurm.Reservations`` that hold nodes."""
+    """Return the ``pyslurm.Reservations`` that hold nodes."""
     result = []
     for r in items(collection):
         start, end = _time(r.start_time), _time(r.end_time)

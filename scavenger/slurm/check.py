@@ -1,5 +1,4 @@
-"""Whether a Slurm will do, tested live: for ``malletrain check``. Every finding is a sentence that
-says what to change.
+"""Tests a live Slurm for ``malletrain check``. Each finding is a sentence that says what to change.
 
 Nothing is submitted (``sbatch --test-only``) and nothing is changed.
 """
@@ -24,18 +23,22 @@ from scavenger.slurm.wall_limits import longest_lease, most_memory_mb
 
 @dataclass(frozen=True)
 class SlurmChecked:
-    """What is looked at."""
+    """The inputs of the checks."""
 
     site: SlurmSite
+    """Configuration of Slurm."""
     settings: BatchSettings[SlurmLeaseOptions]
+    """Settings of the site."""
     grace_s: float
-    """Seconds a preempted lease has."""
+    """Grace time of a preempted lease, seconds."""
     source: SlurmSource
+    """How Slurm is read."""
     commands: Commands
+    """Runs commands."""
 
 
 def findings(checked: SlurmChecked) -> Iterator[Finding]:
-    """(works, sentence) per thing tested."""
+    """Yield (works, sentence) for each test."""
     by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
     for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(checked)
@@ -74,12 +77,12 @@ def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
     longest_s, by = longest_lease(checked.site, s.lease)
     if longest_s is None or longest_s >= s.time_limit_s:
         return
-    if longest_s < min(s.least_s, s.time_limit_s):
+    if longest_s < min(s.min_length_s, s.time_limit_s):
         yield (
             False,
             f"Slurm takes jobs of {longest_s:g} s at most where leases run ({by}), and the "
-            f"shortest lease has {s.least_s:g} s: none could start. Raise that limit, or lower "
-            "time_min and min_lease in [scheduler.slurm].",
+            f"shortest lease has {s.min_length_s:g} s: none could start. Raise that limit, or "
+            "lower time_min and min_lease in [scheduler.slurm].",
         )
     else:
         yield (
@@ -266,14 +269,14 @@ def _backfill(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _permission(checked: SlurmChecked) -> Iterator[Finding]:
-    """As a lease would be submitted, but to any node."""
+    """Test the submission of a lease, to any node."""
     s = checked.settings
     try:
         script = batch_script(s.template, ["true"], {}, False)
     except SchedulerError as error:
         yield False, str(error)
         return
-    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.least_s, checked.grace_s, None)
+    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.min_length_s, checked.grace_s, None)
     argv = [
         word
         for word in sbatch(s, spec, False)
@@ -298,7 +301,7 @@ def _permission(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _shape(checked: SlurmChecked) -> Iterator[Finding]:
-    """Leases that share a job."""
+    """Check the settings for leases that share a job."""
     s, site = checked.settings, checked.site
     if s.shape == "array":
         if site.array_size < 3:
@@ -326,14 +329,14 @@ def _shape(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
-    """GPUs that leases would leave unused."""
+    """Check whether leases would leave GPUs unused."""
     lease = checked.settings.lease
     if any("gpu" in word for word in (lease.gres, *lease.options)):
         return
     try:
         table, _, _ = checked.source.read(checked.settings.prefix)
     except SchedulerError:
-        return  # which _polls tells
+        return  # _polls reports it
     named = set(checked.settings.lease.partitions)
     with_gpus = {
         name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres
@@ -368,7 +371,7 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
             "adminlevel=operator), or take reservations out of PrivateData.",
         )
     if "jobs" in checked.site.hidden:
-        # Operators see everything; whether this user is one shows only in what squeue leaves out.
+        # Operators see everything. Only the jobs that squeue omits show whether this user is one.
         yield (
             not checked.settings.backfill,
             (
@@ -381,7 +384,7 @@ def _sight(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _polls(checked: SlurmChecked) -> Iterator[Finding]:
-    """What every poll asks, asked as the daemon asks it."""
+    """Make the requests of a poll as the daemon makes them."""
     try:
         table, _, _ = checked.source.read(checked.settings.prefix)
     except SchedulerError as error:
@@ -397,7 +400,7 @@ def _polls(checked: SlurmChecked) -> Iterator[Finding]:
 
 
 def _is_operator(checked: SlurmChecked) -> bool:
-    """Whether Slurm hides nothing from the daemon's user."""
+    """Return whether Slurm hides nothing from the daemon's user."""
     user = checked.settings.user
     if user in ("root", checked.site.settings.get("SlurmUser", "").partition("(")[0]):
         return True

@@ -1,5 +1,5 @@
-"""Whether limits of associations and QOS leave room for leases beside the users' other jobs, asked
-of a running Slurm: for ``malletrain check``. Nothing is changed.
+"""Tests for ``malletrain check`` whether limits of associations and QOS leave room for leases in
+addition to the users' other jobs. Asks a running Slurm and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ TRES_OF_QOS = {
     "maxtresperjob": "MaxTRES",
 }
 JOBS_OF_QOS = {"grpjobs": "GrpJobs", "grpsubmitjobs": "GrpSubmitJobs"}
-"""Fields of ``sacctmgr show`` and the names of the limits, by whose jobs they count."""
-NEEDED = ("node", "cpu", "mem")
-"""What every lease takes some of."""
+"""Field of ``sacctmgr show`` → name of the limit. These limits count the jobs of all users of a
+QOS.
+"""
+LEASE_RESOURCES = ("node", "cpu", "mem")
+"""Resources that every lease uses."""
 
 
 def limits(
     site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions], commands: Commands
 ) -> Iterator[Finding]:
-    """A finding for each limit against which leases count. None where Slurm enforces none, or does
-    not say.
+    """Yield a finding for each limit against which leases count. There are none if Slurm enforces
+    no limits or does not report them.
     """
     if "limits" not in site.settings.get("AccountingStorageEnforce", "").lower():
         return
@@ -49,41 +51,42 @@ def limits(
         return
     of_user = rows.get(settings.user, {})
     for field, name in OF_USER.items():
-        if (most := of_user.get(field, "")).isdecimal():
+        if (limit := of_user.get(field, "")).isdecimal():
             named = f"{name} of the association of {settings.user}"
-            yield from job_limit("Slurm", named, int(most), ours.max_leases_per_user, TABLE)
+            yield from job_limit("Slurm", named, int(limit), ours.max_leases_per_user, TABLE)
     for called in _names_of_qos(site, settings):
         row = qos.get(called, {})
         for field, name in OF_QOS.items():
-            if (most := row.get(field, "")).isdecimal():
+            if (limit := row.get(field, "")).isdecimal():
                 named = f"{name} of QOS {called}"
-                yield from job_limit("Slurm", named, int(most), ours.max_leases_per_user, TABLE)
+                yield from job_limit("Slurm", named, int(limit), ours.max_leases_per_user, TABLE)
         for field, name in JOBS_OF_QOS.items():
-            if (most := row.get(field, "")).isdecimal():
-                yield _together(f"{most} jobs", f"{name} of QOS {called}", most == "0")
+            if (limit := row.get(field, "")).isdecimal():
+                yield _together(f"{limit} jobs", f"{name} of QOS {called}", limit == "0")
         for field, name in TRES_OF_QOS.items():
-            if most := row.get(field, ""):
-                yield _together(most, f"{name} of QOS {called}", _takes_none(most))
-    shared = [
+            if limit := row.get(field, ""):
+                yield _together(limit, f"{name} of QOS {called}", _takes_none(limit))
+    account_limits = [
         f"{name}={value}"
         for field, name in OF_ACCOUNT.items()
         if (value := rows.get("", {}).get(field, ""))
     ]
-    if not shared:
+    if not account_limits:
         return
-    what = f"Leases count against the limits of account {account} ({', '.join(shared)})"
+    shown = ", ".join(account_limits)
+    sentence = f"Leases count against the limits of account {account} ({shown})"
     if lease.leave_at_limits:
-        yield True, f"{what}; they leave for its jobs that wait there (leave_at_limits)."
+        yield True, f"{sentence}; they leave for its jobs that wait there (leave_at_limits)."
     else:
         yield (
             False,
-            f"{what}, for which Slurm preempts nothing, so jobs of the account would wait for "
+            f"{sentence}, for which Slurm preempts nothing, so jobs of the account would wait for "
             f"leases; set leave_at_limits = true in [{TABLE}], or account to one of their own.",
         )
 
 
 def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -> list[str]:
-    """The QOS whose limits count for leases: their own, and those of their partitions."""
+    """Return the QOS whose limits apply to leases: their own, and those of their partitions."""
     lease = settings.lease
     of_partitions = (
         site.partitions[name].qos for name in lease.partitions if name in site.partitions
@@ -92,21 +95,21 @@ def _names_of_qos(site: SlurmSite, settings: BatchSettings[SlurmLeaseOptions]) -
 
 
 def _takes_none(tres: str) -> bool:
-    """Whether a limit on resources, such as ``cpu=64,node=0``, lets no lease start at all."""
+    """Return whether a limit on resources, such as ``cpu=64,node=0``, allows no lease at all."""
     parts = (part.partition("=") for part in tres.split(","))
-    return any(name in NEEDED and value.strip("KMGTP") == "0" for name, _, value in parts)
+    return any(name in LEASE_RESOURCES and value.strip("KMGTP") == "0" for name, _, value in parts)
 
 
-def _together(most: str, name: str, none: bool) -> Finding:
-    if none:
+def _together(limit: str, name: str, allows_none: bool) -> Finding:
+    if allows_none:
         return (
             False,
-            f"{name} is {most}, so that no lease can start; raise it, or name another QOS.",
+            f"{name} is {limit}, so that no lease can start; raise it, or name another QOS.",
         )
     return (
         True,
-        f"Leases have {most} at most ({name}). More of them wait in Slurm for start_within and are "
-        f"withdrawn; max_leases in [{TABLE}] keeps them from being asked for.",
+        f"Leases have {limit} at most ({name}). More of them wait in Slurm for start_within and "
+        f"are withdrawn; max_leases in [{TABLE}] keeps them from being asked for.",
     )
 
 
@@ -116,10 +119,12 @@ def _default_account(commands: Commands, user: str) -> str:
 
 
 def _show(
-    commands: Commands, what: str, fields: list[str], *where: str
+    commands: Commands, entity: str, fields: list[str], *conditions: str
 ) -> dict[str, dict[str, str]]:
-    """Name (the user of an association, empty: the account itself; the QOS) → field → value."""
-    key = "user" if what == "assoc" else "name"
-    words = ["sacctmgr", "-nP", "show", what, *where, f"format={','.join([key, *fields])}"]
+    """Return name → field → value. The name is a QOS, or the user of an association (empty: the
+    account itself).
+    """
+    key = "user" if entity == "assoc" else "name"
+    words = ["sacctmgr", "-nP", "show", entity, *conditions, f"format={','.join([key, *fields])}"]
     rows = [line.split("|") for line in commands.ask(words).splitlines() if "|" in line]
     return {row[0]: dict(zip(fields, row[1:], strict=False)) for row in rows}

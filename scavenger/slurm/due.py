@@ -1,12 +1,12 @@
-"""Jobs that Slurm is about to start: which idle nodes to leave them, and which leases to give up
-for them.
+"""Jobs that Slurm is about to start: which idle nodes are left to them, and which leases are given
+up for them.
 
-Slurm lets a job preempt just as many leases as it lacks nodes, and counts on the idle ones without
-saying so (seen with 22.05). A lease that takes one of those makes it preempt again, which it does
-not for up to 30 s. It does say which jobs it means to start: they wait for resources, and their
-expected start is now, or was. This module counts what each of them needs: idle nodes are left alone
-for it, and where too few are open, because something took one all the same, leases are asked to
-leave as a preemption would ask them. Pure.
+Slurm lets a job preempt only as many leases as it lacks nodes, and counts on idle nodes without
+showing it (observed with 22.05). If a lease takes one of these nodes, Slurm has to preempt again,
+which takes up to 30 s. Slurm does show which jobs it plans to start: they wait for resources, and
+their expected start is now or in the past. This module counts the nodes that each of them needs.
+Idle nodes are left alone for it. If too few are open, because a lease took one anyway, leases are
+asked to leave as in a preemption. Pure.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite
 
 WAITING_REASONS = frozenset({"Resources", "Priority", "None"})
-"""Reasons (squeue(1), "JOB REASON CODES") of a job that waits for nodes and for nothing else."""
-PUT_OFF = "BeginTime"
-"""Why a job waits that must not begin before some time: its owner's (--begin), or Slurm's own."""
-PATIENCE_S = 2.0
-"""A job may be found lacking nodes for a moment while Slurm is just starting it."""
-BELIEVED_S = 60.0
-"""So long is a job believed to be about to start. What keeps it from starting after that is none of
-our doing, so that it must not keep nodes from being used for ever.
+"""Reasons (squeue(1), "JOB REASON CODES") of a job that waits only for nodes."""
+DELAYED_REASON = "BeginTime"
+"""Reason of a job that must not begin before some time: the owner's (--begin), or Slurm's own."""
+MAX_LACK_S = 2.0
+"""Time for which a job may lack nodes before leases leave for it, seconds. A job can lack nodes
+briefly while Slurm starts it.
 """
-AT_ONCE = 100
-"""Jobs looked at in one poll at most; Slurm starts the first ones first."""
+MAX_DUE_S = 60.0
+"""Maximum time for which a job counts as about to start, seconds. After that something else keeps
+it from starting, and it must not block nodes for ever.
+"""
+MAX_DUE_JOBS = 100
+"""Maximum number of jobs considered in one poll. Slurm starts the first ones first."""
 
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 
 
 class Claims(NamedTuple):
-    """What due jobs need."""
+    """The nodes that due jobs need."""
 
     node_holds: dict[str, str]
     """Idle node → why no lease may use it."""
-    lacked: dict[str, list[str]]
-    """Job id → leases that it lacks to start."""
+    needed_leases: dict[str, list[str]]
+    """Job id → leases whose nodes it needs to start."""
     nodes: set[str]
-    """All nodes that due jobs count on: idle ones, those that come free, and those of the leases in
-    ``lacked``.
+    """All nodes that due jobs count on: idle ones, those that become free, and those of the leases
+    in ``needed_leases``.
     """
 
 
@@ -55,24 +57,28 @@ def due_jobs(
     site: SlurmSite,
     lease_partition: str,
     now: float,
-    before: Collection[str] = (),
+    previous: Collection[str] = (),
 ) -> list[SlurmJob]:
-    """Jobs of partitions above that of the leases which could have started by now, as Slurm itself
-    expects. Where QOS decide who preempts whom, of every partition.
+    """Return the jobs in partitions above that of the leases that Slurm expects to have started by
+    now. If the QOS decides which job preempts which, jobs of all partitions count.
 
-    The components of a heterogeneous job are one job, which needs the nodes of all of them: Slurm
-    starts them together or not at all. While it collects nodes it puts off a component for half a
-    minute (reason BeginTime), so that a job that was due stays so meanwhile.
+    The components of a heterogeneous job are one job that needs the nodes of all of them, because
+    Slurm starts them together or not at all. While Slurm collects nodes, it delays a component by
+    half a minute (reason BeginTime). A job that was due stays due meanwhile.
 
     Args:
-        pending: jobs that wait.
-        site: the Slurm.
-        lease_partition: of the leases.
+        pending: pending jobs.
+        site: the Slurm site.
+        lease_partition: partition of the leases.
         now: epoch seconds.
-        before: the jobs that were due at the last look.
+        previous: jobs that were due at the last poll.
     """
-    own = site.partitions.get(lease_partition)
-    tier = own.tier if own is not None and site.preempt_type == "partition_prio" else -1
+    lease_partition_info = site.partitions.get(lease_partition)
+    tier = (
+        lease_partition_info.tier
+        if lease_partition_info is not None and site.preempt_type == "partition_prio"
+        else -1
+    )
     jobs: dict[str, list[SlurmJob]] = {}
     for job in pending:
         jobs.setdefault(job.id.partition("+")[0], []).append(job)
@@ -84,31 +90,32 @@ def due_jobs(
             for part in parts
             for p in part.partition.split(",")
         )
-        and all(part.reason in WAITING_REASONS or part.reason == PUT_OFF for part in parts)
+        and all(part.reason in WAITING_REASONS or part.reason == DELAYED_REASON for part in parts)
         and (
-            any(_expected(part, now) for part in parts)
-            or (was_due(name, before) and any(_put_off(part, now) for part in parts))
+            any(_is_expected(part, now) for part in parts)
+            or (was_due(name, previous) and any(_is_delayed(part, now) for part in parts))
         )
     ]
 
 
-def _expected(job: SlurmJob, now: float) -> bool:
+def _is_expected(job: SlurmJob, now: float) -> bool:
     begun = job.start is not None and job.start <= now + 1.0
     return begun and job.reason in WAITING_REASONS and bool(job.planned_on)
 
 
-def was_due(name: str, before: Collection[str]) -> bool:
-    """Whether a job is among those of ``before``. Tasks of an array that wait share a line of
-    squeue, ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
+def was_due(name: str, previous: Collection[str]) -> bool:
+    """Return whether a job is in ``previous``. Pending tasks of an array share a line of squeue,
+    ``7_[0-3%2]``, until Slurm collects nodes for one of them, ``7_0``.
     """
     array, _, task = name.partition("_")
-    lines = [entry.partition("_")[2] for entry in before if entry.startswith(f"{array}_[")]
-    return name in before or (bool(task) and any(_has_task(line, task) for line in lines))
+    lines = [entry.partition("_")[2] for entry in previous if entry.startswith(f"{array}_[")]
+    return name in previous or (bool(task) and any(_has_task(line, task) for line in lines))
 
 
 def tasks_at_once(name: str) -> int:
-    """How many tasks a line of squeue stands for that may start at the same time: ``7_[0-3,7%2]``
-    for 2, a line that is cut short (``...``) for those that it names at least; any other for 1.
+    """Return the number of tasks of a squeue line that can start at the same time: 2 for
+    ``7_[0-3,7%2]``; for a truncated line (``...``) at least the tasks that it names; 1 for any
+    other line.
     """
     listed, _, limit = name.partition("_[")[2].rstrip("]").partition("%")
     number = sum(
@@ -119,8 +126,8 @@ def tasks_at_once(name: str) -> int:
 
 
 def _has_task(line: str, task: str) -> bool:
-    """Whether ``[0-3,7%2]`` has this task, or is the line of those that wait still. A long line is
-    cut short (``...``) and may have any.
+    """Return whether ``[0-3,7%2]`` contains this task, or the task is the line of the pending
+    tasks. A long line is truncated (``...``) and may contain any task.
     """
     if not task.isdecimal() or "..." in line:
         return True
@@ -132,8 +139,8 @@ def _has_task(line: str, task: str) -> bool:
     return False
 
 
-def _put_off(job: SlurmJob, now: float) -> bool:
-    return job.reason == PUT_OFF and (job.start is None or job.start <= now + BELIEVED_S)
+def _is_delayed(job: SlurmJob, now: float) -> bool:
+    return job.reason == DELAYED_REASON and (job.start is None or job.start <= now + MAX_DUE_S)
 
 
 def _as_one(name: str, parts: Sequence[SlurmJob]) -> SlurmJob:
@@ -154,15 +161,20 @@ def claims(
     leases: Mapping[str, str],
     leaving: Collection[str],
 ) -> Claims:
-    """What each due job needs, one after the other.
+    """Return the nodes that each due job needs, one job after the other.
 
-    ``leases``: lease id → node, of the running ones; ``leaving``: those among them that are on
-    their way out. Nodes that come free count before idle ones, planned ones before others, and
-    those of leaving leases before others that come free: Slurm may have preempted them for it.
-    A job that could not start even with all leases, or on whose planned nodes there is none, waits
-    for something else.
+    Nodes that become free are used before idle ones, planned nodes before others, and nodes of
+    leaving leases before others that become free, because Slurm may have preempted these leases for
+    the job. A job that could not start even on the nodes of all leases, or that has planned nodes
+    of which none has a lease, waits for something else.
+
+    Args:
+        due: the due jobs.
+        facts: node → its facts.
+        leases: running lease → its node.
+        leaving: the leases among them that are leaving.
     """
-    coming = dict.fromkeys(
+    becoming_free = dict.fromkeys(
         (
             *sorted(leases[lease] for lease in leaving if lease in leases),
             *(name for name, node in facts.items() if node.state.startswith("completing")),
@@ -181,40 +193,49 @@ def claims(
         if lease not in leaving
     }
     result = Claims({}, {}, set())
-    for job in due[:AT_ONCE]:
+    for job in due[:MAX_DUE_JOBS]:
         tasks = tasks_at_once(job.id)
         partitions, planned = set(job.partition.split(",")), expand(job.planned_on)
-        first = set(planned)
-        # A job that names a number of tasks only is listed with one node.
-        needed = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
-        free = (*_first(coming, first), *_first(idle, first))
-        can = [name for name in free if _in(facts, name, partitions)]
-        give = [name for name in _first(offered, first) if _in(facts, name, partitions)]
-        short = needed - len(can)
-        if short > 0:
-            if len(give) < short or first.isdisjoint(give):
+        planned_nodes = set(planned)
+        # A job that specifies only a number of tasks is listed with one node.
+        node_count = max(job.nodes, len(planned)) if job.nodes == 1 else job.nodes
+        available = (
+            *_sorted_by_membership(becoming_free, planned_nodes),
+            *_sorted_by_membership(idle, planned_nodes),
+        )
+        usable = [name for name in available if _is_in_partition(facts, name, partitions)]
+        lease_nodes = [
+            name
+            for name in _sorted_by_membership(offered, planned_nodes)
+            if _is_in_partition(facts, name, partitions)
+        ]
+        missing = node_count - len(usable)
+        if missing > 0:
+            if len(lease_nodes) < missing or planned_nodes.isdisjoint(lease_nodes):
                 continue
-            result.lacked[job.id] = [offered.pop(name) for name in give[:short]]
-            result.nodes.update(give[:short])
-        # Slurm preempts for several tasks in one go, for as many as leases and open nodes make.
-        startable = min(tasks, (len(can) + len(give)) // max(1, needed))
-        taken = set(can[: needed * max(1, startable)])
-        nodes = f"{needed} node{'s' if needed > 1 else ''}"
-        why = f"Slurm is about to start job {job.id}, which needs {nodes}"
+            result.needed_leases[job.id] = [offered.pop(name) for name in lease_nodes[:missing]]
+            result.nodes.update(lease_nodes[:missing])
+        # Slurm preempts for several tasks at once, for as many as leases and open nodes allow.
+        startable = min(tasks, (len(usable) + len(lease_nodes)) // max(1, node_count))
+        claimed = set(usable[: node_count * max(1, startable)])
+        nodes = f"{node_count} node{'s' if node_count > 1 else ''}"
+        reason = f"Slurm is about to start job {job.id}, which needs {nodes}"
         if tasks > 1:
-            why += f" for each of {tasks} tasks"
-        result.node_holds.update(dict.fromkeys(taken & idle.keys(), why))
-        result.nodes.update(taken)
-        for name in taken:
-            coming.pop(name, None)
+            reason += f" for each of {tasks} tasks"
+        result.node_holds.update(dict.fromkeys(claimed & idle.keys(), reason))
+        result.nodes.update(claimed)
+        for name in claimed:
+            becoming_free.pop(name, None)
             idle.pop(name, None)
     return result
 
 
-def _first(names: Collection[str], first: Collection[str]) -> list[str]:
-    """``names``, those in ``first`` before the others."""
-    return [name for name in names if name in first] + [name for name in names if name not in first]
+def _sorted_by_membership(names: Collection[str], members: Collection[str]) -> list[str]:
+    """Return ``names``, with those in ``members`` before the others."""
+    return [name for name in names if name in members] + [
+        name for name in names if name not in members
+    ]
 
 
-def _in(facts: Mapping[str, NodeFacts], name: str, partitions: set[str]) -> bool:
+def _is_in_partition(facts: Mapping[str, NodeFacts], name: str, partitions: set[str]) -> bool:
     return name in facts and not partitions.isdisjoint(facts[name].partitions)

@@ -1,10 +1,10 @@
-"""Decides that no lease is requested while Slurm preempts some for a job that it does not show yet.
+"""Pauses lease requests while Slurm preempts leases for a job that it does not show yet.
 
-A main job may need more nodes than those of the leases that it preempts, and counts on idle ones
-without marking them as planned (seen with Slurm 22.05). Within a second or two Slurm shows which
-job that is (:mod:`scavenger.slurm.due`), and from then on only the nodes that it needs are left
-alone. Until then no lease is requested, and those that wait are withdrawn. Each preempted lease
-counts by itself: several main jobs may preempt at once, and Slurm may show one of them first.
+A main job can need more nodes than those of the leases that it preempts. It counts on idle nodes
+without marking them as planned (observed with Slurm 22.05). Within a second or two Slurm shows the
+job (:mod:`scavenger.slurm.due`). From then on only the nodes that it needs are left alone. Until
+then no lease is requested, and pending ones are withdrawn. Each preempted lease counts separately,
+because several main jobs can preempt at once, and Slurm can show one of them first.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
 
 
 class Hold:
-    """Watches our jobs from poll to poll for ends that come before their time."""
+    """Watches our jobs from poll to poll for ends before their time limit."""
 
     def __init__(self) -> None:
         self._ends: dict[str, float] = {}
-        """Lease id → when its job would end by its time limit."""
+        """Lease id → time at which its job would end by its time limit."""
         self._alive: set[str] = set()
         self._open: dict[str, tuple[float, str]] = {}
-        """Preempted leases whose nodes are not in use by others yet: when that was seen, and the
-        node.
+        """Preempted lease whose node is not in use by others yet → (time of the observation,
+        node).
         """
         self._seen: set[str] = set()
 
@@ -38,14 +38,14 @@ class Hold:
         hold_s: float,
         now: float,
     ) -> str:
-        """Look at the jobs of the leases.
+        """Update from a poll.
 
         Args:
             own: lease id → its job.
-            given_up: leases that end because the daemon wants it.
-            facts: node → what is known of it.
-            due_nodes: nodes that the jobs count on that Slurm shows as about to start.
-            hold_s: how long one preempted lease holds the others.
+            given_up: leases that the daemon ends.
+            facts: node → its facts.
+            due_nodes: nodes on which the jobs count that Slurm shows as about to start.
+            hold_s: pause in requests after a preempted lease, seconds.
             now: epoch seconds.
 
         Returns:

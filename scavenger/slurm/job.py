@@ -1,8 +1,8 @@
-"""One lease as a Slurm job: the words of ``sbatch`` and of ``scancel``, and the batch script.
+"""One lease as a Slurm job: the arguments of ``sbatch`` and ``scancel``, and the batch script.
 
-Nothing that comes from outside passes through a shell unquoted: options are arguments of their own,
-and what the lease runs stands quoted in the batch script, which reaches sbatch through its standard
-input. Decides how a lease is asked for, not when or where.
+Input from outside never passes through a shell unquoted: options are separate arguments, and the
+lease's command is quoted in the batch script, which sbatch reads from its standard input. Decides
+how a lease is requested, not when or where.
 """
 
 from __future__ import annotations
@@ -24,24 +24,30 @@ Launch = Literal["auto", "batch", "step"]
 
 @dataclass(frozen=True)
 class SlurmLeaseOptions:
-    """How the site wants its lease jobs.
-
-    ``exclusive``: the whole node, with all its memory; else what ``gres`` and ``options`` say.
-    ``options``: further options of sbatch, one argument each. ``launch``: how the agent is started:
-    as the batch script itself, as a job step, or whichever Slurm's preemption signal reaches.
-    ``leave_at_limits``: see :mod:`scavenger.slurm.limits`.
-    """
+    """The site's settings for lease jobs."""
 
     partition: str = ""
+    """Partitions of the leases, separated by commas; empty: the default one."""
     qos: str = ""
+    """QOS of the leases; empty: the default one."""
     account: str = ""
+    """Account of the leases; empty: the default one."""
     constraint: str = ""
+    """``--constraint`` of sbatch."""
     exclusive: bool = True
+    """Request the whole node with all its memory; otherwise ``gres`` and ``options`` decide."""
     gres: str = ""
+    """``--gres`` of sbatch."""
     options: tuple[str, ...] = ()
+    """Further options of sbatch, one argument each."""
     nice: int = 0
+    """``--nice`` of sbatch."""
     launch: Launch = "auto"
+    """Whether the agent is the batch script itself or a job step; auto: whichever receives
+    Slurm's preemption signal.
+    """
     leave_at_limits: bool = False
+    """See :mod:`scavenger.slurm.limits`."""
 
     @property
     def partitions(self) -> list[str]:
@@ -50,15 +56,20 @@ class SlurmLeaseOptions:
 
     @property
     def main_partition(self) -> str:
-        """The first of them; empty: Slurm's default one."""
+        """The first of them; empty: Slurm's default partition."""
         return next(iter(self.partitions), "")
 
 
 def sbatch(
     settings: BatchSettings[SlurmLeaseOptions], spec: LeaseSpec, step: bool, memory_mb: int = 0
 ) -> list[str]:
-    """The command that submits one lease; its script comes through standard input. ``step``: the
-    agent runs as a job step. ``memory_mb``: of a whole node; 0: all that it has.
+    """Return the command that submits one lease. Its script is read from standard input.
+
+    Args:
+        settings: settings of the site.
+        spec: the lease.
+        step: whether the agent runs as a job step.
+        memory_mb: memory to request on a whole node, MB; 0: all of it.
     """
     output = "/dev/null" if spec.output is None else _pattern(str(spec.output))
     where = [f"--nodelist={spec.node}", "--nodes=1", "--ntasks=1"]
@@ -72,17 +83,18 @@ def sbatch_shared(
     step: bool,
     memory_mb: int = 0,
 ) -> list[str]:
-    """The command that submits one job for several leases: an array of a task for each, or a block.
+    """Return the command that submits one job for several leases: an array with one task per lease,
+    or a block.
 
-    Slurm chooses among the nodes of these leases: those of a block that are to be had at once, so
-    that none waits for another.
+    Slurm chooses among the nodes of these leases. For a block it chooses those that are available
+    at once, so that no node waits for another.
 
     Args:
-        settings: of the site.
+        settings: settings of the site.
         pack: the leases.
-        others: all other nodes where leases might run.
-        step: the agents run as job steps.
-        memory_mb: of a whole node; 0: all that it has.
+        others: all other nodes on which leases could run.
+        step: whether the agents run as job steps.
+        memory_mb: memory to request on a whole node, MB; 0: all of it.
     """
     name = name_of(one.lease for one in pack)
     where = [f"--exclude={fold(others)}"] if others else []
@@ -118,8 +130,8 @@ def _sbatch(
         "--chdir=/",
         f"--time={int(spec.limit_s // 60)}",
         f"--deadline=now+{int(spec.limit_s + settings.start_within_s) + 60}seconds",
-        # To the batch script alone where that is the agent; to the steps, and so not to the shell
-        # around srun, where a step is.
+        # The signal goes to the batch script only if that is the agent. With a step it goes to the
+        # steps, and not to the shell around srun.
         f"--signal={'' if step else 'B:'}TERM@{max(1, min(65535, math.ceil(spec.grace_s)))}",
     ]
     if settings.time_min_s is not None and settings.time_min_s < spec.limit_s:
@@ -141,8 +153,15 @@ def batch_script(
     step: bool,
     keep_at_home: bool = False,
 ) -> bytes:
-    """``template`` with the lease in it; see :func:`scavenger.batch.lease_script.lease_script`.
-    Raises SchedulerError.
+    """Return ``template`` with the lease inserted; see
+    :func:`scavenger.batch.lease_script.lease_script`. Raises SchedulerError.
+
+    Args:
+        template: batch script of a lease.
+        argv: command of the lease.
+        env: environment variables to export.
+        step: whether the agent runs as a job step.
+        keep_at_home: whether the output is stored in the owner's home directory.
     """
     env = {**env, AS_STEP: "1" if step else ""}
     return lease_script.lease_script(
@@ -153,7 +172,13 @@ def batch_script(
 def shared_script(
     settings: BatchSettings[SlurmLeaseOptions], pack: Sequence[LeaseSpec], step: bool
 ) -> bytes:
-    """The batch script of an array or a block. Raises SchedulerError."""
+    """Return the batch script of an array or a block. Raises SchedulerError.
+
+    Args:
+        settings: settings of the site.
+        pack: the leases.
+        step: whether the agents run as job steps.
+    """
     if settings.shape == "array":
         env = {AS_STEP: "1" if step else ""}
         parts = [one.part._replace(env={**one.env, **env}) for one in pack]
@@ -162,16 +187,16 @@ def shared_script(
 
 
 def block_script(template: str, parts: Sequence[lease_script.Part]) -> bytes:
-    """The batch script of a block. Raises SchedulerError."""
+    """Return the batch script of a block. Raises SchedulerError."""
     chosen = "\n".join(lease_script.choice(BLOCK_NODE, parts))
-    # Everybody on the node can read a command line, and the leases' keys are in it.
+    # All users on the node can read a command line, and the leases' keys are in it.
     argv = ["/bin/sh", "-c", f'eval "${BLOCK_TEXT}"']
     env = {AS_STEP: "", BLOCK_TEXT: BLOCK.replace(CHOICE, chosen)}
     return lease_script.lease_script(template, lease_script.Part("", argv, env))
 
 
 def shrink(request: Shrink) -> list[str]:
-    """The command that takes nodes from a running job."""
+    """Return the command that removes nodes from a running job."""
     return ["scontrol", "update", f"JobId={request.job}", f"NodeList={fold(request.remaining)}"]
 
 
@@ -200,8 +225,8 @@ exec srun --nodes=1 --ntasks=1 --nodelist="$node" --cpus-per-task="$cpus" --cpu-
 done
 wait
 """
-"""What the script of a block runs on its first node: an agent as a step of its own on each node, so
-that one of them can be signalled, and its node given back, alone.
+"""Script of a block on its first node. It starts the agent of each node as a separate step, so that
+one of them can be signalled, and its node released, without the others.
 """
 
 
@@ -209,18 +234,18 @@ _JOB_ID = (
     re.compile(r"(\d+)(?:;[\w.-]+)?"),
     re.compile(r"Submitted batch job (\d+)(?: on cluster \S+)?"),
 )
-"""What ``sbatch --parsable`` prints, and what a wrapper that drops ``--parsable`` does."""
+"""The output of ``sbatch --parsable``, and that of a wrapper that drops ``--parsable``."""
 
 
 def job_id(printed: str) -> str:
-    """The job id that ``sbatch --parsable`` printed (``ID`` or ``ID;CLUSTER``). Raises
+    """Return the job id in the output of ``sbatch --parsable`` (``ID`` or ``ID;CLUSTER``). Raises
     SchedulerError.
     """
     return printed_id(printed, _JOB_ID, "sbatch")
 
 
 def _pattern(path: str) -> str:
-    """A path without the meaning that % has in file names of sbatch."""
+    """Escape % in a path, which has a meaning in file names of sbatch."""
     return path.replace("%", "%%")
 
 
@@ -239,4 +264,4 @@ SLURM = Dialect(
     at_once=200,
     shrink=shrink,
 )
-"""What ``sbatch`` and ``scancel`` say."""
+"""The commands and messages of Slurm."""

@@ -1,11 +1,11 @@
-"""Jobs that wait because a limit of their association or QOS is reached, against which leases
-count.
+"""Jobs that wait because a limit of their association or QOS is reached, against which leases count
+too.
 
-Slurm preempts for nodes and never for a limit: a job that waits with such a reason waits until
-somebody of its account ends. Where a site says so (``leave_at_limits``), leases that count against
-the same limit leave for it, as many as it has nodes, and none is asked for meanwhile. What keeps
-such jobs waiting for longer is none of our doing: after a while leases are taken again, and leave
-once more after a longer while. Pure.
+Slurm preempts for nodes, never for a limit. A job with such a reason waits until another job of its
+account ends. If the site sets ``leave_at_limits``, leases that count against the same limit leave
+for it, as many as it has nodes, and no lease is requested meanwhile. If such jobs still wait after
+a while, leases are not the cause: leases are taken again, and leave again after a longer while.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES
 
-NEVER = re.compile(r"\w*(?:PerJob|(?<!Run)Minutes|Wall)\w*")
-"""Limits that the end of a lease does not help: of a single job, and of what has been used up."""
+UNRELIEVED_LIMITS = re.compile(r"\w*(?:PerJob|(?<!Run)Minutes|Wall)\w*")
+"""Limits that the end of a lease does not relieve: those of a single job, and those on accumulated
+usage.
+"""
 OF_USER = re.compile(r"AssocMax\w*|QOSMax\w*PerUser\w*|QOSMax\w*PU\w*|Max\w+PerUser")
 OF_ACCOUNT = re.compile(r"AssocGrp\w*|QOSMax\w*PerAccount\w*|Max\w+PerAccount|Association\w*Limit")
 OF_QOS = re.compile(r"QOSGrp\w*")
-"""Reasons (squeue(1), "JOB REASON CODES") by whose jobs count against the limit."""
+"""Reasons (squeue(1), "JOB REASON CODES") for limits that count the jobs of all users of a QOS."""
 
 
-BELIEVED_S = 600.0
-"""So long a limit is believed to be reached because of leases, while no job that waits there gets
-on. Slurm tries again within a minute or two of the end of leases.
+MAX_YIELD_S = 600.0
+"""Maximum time for which leases count as the cause of a reached limit while no waiting job starts,
+seconds. Slurm tries again within a minute or two after leases end.
 """
-DOUBTED_S = 3600.0
-"""So long it is not believed then. Where nobody can start for the limit, no lease can either."""
-TURN_S = 60.0
-"""After leases have left for a job it has so long to start before more of them leave."""
+YIELD_PAUSE_S = 3600.0
+"""Time for which they then do not count as the cause, seconds. If the limit lets no job start, no
+lease can start either.
+"""
+START_WAIT_S = 60.0
+"""Time that a job has to start after leases have left for it, seconds. Then more leases leave."""
 
 
 class AtLimit(NamedTuple):
-    """What jobs at a limit ask of leases."""
+    """What jobs at a limit need from leases."""
 
     hold: str
-    """Why no lease may be asked for; empty when they may."""
-    lacked: dict[str, list[str]]
+    """Why no lease may be requested; empty if leases may be."""
+    needed_leases: dict[str, list[str]]
     """Job id → leases that should leave for it."""
 
 
@@ -50,11 +54,11 @@ class LimitWatch:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, ...], float] = {}
-        """Limit → since when jobs wait there without any of them getting on."""
+        """Limit → time since which jobs wait there and none of them has started."""
         self._waiting: dict[str, tuple[str, ...]] = {}
-        """Job that waited at the last look → its limit."""
+        """Job that waited at the last poll → its limit."""
         self._turns: dict[str, tuple[float, list[str]]] = {}
-        """Job → when leases that leave for it were last seen, and which."""
+        """Job → (time at which leases that leave for it were last seen, these leases)."""
 
     def look(
         self,
@@ -64,7 +68,16 @@ class LimitWatch:
         user: str,
         now: float,
     ) -> AtLimit:
-        """As :func:`at_limit`, of the jobs that are believed, at ``now`` (epoch seconds)."""
+        """Return the result of :func:`at_limit` for the jobs whose limit leases may have
+        caused.
+
+        Args:
+            pending: pending jobs.
+            own: lease id → its job.
+            options: options of the leases.
+            user: the user of the leases; empty if several users have leases.
+            now: epoch seconds.
+        """
         waiting = {job.id: limit for job in pending if (limit := _limit_of(job))}
         moved = {limit for job, limit in self._waiting.items() if waiting.get(job) != limit}
         self._since = {
@@ -76,23 +89,32 @@ class LimitWatch:
             job
             for job in pending
             if job.id in waiting
-            and (now - self._since[waiting[job.id]]) % (BELIEVED_S + DOUBTED_S) < BELIEVED_S
+            and (now - self._since[waiting[job.id]]) % (MAX_YIELD_S + YIELD_PAUSE_S) < MAX_YIELD_S
         ]
         demand = at_limit(believed, own, options, user)
-        lacked = {job: self._turn(job, some, own, now) for job, some in demand.lacked.items()}
+        leaving_by_job = {
+            job: self._leases_of_turn(job, leases, own, now)
+            for job, leases in demand.needed_leases.items()
+        }
         self._turns = {job: turn for job, turn in self._turns.items() if job in waiting}
-        return AtLimit(demand.hold, {job: some for job, some in lacked.items() if some})
+        return AtLimit(
+            demand.hold, {job: leases for job, leases in leaving_by_job.items() if leases}
+        )
 
-    def _turn(
+    def _leases_of_turn(
         self, job: str, leases: list[str], own: Mapping[str, SlurmJob], now: float
     ) -> list[str]:
-        """The leases that leave for this job now: first all of those that began to."""
-        at, before = self._turns.get(job, (now - TURN_S, []))
-        still = [lease for lease in before if lease in own and own[lease].state not in ENDED_STATES]
-        if not still and now - at < TURN_S:
+        """Return the leases that leave for this job now. Those that began to leave for it come
+        first.
+        """
+        turn_at, turn_leases = self._turns.get(job, (now - START_WAIT_S, []))
+        running = [
+            lease for lease in turn_leases if lease in own and own[lease].state not in ENDED_STATES
+        ]
+        if not running and now - turn_at < START_WAIT_S:
             return []
-        self._turns[job] = (now, still or leases)
-        return still or leases
+        self._turns[job] = (now, running or leases)
+        return running or leases
 
 
 def at_limit(
@@ -101,13 +123,13 @@ def at_limit(
     options: SlurmLeaseOptions,
     user: str,
 ) -> AtLimit:
-    """What the waiting jobs of others ask of the leases.
+    """Return what the waiting jobs of others need from leases.
 
     Args:
-        pending: waiting jobs.
+        pending: pending jobs.
         own: lease id → its job.
-        options: of the leases.
-        user: who has the leases; empty where several users have some.
+        options: options of the leases.
+        user: the user of the leases; empty if several users have leases.
     """
     running = {
         lease: job
@@ -117,35 +139,39 @@ def at_limit(
     demand = AtLimit("", {})
     for job in pending:
         if not demand.hold and _counts(job, user, options.account, options):
-            why = f"job {job.id} waits for {job.reason}, against which leases count"
-            demand = demand._replace(hold=why)
+            reason = f"job {job.id} waits for {job.reason}, against which leases count"
+            demand = demand._replace(hold=reason)
         leave = [
-            lease for lease, one in running.items() if _counts(job, one.user, one.account, options)
+            lease
+            for lease, lease_job in running.items()
+            if _counts(job, lease_job.user, lease_job.account, options)
         ][: job.nodes]
         for lease in leave:
             del running[lease]
         if leave:
-            demand.lacked[job.id] = leave
+            demand.needed_leases[job.id] = leave
     return demand
 
 
 def _limit_of(job: SlurmJob) -> tuple[str, ...]:
-    """At which limit it waits: that of a user, or one that several share; empty: at none."""
+    """Return the limit at which the job waits: that of a user, or a shared one; empty if it waits
+    for no limit.
+    """
     reason = job.reason
-    if NEVER.fullmatch(reason):
+    if UNRELIEVED_LIMITS.fullmatch(reason):
         return ()
     if OF_USER.fullmatch(reason):
         return (reason, job.account, job.user)
-    shared = OF_ACCOUNT.fullmatch(reason) or OF_QOS.fullmatch(reason)
-    return (reason, job.account) if shared else ()
+    is_shared = OF_ACCOUNT.fullmatch(reason) or OF_QOS.fullmatch(reason)
+    return (reason, job.account) if is_shared else ()
 
 
 def _counts(job: SlurmJob, user: str, account: str, options: SlurmLeaseOptions) -> bool:
-    """Whether a lease of this user and account (empty: not known) counts against the limit at which
-    ``job`` waits. One with a QOS of its own counts against no other QOS.
+    """Return whether a lease of this user and account (empty: not known) counts against the limit
+    at which ``job`` waits. A lease with its own QOS counts against no other QOS.
     """
     reason = job.reason
-    if NEVER.fullmatch(reason):
+    if UNRELIEVED_LIMITS.fullmatch(reason):
         return False
     if reason.startswith("QOS") and options.qos:
         return False

@@ -1,9 +1,9 @@
-"""How long a job of the main scheduler may wait because a lease has its nodes: for ``malletrain
-check``.
+"""The longest time that a job of the main scheduler waits because a lease has its nodes, for
+``malletrain check``.
 
-Decides what adds up. From preempt_select_promiscuous of Slurm: a lease that has run for less than
-its exempt time is no candidate; once chosen it has GraceTime, then SIGTERM, and SIGKILL after
-KillWait; who waits is looked at again once a backfill cycle at the latest. See slurm.conf(5),
+Decides which times add up. By Slurm's preempt_select_promiscuous, a lease cannot be preempted
+during its exempt time. A preempted lease then has GraceTime, SIGTERM, and SIGKILL after KillWait.
+The waiting job is reconsidered at least once per backfill cycle. See slurm.conf(5),
 PreemptExemptTime, GraceTime, KillWait, bf_interval.
 """
 
@@ -22,36 +22,36 @@ DEFAULT_QOS = "normal"
 
 @dataclass(frozen=True)
 class LongestWait:
-    """The parts of it, seconds."""
+    """The parts of the longest wait, seconds."""
 
     exempt_s: float
-    """In which a lease that has begun cannot be preempted."""
+    """Time after its start in which a lease cannot be preempted."""
     exempt_by: str
-    """Where that is said."""
+    """The setting from which ``exempt_s`` comes."""
     grace_s: float
-    """From the notice of a preemption to its end."""
+    """Time from the notice of a preemption to SIGTERM."""
     kill_wait_s: float
-    """Which Slurm then gives to a lease that has not ended by itself."""
+    """Time from SIGTERM to SIGKILL, if the lease has not ended by itself."""
     cycle_s: float
-    """Until Slurm looks at the job again."""
+    """Maximum time until Slurm considers the job again."""
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.exempt_s + self.grace_s + self.kill_wait_s + self.cycle_s
 
 
 def longest_wait(
     site: SlurmSite, partition: str, qos: str, exempt_of: Mapping[str, float | None]
 ) -> LongestWait:
-    """The longest wait for a lease.
+    """Return the longest wait for a lease.
 
     Args:
-        site: the Slurm.
-        partition: of the leases; empty: it is not named.
-        qos: of the leases; empty: it is not named.
-        exempt_of: QOS → its PreemptExemptTime, seconds; None: not set there. One that is set counts
-            more than that of the cluster.
+        site: the Slurm site.
+        partition: partition of the leases; empty if it is not set.
+        qos: QOS of the leases; empty if it is not set.
+        exempt_of: QOS → its PreemptExemptTime, seconds; None if it is not set. A set value takes
+            precedence over that of the cluster.
     """
     configured = site.partitions.get(partition)
     named = [
@@ -64,15 +64,15 @@ def longest_wait(
         name = max(by_qos, key=lambda n: by_qos[n])
         exempt_s, exempt_by = by_qos[name], f"{CLUSTER} of QOS {name}"
     else:
-        # A time of -1 (UNLIMITED, INFINITE) is the same as 0.
+        # A time of -1 (UNLIMITED, INFINITE) means 0.
         exempt_s, exempt_by = read_duration(site.settings.get(CLUSTER, "")) or 0.0, CLUSTER
     grace_s = configured.grace_s if configured is not None else 0.0
     return LongestWait(exempt_s, exempt_by, grace_s, site.kill_wait_s, site.backfill_cycle_s or 0.0)
 
 
 def exempt_times(commands: Commands, site: SlurmSite) -> dict[str, float | None]:
-    """QOS → its PreemptExemptTime, seconds; None: not set there. Empty where Slurm has no
-    accounting, or does not say.
+    """Return QOS → its PreemptExemptTime, seconds; None if it is not set. Empty if Slurm has no
+    accounting or does not report it.
     """
     if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
         return {}

@@ -1,8 +1,7 @@
-"""Which lease a task of a job array or a node of a block is: jobs of Slurm that leases share, taken
-apart into one for each lease.
+"""Splits jobs of Slurm that leases share, arrays and blocks, into one job for each lease.
 
-Slurm chooses the nodes of both out of those that leases were asked for, so a lease is found by its
-node. Tasks that wait are of all the leases whose nodes have no task yet. Pure.
+Slurm chooses the nodes of both among those for which leases were requested, so the node identifies
+the lease. Pending tasks belong to all leases whose nodes have no task yet. Pure.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ def split_by_lease(
     node_of: Callable[[str], str],
     users: Collection[str],
 ) -> list[SlurmJob]:
-    """One job for each lease, named after it; ``id`` is then what ends with it.
+    """Return one job for each lease, named after it. Its ``id`` is that of the part that ends with
+    the lease.
 
     Args:
-        jobs: of names like ours; anybody may give a job such a name.
-        prefix: what their names begin with.
-        node_of: the node of a lease; empty: nobody knows it.
-        users: who has leases. A job of anybody else stays as it is.
+        jobs: jobs whose names have the form of ours; any user can create such a job.
+        prefix: beginning of their names.
+        node_of: returns the node of a lease; empty if it is not known.
+        users: users with leases. Jobs of other users are returned unchanged.
     """
     parts: list[SlurmJob] = []
     waiting: list[tuple[SlurmJob, tuple[str, ...]]] = []
@@ -43,7 +43,7 @@ def split_by_lease(
         else:
             of_node = {node_of(lease): lease for lease in leases}
             for node in expand(job.node_list):
-                # One that is of no lease was forgotten by a daemon that is gone; nobody wants it.
+                # A node without a lease was forgotten by an earlier daemon; it is no longer needed.
                 lease = of_node.get(node, unknown(name, node))
                 placed.add(lease)
                 parts.append(_part(job, prefix + lease, node, _is_block(job)))

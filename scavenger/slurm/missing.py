@@ -1,8 +1,8 @@
-"""Leases that an answer of squeue lacks: whether it was cut short, at the end of a line.
+"""Detects that an answer of squeue was truncated at the end of a line, because leases are missing.
 
-Slurm shows a job for minutes after its end, so that one of ours which is not there at all is rare,
-and worth a question of its own: whether Slurm knows it. If so the answer was not whole, and nothing
-in it counts: it lacks jobs of others as well.
+Slurm shows a job for minutes after its end. So it is rare that one of our jobs is missing, and
+Slurm is asked whether it knows the job. If it does, the answer was truncated, and none of it is
+used, because it lacks jobs of others too.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ IDS_PER_QUERY = 500
 
 
 def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
-    """Lease id → its job, of leases that have not ended and are not among ``own``. Those that share
-    a job are left out: of them a node may go.
+    """Return lease id → its job, for leases that have not ended and are not in ``own``. Leases that
+    share a job are excluded, because a single node of theirs can be released.
     """
     return {
         lease: job.lease.scheduler_id
@@ -30,31 +30,36 @@ def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> di
 
 
 def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> None:
-    """Ask Slurm of these jobs of ours (lease id → job).
+    """Ask Slurm about missing jobs of ours.
+
+    Args:
+        commands: runs the command.
+        prefix: beginning of the names of our jobs.
+        jobs: lease id → its job.
 
     Raises:
-        SchedulerError: one of them is there, under its name; or Slurm does not say.
+        SchedulerError: one of them exists under its name, or Slurm does not answer.
     """
     pairs = list(jobs.items())
-    for first in range(0, len(pairs), IDS_PER_QUERY):
-        some = dict(pairs[first : first + IDS_PER_QUERY])
-        there = _those_there(commands, prefix, list(some.values()))
-        cut = [lease for lease, job in some.items() if there.get(job) == prefix + lease]
-        if cut:
+    for start in range(0, len(pairs), IDS_PER_QUERY):
+        batch = dict(pairs[start : start + IDS_PER_QUERY])
+        name_by_id = _those_there(commands, prefix, list(batch.values()))
+        existing = [lease for lease, job in batch.items() if name_by_id.get(job) == prefix + lease]
+        if existing:
             raise SchedulerError(
-                f"An answer of squeue was cut short: it lacked job {some[cut[0]]}, which runs for "
-                f"lease {cut[0]}. Nothing was changed."
+                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "
+                f"runs for lease {existing[0]}. Nothing was changed."
             )
 
 
 def _those_there(commands: Commands, prefix: str, ids: Sequence[str]) -> dict[str, str]:
-    """Job id → name, of those that Slurm has and that have not ended."""
+    """Return job id → name, for the jobs that Slurm knows and that have not ended."""
     mark = new_mark()
     result = commands.run(
         ["squeue", "-h", "-a", "-t", "all", "-j", ",".join(ids), "-o", f"{mark}|{SQUEUE_FIELDS}"]
     )
     if result.status:
-        if "Invalid job id" in result.stderr:  # of a single job that it does not know
+        if "Invalid job id" in result.stderr:  # Slurm does not know a single job
             return {}
         raise failure(result)
     jobs = read_jobs(result.stdout, mark, prefix).ours

@@ -1,10 +1,10 @@
-"""What Slurm prints, read: nodes, jobs and reservations of one poll. Text in, plain values out.
+"""Parses Slurm's output at one poll: nodes, jobs and reservations. Text in, plain values out.
 
-The format strings use fields that are the same from Slurm 20.11 to this day (sinfo(1), squeue(1),
-option ``-o``); times are asked for in epoch seconds (``SLURM_TIME_FORMAT=%s``). Whatever a user may
-have written (a job's name, a reason) stands last in its line, and every line begins with a mark
-that was drawn for this poll: a name with a line break in it cannot pretend to be another job. This
-module decides nothing about gaps.
+The format strings use fields that have not changed since Slurm 20.11 (sinfo(1), squeue(1), option
+``-o``). Times are requested in epoch seconds (``SLURM_TIME_FORMAT=%s``). Text that users can choose
+(a job's name, a reason) comes last in its line, and each line begins with a random mark of this
+poll. So a name with a line break cannot imitate another job. This module decides nothing about
+gaps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.batch.commands import shorten
 from scavenger.batch.groups import PartOf
 from scavenger.hostlist import HostlistError, expand
@@ -23,94 +23,117 @@ from scavenger.interface import SchedulerError
 
 SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
-group of nodes that are alike.
+group of nodes with equal values.
 """
 SQUEUE_FIELDS = "%T|%i|%u|%P|%D|%V|%S|%e|%N|%n|%Y|%r|%a|%B|%j"
-"""State, job id (``7_2`` of a task of an array, ``7_[3-5]`` of those that wait), user, partitions,
-number of nodes, submission, (expected) start, (expected) end, nodes, nodes asked for, nodes it is
-planned on, reason, account, host of the batch script, name.
+"""State, job id (``7_2`` for an array task, ``7_[3-5]`` for pending ones), user, partitions, number
+of nodes, submission, (expected) start, (expected) end, nodes, requested nodes, planned nodes,
+reason, account, host of the batch script, name.
 """
 
 
 class NodeGroup(NamedTuple):
-    """What nodes of one sinfo line have in common. ``state`` as printed, ``base`` without its
-    marks, ``marks`` those.
-    """
+    """The common values of the nodes in one sinfo line."""
 
     state: str
+    """As printed."""
     base: str
+    """The state without its marks."""
     marks: str
+    """The marks."""
     features: tuple[str, ...]
+    """Active features."""
     gres: str
+    """GRES, as Slurm prints them."""
     reason: str
+    """Reason of the state; empty if there is none."""
 
 
 class NodeTable(NamedTuple):
-    """``nodes``: name → its group. ``partitions``: name → partitions that are up and have it."""
+    """The nodes of one poll."""
 
     nodes: dict[str, NodeGroup]
+    """Node → its group."""
     partitions: dict[str, list[str]]
+    """Node → partitions that are up and contain it."""
 
 
 class SlurmJob(NamedTuple):
-    """One job of the queue; times in epoch seconds, None when not known. ``nodes``: how many, the
-    least of a range. The others as Slurm writes them: those it has (``node_list``), those it asked
-    for by name (``requested_nodes``), those the backfill scheduler has in mind (``planned_on``).
-    """
+    """One job of the queue. Times are in epoch seconds, None if not known."""
 
     state: str
+    """Slurm's name of the state."""
     id: str
+    """Job id."""
     user: str
+    """User of the job."""
     partition: str
+    """Partitions, separated by commas."""
     nodes: int
+    """Number of nodes, the minimum of a range."""
     submitted: float | None
+    """Time of submission."""
     start: float | None
+    """Start; for a pending job the expected start."""
     end: float | None
+    """End; for a running job the expected end."""
     node_list: str
+    """Allocated nodes, as a node list in Slurm's form."""
     requested_nodes: str
+    """Nodes requested by name, as a node list."""
     planned_on: str
+    """Nodes that the backfill scheduler plans to use, as a node list."""
     reason: str
+    """Reason of the state."""
     name: str
+    """Name of the job."""
     batch_host: str = ""
+    """Host of its batch script."""
     account: str = ""
+    """Account of the job."""
     part: PartOf | None = None
-    """Where it is in a job that it shares with other leases."""
+    """Its part of a job that it shares with other leases."""
 
 
 class SlurmJobTable(NamedTuple):
-    """``pending``: jobs of others that wait. ``ours``: every job with our mark in its name, ended
-    ones included.
-    """
+    """The relevant jobs of one poll."""
 
     pending: list[SlurmJob]
+    """Pending jobs of others."""
     ours: list[SlurmJob]
+    """All jobs with our prefix in their names, including ended ones."""
 
 
 class SlurmReservation(NamedTuple):
-    """``maintenance``: flagged so, then nothing may run there."""
+    """One reservation."""
 
     name: str
+    """Name of the reservation."""
     start: float
+    """Start, epoch seconds."""
     end: float
+    """End, epoch seconds."""
     nodes: str
+    """Its nodes, a node list in Slurm's form."""
     maintenance: bool
+    """Whether it has the maintenance flag; then no job may run there."""
 
 
 def new_mark() -> str:
-    """What the lines of one poll begin with."""
+    """Return a random mark for the lines of one poll."""
     return secrets.token_hex(6)
 
 
 def read_nodes(text: str, mark: str) -> NodeTable:
-    """Read ``sinfo -h -a -o MARK|SINFO_FIELDS``. Raises SchedulerError when it is something
-    else.
+    """Parse ``sinfo -h -a -o MARK|SINFO_FIELDS``. Raises SchedulerError if the text has another
+    form.
     """
     nodes: dict[str, NodeGroup] = {}
     partitions: dict[str, list[str]] = {}
     begin = mark + "|"
-    for line in whole(text, "sinfo").split("\n"):
+    for line in require_complete(text, "sinfo").split("\n"):
         if not line.startswith(begin):
-            continue  # the rest of a reason with a line break in it
+            continue  # the rest of a reason that contains a line break
         fields = line.split("|", 7)
         if len(fields) != 8:
             raise _unreadable("sinfo", line)
@@ -147,18 +170,18 @@ def read_nodes(text: str, mark: str) -> NodeTable:
 
 
 def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
-    """Read ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``; ``prefix``: what the names of our own
-    jobs begin with.
+    """Parse ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``. ``prefix``: beginning of the names of
+    our jobs.
 
-    Lines of other jobs than ours that are not pending are not looked at. Raises SchedulerError when
-    it is something else.
+    Lines of other users' jobs that are not pending are skipped. Raises SchedulerError if the text
+    has another form.
     """
     pending: list[SlurmJob] = []
     ours: list[SlurmJob] = []
     begin, waiting, own = mark + "|", f"{mark}|PENDING|", "|" + prefix
-    for line in whole(text, "squeue").split("\n"):
+    for line in require_complete(text, "squeue").split("\n"):
         if not line.startswith(begin):
-            continue  # the rest of a name with a line break in it
+            continue  # the rest of a name that contains a line break
         mine = own in line
         if not mine and not line.startswith(waiting):
             continue
@@ -199,9 +222,11 @@ _FIELD = re.compile(r"(\w+)=(\S*)")
 
 
 def read_reservations(text: str) -> list[SlurmReservation]:
-    """Read ``scontrol show reservation -o``. Raises SchedulerError when it is something else."""
+    """Parse ``scontrol show reservation -o``. Raises SchedulerError if the text has another
+    form.
+    """
     reservations = []
-    for line in whole(text, "scontrol show reservation").splitlines():
+    for line in require_complete(text, "scontrol show reservation").splitlines():
         if not line.startswith("ReservationName="):
             if line.strip() and "No reservations" not in line:
                 raise _unreadable("scontrol show reservation", line)
@@ -209,7 +234,7 @@ def read_reservations(text: str) -> list[SlurmReservation]:
         fields = dict(_FIELD.findall(line))
         start, end = read_time(fields.get("StartTime", "")), read_time(fields.get("EndTime", ""))
         nodes = fields.get("Nodes", "")
-        if start is None or end is None or nodes in ("", "(null)"):  # one of licences only
+        if start is None or end is None or nodes in ("", "(null)"):  # only licences
             continue
         reservations.append(
             SlurmReservation(
@@ -228,11 +253,11 @@ STEP_FIELDS = "%i|%N"
 
 
 def read_steps(text: str) -> dict[tuple[str, str], str]:
-    """Read ``squeue -h -s -o STEP_FIELDS``: (job, node) → the step that runs there, batch scripts
-    left out. Raises SchedulerError when it is something else.
+    """Parse ``squeue -h -s -o STEP_FIELDS``. Returns (job, node) → the step that runs there,
+    without batch scripts. Raises SchedulerError if the text has another form.
     """
     steps: dict[tuple[str, str], str] = {}
-    for line in whole(text, "squeue").splitlines():
+    for line in require_complete(text, "squeue").splitlines():
         step, bar, nodes = line.partition("|")
         job, dot, number = step.partition(".")
         if not bar or not dot:
@@ -243,8 +268,8 @@ def read_steps(text: str) -> dict[tuple[str, str], str]:
 
 
 def planned_uses(pending: Collection[SlurmJob]) -> dict[str, float]:
-    """Node → the earliest time at which a waiting job is expected to start there (what ``squeue
-    --start`` shows).
+    """Return node → the earliest time at which a pending job is expected to start there (as
+    ``squeue --start`` shows).
     """
     uses: dict[str, float] = {}
     for job in pending:
@@ -261,8 +286,8 @@ def planned_uses(pending: Collection[SlurmJob]) -> dict[str, float]:
 
 
 def read_time(text: str) -> float | None:
-    """Epoch seconds of a time as Slurm prints it (epoch seconds, or local time where it does not
-    follow SLURM_TIME_FORMAT).
+    """Return the epoch seconds of a time that Slurm printed: epoch seconds, or local time if the
+    command ignores SLURM_TIME_FORMAT.
     """
     if text.isdecimal():
         return float(text)
@@ -273,8 +298,8 @@ def read_time(text: str) -> float | None:
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds of ``[days-]hours:minutes:seconds``, ``minutes:seconds`` or ``minutes``; None for
-    UNLIMITED and the like.
+    """Return the seconds of ``[days-]hours:minutes:seconds``, ``minutes:seconds`` or ``minutes``;
+    None for UNLIMITED and similar words.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:

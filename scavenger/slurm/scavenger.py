@@ -1,10 +1,10 @@
-"""The scavenger of Slurm: how it is read, and what is its own in taking leases from it.
+"""The scavenger of Slurm: how Slurm is read, and what is specific to taking leases from it.
 
-One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm
-where it fits; what is configured (partitions, preemption, the backfill cycle) is asked for every
-few minutes. What Slurm's words mean is :mod:`scavenger.slurm.state`'s decision, how a lease is
-asked for :mod:`scavenger.slurm.job`'s, which nodes are left to main jobs that are about to start
-:mod:`scavenger.slurm.due`'s; the rest is as with every batch scheduler (:mod:`scavenger.batch`).
+One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm if
+it can be used. The configuration (partitions, preemption, the backfill cycle) is read every few
+minutes. :mod:`scavenger.slurm.state` interprets Slurm's states, :mod:`scavenger.slurm.job` defines
+how a lease is requested, and :mod:`scavenger.slurm.due` decides which nodes are left to main jobs
+that are about to start. Everything else is common to all batch schedulers (:mod:`scavenger.batch`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.check import SlurmChecked, findings
-from scavenger.slurm.due import BELIEVED_S, PATIENCE_S, claims, due_jobs
+from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
 from scavenger.slurm.job import (
     SLURM,
@@ -47,7 +47,7 @@ from scavenger.slurm.source import (
     source_for,
     submitting_environment,
 )
-from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_job
+from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, ledger_entry, node_facts
 from scavenger.slurm.steps import ENDED, StepWatch
 from scavenger.slurm.wall_limits import longest_lease, max_walls, most_memory_mb
 
@@ -80,18 +80,18 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
         self.api = api
         self.source = source or SlurmCommandSource(commands)
-        """How Slurm is read; settled when its version is known."""
+        """How Slurm is read; chosen when its version is known."""
         self._settled = source is not None or api == "commands"
         self._hold = Hold()
         self._limits = LimitWatch()
         self._step_watch = StepWatch()
         self._due_since: dict[str, float] = {}
-        self._lacked: dict[str, tuple[float, list[str]]] = {}
-        """Job that lacks nodes → since when, and the leases that have them."""
+        self._needed_leases: dict[str, tuple[float, list[str]]] = {}
+        """Job that lacks nodes → (since when, the leases on these nodes)."""
 
     @property
     def source_name(self) -> str:
-        """Its commands, or pyslurm."""
+        """How Slurm is read: through its commands, or through pyslurm."""
         return self.source.name
 
     def _ask_site(self) -> SlurmSite:
@@ -110,17 +110,17 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
         ask_of_missing(self.commands, s.prefix, missing(expected, own))
-        facts = describe(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        facts = node_facts(nodes, jobs.pending, reservations, own, self._idle_since, now)
         due = (
             []
             if s.backfill
-            else self._believed(
+            else self._recently_due(
                 due_jobs(jobs.pending, site, s.lease.main_partition, now, self._due_since), now
             )
         )
         grace_s = self.grace_s(site)
         lease_jobs = {
-            lease_id: lease_job(lease_id, job, now, grace_s) for lease_id, job in own.items()
+            lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
         for lease_id in self._agents_ended(own, now):
             lease_jobs[lease_id] = lease_jobs[lease_id]._replace(
@@ -141,17 +141,17 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             if s.lease.leave_at_limits
             else AtLimit("", {})
         )
-        self._lacked = {
-            job: (self._lacked.get(job, (now,))[0], leases)
-            for job, leases in {**limited.lacked, **claimed.lacked}.items()
+        self._needed_leases = {
+            job: (self._needed_leases.get(job, (now,))[0], leases)
+            for job, leases in {**limited.needed_leases, **claimed.needed_leases}.items()
         }
         hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
         leave = {
             lease: f"job {job} waits at a limit against which it counts"
-            if job in limited.lacked
+            if job in limited.needed_leases
             else f"Slurm lacks its node to start job {job}"
-            for job, (since, leases) in self._lacked.items()
-            if now - since >= PATIENCE_S
+            for job, (since, leases) in self._needed_leases.items()
+            if now - since >= MAX_LACK_S
             for lease in leases
         }
         return SchedulerAnswer(
@@ -160,46 +160,52 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             hold=hold or limited.hold,
             node_holds=claimed.node_holds,
             leave=leave,
-            urgent=bool(hold or self._lacked),
+            urgent=bool(hold or self._needed_leases),
             requested=sum(job.nodes for job in jobs.pending),
         )
 
     def _agents_ended(self, own: Mapping[str, SlurmJob], now: float) -> Collection[str]:
-        """The leases whose agent has ended although their job goes on."""
+        """Return the leases whose agent has ended although their job continues."""
         if jobs := self._step_watch.due(own, now):
             try:
                 self._step_watch.answered(own, self._steps(jobs))
             except SchedulerError:
-                pass  # it is asked again later
+                pass  # Slurm is asked again later
         return self._step_watch.ended
 
     def _user_of(self, ours: Sequence[SlurmJob]) -> Callable[[str], str]:
-        """Whose a lease is. What nobody asked for is of whoever it runs as, if we may end it."""
+        """Return a function from a lease to its user. An unknown lease belongs to the user of its
+        job, if we may end it.
+        """
         s, prefix = self.settings, len(self.settings.prefix)
-        theirs = {
+        user_of_unknown = {
             lease: job.user
             for job in ours
             if job.part is not None
             and is_unknown(lease := job.name[prefix:])
             and (s.submit_as or job.user == s.user)
         }
-        return lambda lease: theirs.get(lease) or self.ledger.user_of(lease)
+        return lambda lease: user_of_unknown.get(lease) or self.ledger.user_of(lease)
 
-    def _believed(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
-        """Those that have been about to start for a while at most."""
+    def _recently_due(self, due: Sequence[SlurmJob], now: float) -> list[SlurmJob]:
+        """Return the due jobs that have counted as about to start for less than the maximum
+        time.
+        """
         self._due_since = {job.id: self._due_since.get(job.id, now) for job in due}
-        return [job for job in due if now - self._due_since[job.id] <= BELIEVED_S]
+        return [job for job in due if now - self._due_since[job.id] <= MAX_DUE_S]
 
-    def _ask_options(self, site: SlurmSite) -> Sequence[str]:
-        """The signal that a preemption would send."""
+    def _leave_options(self, site: SlurmSite) -> Sequence[str]:
+        """Return the options that send the signal of a preemption."""
         return ("--signal=TERM", *(() if self._as_step(site) else ("--batch",)))
 
     def _left_idle_s(self, site: SlurmSite) -> float:
-        """One backfill cycle."""
+        """Return the length of one backfill cycle, seconds."""
         return TURN_WITHOUT_BACKFILL_S if site.backfill_cycle_s is None else site.backfill_cycle_s
 
-    def _usual_s(self, site: SlurmSite) -> float:
-        """Several polls in a backfill cycle, so that a gap is seen soon after its turn."""
+    def _poll_interval_s(self, site: SlurmSite) -> float:
+        """Return an interval with several polls per backfill cycle, so that a gap is found soon
+        after the cycle.
+        """
         return max(
             self.settings.poll_interval_s,
             min((site.backfill_cycle_s or TURN_WITHOUT_BACKFILL_S) / 4, 30.0),
@@ -208,14 +214,14 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _partitions(self, site: SlurmSite) -> Collection[str]:
         return self.settings.lease.partitions
 
-    def _longest_s(self, site: SlurmSite) -> tuple[float | None, str]:
+    def _max_lease_s(self, site: SlurmSite) -> tuple[float | None, str]:
         return longest_lease(site, self.settings.lease)
 
     def _site_grace_s(self, site: SlurmSite) -> float:
         return site.grace_of(self.settings.lease.main_partition)
 
     def _as_step(self, site: SlurmSite) -> bool:
-        """Whether agents run as a job step: where a preemption's signal would reach the batch
+        """Return whether agents run as job steps: if a preemption's signal would reach the batch
         script too late, and in blocks.
         """
         launch = self.settings.lease.launch
@@ -238,16 +244,20 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _shared_submission(
         self, pack: Sequence[LeaseSpec], view: LookResult[SlurmSite]
     ) -> tuple[list[str], bytes]:
-        step, nodes = self._as_step(view.site), {one.node for one in pack}
-        named = view.rules.partitions
-        others = [
+        step, nodes = self._as_step(view.site), {spec.node for spec in pack}
+        partitions = view.rules.partitions
+        other_nodes = [
             name
             for name, facts in view.answer.facts.items()
-            if name not in nodes and (not named or not named.isdisjoint(facts.partitions))
+            if name not in nodes and (not partitions or not partitions.isdisjoint(facts.partitions))
         ]
         return (
             sbatch_shared(
-                self.settings, pack, others, step, most_memory_mb(view.site, self.settings.lease)
+                self.settings,
+                pack,
+                other_nodes,
+                step,
+                most_memory_mb(view.site, self.settings.lease),
             ),
             shared_script(self.settings, pack, step),
         )

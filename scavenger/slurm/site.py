@@ -1,8 +1,8 @@
-"""What is true of a Slurm for hours: its version, partitions, preemption, backfill cycle. Read from
-``scontrol`` and ``sdiag``.
+"""The configuration of a Slurm, which changes rarely: version, partitions, preemption, backfill
+cycle. Parses ``scontrol`` and ``sdiag``.
 
-Text in, a :class:`SlurmSite` out; :func:`ask_site` runs the commands. It says what is configured;
-whether that will do for MalleTrain is :mod:`scavenger.slurm.check`'s judgement.
+Text in, a :class:`SlurmSite` out; :func:`ask_site` runs the commands. :mod:`scavenger.slurm.check`
+decides whether the configuration is suitable for MalleTrain.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scavenger.batch.answers import whole
+from scavenger.batch.answers import require_complete
 from scavenger.batch.commands import CommandError, Commands
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
@@ -30,57 +30,67 @@ _LAST_CYCLE = re.compile(
 
 @dataclass(frozen=True)
 class Partition:
-    """One partition. ``preempt_mode`` empty: that of the whole Slurm. ``max_time_s`` None: no
-    limit. ``nodes``: their names.
-    """
+    """One partition."""
 
     name: str
+    """Name of the partition."""
     up: bool
+    """Whether it accepts jobs."""
     tier: int
+    """PriorityTier."""
     preempt_mode: str
+    """Empty: that of the whole Slurm."""
     grace_s: float
+    """GraceTime, seconds."""
     max_time_s: float | None
+    """None: no limit."""
     nodes: frozenset[str] = frozenset()
+    """Names of its nodes."""
     qos: str = ""
-    """The QOS that the partition puts on its jobs; empty: none."""
+    """The QOS that the partition assigns to its jobs; empty: none."""
     max_memory_mb: int | None = None
     """MaxMemPerNode, MB; None: no limit."""
 
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """``version`` as (23, 11). ``preempt_type`` such as ``partition_prio``; ``user_signal``:
-    whether preemption sends the job's own signal to its batch script. ``backfill_cycle_s``:
-    bf_interval and the time a cycle takes; None: no backfill scheduler. ``kill_wait_s``: from
-    SIGTERM to SIGKILL when a job is ended. ``hidden``: what PrivateData hides from users.
-    """
+    """The configuration of a Slurm."""
 
     version: tuple[int, int]
+    """Such as (23, 11)."""
     preempt_type: str
+    """Such as ``partition_prio``."""
     preempt_mode: str
+    """PreemptMode, such as ``CANCEL``."""
     user_signal: bool
+    """Whether preemption sends the job's own signal to its batch script."""
     backfill_cycle_s: float | None
+    """Bf_interval plus the duration of a cycle; None: no backfill scheduler."""
     kill_wait_s: float
+    """Time from SIGTERM to SIGKILL when a job ends."""
     hidden: frozenset[str] = frozenset()
+    """What PrivateData hides from users."""
     partitions: Mapping[str, Partition] = field(default_factory=dict)
+    """Name → partition."""
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The settings of ``scontrol show config``."""
     max_wall: Mapping[str, float] = field(default_factory=dict)
     """QOS → its MaxWall, seconds."""
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """Its release and its cluster, for sentences."""
         release = ".".join(f"{part:02d}" for part in self.version)
         return f"{release} (cluster {self.settings.get('ClusterName', '?')})"
 
     @property
     def array_size(self) -> int:
-        """How many tasks a job array may have."""
+        """Maximum number of tasks of a job array."""
         return int(_number(self.settings.get("MaxArraySize"), MAX_ARRAY_SIZE))
 
     def preempt_mode_of(self, partition: str) -> str:
-        """OFF, CANCEL, REQUEUE, SUSPEND, …: what happens to a job of the partition that is
-        preempted.
+        """Return what happens to a preempted job of the partition: OFF, CANCEL, REQUEUE,
+        SUSPEND, …
         """
         configured = self.partitions.get(partition)
         mode = (
@@ -91,7 +101,9 @@ class SlurmSite:
         return mode.split(",")[-1] if mode.upper().startswith("GANG,") else mode
 
     def grace_of(self, partition: str) -> float:
-        """Seconds a preempted job of the partition has between the first signal and SIGKILL."""
+        """Return the seconds between the first signal and SIGKILL for a preempted job of the
+        partition.
+        """
         configured = self.partitions.get(partition)
         return (
             configured.grace_s
@@ -101,19 +113,24 @@ class SlurmSite:
 
 
 def ask_site(commands: Commands) -> SlurmSite:
-    """Ask a running Slurm. Raises SchedulerError."""
+    """Read the configuration of a running Slurm. Raises SchedulerError."""
     config = commands.ask(["scontrol", "show", "config"])
     partitions = commands.ask(["scontrol", "show", "partition", "-o", "--all"])
     try:
         statistics = commands.ask(["sdiag"])
-    except CommandError:  # not for everybody at some sites; bf_interval alone must do
+    except CommandError:  # some sites restrict sdiag; bf_interval is then used alone
         statistics = ""
     return read_site(config, partitions, statistics)
 
 
 def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
-    """From the output of ``scontrol show config``, ``scontrol show partition -o`` and ``sdiag``.
+    """Parse the output of ``scontrol show config``, ``scontrol show partition -o`` and ``sdiag``.
     Raises SchedulerError.
+
+    Args:
+        config: output of ``scontrol show config``.
+        partitions: output of ``scontrol show partition -o``.
+        statistics: output of ``sdiag``; empty if the site restricts it.
     """
     settings = dict(_SETTING.findall(config))
     version = re.match(r"(\d+)\.(\d+)", settings.get("SLURM_VERSION", ""))
@@ -121,7 +138,7 @@ def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
         raise SchedulerError(
             "The answer of scontrol show config cannot be understood: it names no SLURM_VERSION."
         )
-    whole(config, "scontrol show config")
+    require_complete(config, "scontrol show config")
     options = _options(settings.get("SchedulerParameters", ""))
     cycle_s: float | None = None
     if (
@@ -143,7 +160,7 @@ def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
             p.name: p
             for p in (
                 _partition(line)
-                for line in whole(partitions, "scontrol show partition").splitlines()
+                for line in require_complete(partitions, "scontrol show partition").splitlines()
                 if line.startswith("PartitionName=")
             )
         },
@@ -176,7 +193,7 @@ def _partition(line: str) -> Partition:
 
 
 def _options(text: str) -> dict[str, str]:
-    """``a=1,b`` as a dictionary."""
+    """Return ``a=1,b`` as a dictionary."""
     return {
         name: value
         for name, _, value in (part.strip().partition("=") for part in text.split(","))
@@ -190,8 +207,8 @@ def _number(text: str | None, otherwise: float) -> float:
 
 
 def _cycle_time(statistics: str) -> float:
-    """Seconds that a backfill cycle takes: the longer of the last one and the mean (sdiag prints
-    microseconds).
+    """Return the duration of a backfill cycle, seconds: the maximum of the last one and the mean
+    (sdiag prints microseconds).
     """
     match = _LAST_CYCLE.search(statistics)
     return max(int(match[1]), int(match[2])) / 1e6 if match else 0.0

@@ -1,4 +1,4 @@
-"""How the state of a Slurm is read: through its commands, or through pyslurm where it fits. Decides
+"""Reads the state of a Slurm through its commands, or through pyslurm if it can be used. Decides
 which, and with what environment.
 """
 
@@ -25,17 +25,17 @@ from scavenger.slurm.parse import (
 
 Api = Literal["auto", "commands", "pyslurm"]
 BITSTR_LEN = "1024"
-"""Longest list of waiting tasks of an array that squeue prints, in characters."""
+"""Maximum length of the list of pending array tasks that squeue prints, characters."""
 
 
 class SlurmSource(Protocol):
-    """How the state of a Slurm is read."""
+    """A way to read the state of a Slurm."""
 
     name: str
 
     def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
-        """Nodes, jobs and reservations now; ``prefix``: what the names of our jobs begin with.
-        Raises SchedulerError.
+        """Return the present nodes, jobs and reservations. ``prefix``: beginning of the names of
+        our jobs. Raises SchedulerError.
         """
         ...
 
@@ -51,14 +51,14 @@ class SlurmCommandSource:
     def read(self, prefix: str) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         """See :class:`SlurmSource`.
 
-        Jobs first: a lease that starts meanwhile is then pending on a node in use, never on an
-        idle one unseen.
+        Reads jobs first. A lease that starts between the commands then shows as pending on a busy
+        node. In the other order its node would seem idle.
         """
         mark = new_mark()
         try:
             return self._read(prefix, mark)
         except CommandError as error:
-            # The mark is another each time, and nobody's business.
+            # The mark is random and must not appear in the message.
             sentence = str(error).replace(f"{mark}|", "")
             raise CommandError(sentence, error.result) from error.__cause__
 
@@ -78,20 +78,20 @@ class SlurmCommandSource:
 
 
 _CONTACT = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_SACK_SOCKET"}
-"""Where Slurm is and how one signs in there: no default of a command."""
+"""Variables with Slurm's address and credentials. All others only set defaults of commands."""
 
 
 def asking_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of commands that are read: no translation, no defaults of the user's, times
-    as epoch seconds.
+    """Return the environment of commands whose output is parsed: no translation, no defaults of the
+    user, times as epoch seconds.
     """
     inherited = _without_defaults(environment)
     return {**inherited, "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": BITSTR_LEN, "LC_ALL": "C"}
 
 
 def submitting_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of sbatch, which the lease inherits: this process's, less what would change
-    sbatch's mind.
+    """Return the environment of sbatch, which the lease inherits: this process's, without variables
+    that change options of sbatch.
     """
     return _without_defaults(environment)
 
@@ -102,8 +102,8 @@ def _without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def source_for(api: Api, commands: Commands, version: tuple[int, int]) -> SlurmSource:
-    """The source to use with a Slurm of this version. Raises SchedulerError when pyslurm is asked
-    for and does not fit.
+    """Return the source to use with a Slurm of this version. Raises SchedulerError if pyslurm is
+    configured and cannot be used.
     """
     if api == "commands":
         return SlurmCommandSource(commands)

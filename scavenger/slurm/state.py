@@ -1,8 +1,7 @@
-"""What Slurm's words mean: node states, job states and reservations turned into facts about nodes
-and leases.
+"""Translates Slurm's states of nodes, jobs and reservations into facts about nodes and leases.
 
-The states stand in literal tables after the manual pages they come from. Pure; whether a node is a
-gap is :mod:`scavenger.batch.rules`' decision.
+The tables of states follow the manual pages that they name. Pure. :mod:`scavenger.batch.rules`
+decides whether a node is a gap.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RESERVED_STATES = {
     "reserved": "it is in a reservation",
     "maint": "it is in a maintenance reservation",
 }
-TROUBLE_STATES = frozenset(
+UNAVAILABLE_STATES = frozenset(
     {
         "blocked",
         "down",
@@ -47,14 +46,14 @@ TROUBLE_STATES = frozenset(
         "unknown",
     }
 )
-"""States (sinfo(1), "NODE STATE CODES") of nodes that take no jobs, whether or not somebody still
-runs on them.
+"""States (sinfo(1), "NODE STATE CODES") of nodes that accept no new jobs. Jobs may still run
+there.
 """
 DRAINED_STATES = frozenset(
     {"drained", "draining", "drng", "reboot_issued", "reboot_requested", "power_down"}
 )
-"""Those among them by which an administrator wants whoever runs there to go."""
-TROUBLE_MARKS = {
+"""The states among UNAVAILABLE_STATES with which an administrator asks running jobs to leave."""
+UNAVAILABLE_MARKS = {
     "*": "it does not respond",
     "~": "it is powered down",
     "#": "it is powering up",
@@ -64,9 +63,9 @@ TROUBLE_MARKS = {
     "^": "it is rebooting",
     "$": "it is in a maintenance reservation",
 }
-"""Marks behind the state of a node, from the same place."""
+"""Marks after the state of a node, from the same page."""
 DRAINED_MARKS = frozenset("@!")
-"""As DRAINED_STATES: to be rebooted, or powered down, once nobody runs there."""
+"""The same for marks: the node is to be rebooted or powered down when no job runs there."""
 PLANNED_MARK = "-"
 
 PENDING_STATES = frozenset(
@@ -94,21 +93,27 @@ ENDED_STATES = {
     "REVOKED": "another cluster took it",
     "TIMEOUT": "its time limit was reached",
 }
-"""States in which a job has ended (squeue(1), "JOB STATE CODES"), in words. A lease that leaves by
-itself within its grace time ends as COMPLETED or FAILED and not as PREEMPTED, so nothing is
-concluded from the difference.
+"""State in which a job has ended (squeue(1), "JOB STATE CODES") → description. A lease that leaves
+within its grace time ends as COMPLETED or FAILED, not as PREEMPTED, so nothing is concluded from
+the difference.
 """
 
 
 def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
-    """The lease that a job is. Slurm brings the end of a job forward when it preempts it: within
-    ``grace_s`` of its end it is leaving.
+    """Return the lease that a job represents. When Slurm preempts a job, it moves the job's end
+    forward: a lease within ``grace_s`` of its end is leaving.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: grace time of a preempted job, seconds.
     """
     called = job.part.id if job.part else job.id
     if job.state in ENDED_STATES:
-        why, began = ENDED_STATES[job.state], job.start
+        reason, began = ENDED_STATES[job.state], job.start
         return Lease(
-            lease_id, called, LeaseState.ENDED, job.node_list, why, started=began, ended=job.end
+            lease_id, called, LeaseState.ENDED, job.node_list, reason, started=began, ended=job.end
         )
     if job.state in PENDING_STATES:
         return Lease(lease_id, called, LeaseState.PENDING, job.node_list, job.reason)
@@ -122,13 +127,19 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
         "it is ending" if leaving else "",
         gone_at,
         job.start,
-        job.end if job.state == "COMPLETING" else None,  # it has ended, and its node is cleaned up
+        job.end if job.state == "COMPLETING" else None,  # ended; Slurm cleans up the node
     )
 
 
-def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
-    """A job of ours as the ledger has it. One that is suspended is lost: it keeps its memory and
-    may do nothing for ever.
+def ledger_entry(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> LeaseJob:
+    """Return the ledger's record of one of our jobs. A suspended job counts as lost: it keeps its
+    memory and may never run again.
+
+    Args:
+        lease_id: id of the lease.
+        job: its job.
+        now: epoch seconds.
+        grace_s: as in :func:`lease_of`.
     """
     lost = "the main scheduler suspended it" if job.state == "SUSPENDED" else ""
     if job.part and is_unknown(lease_id):
@@ -145,7 +156,7 @@ def lease_job(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease
     )
 
 
-def describe(
+def node_facts(
     table: NodeTable,
     pending: Sequence[SlurmJob],
     reservations: Sequence[SlurmReservation],
@@ -153,12 +164,22 @@ def describe(
     idle_since: Mapping[str, float],
     now: float,
 ) -> dict[str, NodeFacts]:
-    """Everything known of every node. ``idle_since``: of the nodes that were idle at the poll
-    before. Raises SchedulerError for lists of nodes that cannot be read.
+    """Return node → its facts.
+
+    Args:
+        table: nodes.
+        pending: pending jobs.
+        reservations: reservations.
+        own: lease id → its job.
+        idle_since: node → time since which it is idle, from the previous poll.
+        now: epoch seconds.
+
+    Raises:
+        SchedulerError: a node list cannot be parsed.
     """
     uses = planned_uses(pending)
     active, coming = _reserved(reservations, now)
-    holders = _holders(own)
+    holders = _lease_by_node(own)
     facts = {}
     for name, group in table.nodes.items():
         idle = group.base in IDLE_STATES
@@ -166,7 +187,7 @@ def describe(
             name=name,
             state=group.state,
             idle=idle,
-            trouble=_trouble(group.base, group.marks, group.reason),
+            trouble=_unavailable_reason(group.base, group.marks, group.reason),
             reserved=active.get(name) or RESERVED_STATES.get(group.base, ""),
             reserved_from=coming.get(name),
             planned=group.base == "planned" or PLANNED_MARK in group.marks,
@@ -175,19 +196,23 @@ def describe(
             features=group.features,
             idle_since=idle_since.get(name, now) if idle else None,
             lease=holders.get(name, ""),
-            drained=_drained(group.base, group.marks, group.reason),
+            drained=_drain_reason(group.base, group.marks, group.reason),
         )
     return facts
 
 
-def _trouble(base: str, marks: str, reason: str) -> str:
-    """Why a node in this state takes no jobs; empty when it does."""
+def _unavailable_reason(base: str, marks: str, reason: str) -> str:
+    """Return why a node in this state accepts no jobs; empty if it does."""
     because = f" ({reason})" if reason else ""
-    if base in TROUBLE_STATES:
+    if base in UNAVAILABLE_STATES:
         return f"it is {base}{because}"
     return (
         next(
-            (f"{sentence}{because}" for mark, sentence in TROUBLE_MARKS.items() if mark in marks),
+            (
+                f"{sentence}{because}"
+                for mark, sentence in UNAVAILABLE_MARKS.items()
+                if mark in marks
+            ),
             "",
         )
         if marks
@@ -195,16 +220,16 @@ def _trouble(base: str, marks: str, reason: str) -> str:
     )
 
 
-def _drained(base: str, marks: str, reason: str) -> str:
-    """Why who runs on a node in this state has to leave; empty when they need not."""
+def _drain_reason(base: str, marks: str, reason: str) -> str:
+    """Return why running jobs have to leave a node in this state; empty if they need not."""
     drained = base in DRAINED_STATES or not DRAINED_MARKS.isdisjoint(marks)
-    return _trouble(base, marks, reason) if drained else ""
+    return _unavailable_reason(base, marks, reason) if drained else ""
 
 
 def _reserved(
     reservations: Sequence[SlurmReservation], now: float
 ) -> tuple[dict[str, str], dict[str, float]]:
-    """Node → the reservation that has it now, in words; node → when the next one begins."""
+    """Return (node → text about its current reservation, node → start time of the next one)."""
     active: dict[str, str] = {}
     coming: dict[str, float] = {}
     for reservation in reservations:
@@ -225,8 +250,8 @@ def _reserved(
     return active, coming
 
 
-def _holders(own: Mapping[str, SlurmJob]) -> dict[str, str]:
-    """Node → the lease that runs on it or waits for it."""
+def _lease_by_node(own: Mapping[str, SlurmJob]) -> dict[str, str]:
+    """Return node → the lease that runs on it or waits for it."""
     holders: dict[str, str] = {}
     for lease_id, job in own.items():
         if job.state not in ENDED_STATES and (nodes := job.node_list or job.requested_nodes):

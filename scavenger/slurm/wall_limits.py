@@ -1,7 +1,7 @@
-"""How long a job of the leases may be at most, and how much memory it may have: MaxTime and
-MaxMemPerNode of their partitions, MaxWall of their QOS.
+"""Maximum length and memory of a lease job: MaxTime and MaxMemPerNode of its partitions, MaxWall of
+its QOS.
 
-Decides which limits count. A lease that asked for more would wait for ever (PartitionTimeLimit,
+Decides which limits apply. A lease that requests more would wait for ever (PartitionTimeLimit,
 QOSMaxWallDurationPerJobLimit, MaxMemPerLimit).
 """
 
@@ -16,7 +16,9 @@ from scavenger.slurm.site import SlurmSite
 
 
 def longest_lease(site: SlurmSite, lease: SlurmLeaseOptions) -> tuple[float | None, str]:
-    """(seconds, what says so), the least of all; None: there is no such limit."""
+    """Return (seconds, the setting that limits them), the smallest of all limits; (None, empty) if
+    there is no limit.
+    """
     limits: list[tuple[float, str]] = []
     for name in lease.partitions:
         partition = site.partitions.get(name)
@@ -32,14 +34,14 @@ def longest_lease(site: SlurmSite, lease: SlurmLeaseOptions) -> tuple[float | No
 
 
 def most_memory_mb(site: SlurmSite, lease: SlurmLeaseOptions) -> int:
-    """MB that a lease may ask for on a node; 0: all of its memory."""
+    """Return the memory that a lease can request on a node, MB; 0: all of its memory."""
     limits = (site.partitions[p].max_memory_mb for p in lease.partitions if p in site.partitions)
     return min((most for most in limits if most is not None), default=0)
 
 
 def max_walls(commands: Commands, site: SlurmSite) -> Mapping[str, float]:
-    """QOS → its MaxWall, seconds, of those that have one. Empty where limits are not enforced, or
-    Slurm does not say.
+    """Return QOS → its MaxWall, seconds, if it has one. Empty if limits are not enforced or Slurm
+    does not report them.
     """
     if "limits" not in site.settings.get("AccountingStorageEnforce", "").lower():
         return {}

@@ -1,4 +1,4 @@
-"""Traces: which node was idle when; real ones read, synthetic ones made, both replayed.
+"""Traces of idle nodes over time: reads real ones, generates synthetic ones, replays both.
 
-Runs anywhere. Imports nothing else of ours.
+Runs anywhere. Imports no other package of this repository.
 """

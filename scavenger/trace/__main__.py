@@ -20,7 +20,7 @@ DAY_S = 86400.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of ``python -m scavenger.trace``."""
+    """Return the parser of ``python -m scavenger.trace``."""
     p = argparse.ArgumentParser(
         prog="python -m scavenger.trace", description="Look at, cut and make traces of idle nodes."
     )
@@ -97,8 +97,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. 0: done; 1: the trace or its parameters cannot be used, with sentences on
-    standard error.
+    """Run one command. Returns 0, or 1 with sentences on standard error if the trace or its
+    parameters cannot be used.
     """
     args = parser().parse_args(argv)
     try:
@@ -114,9 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     statistics = trace.statistics()
     try:
         print(json.dumps(statistics.to_dict()) if args.json else _table(statistics), flush=True)
-    except (
-        BrokenPipeError
-    ):  # the reader has seen enough; nothing more may be written, at exit neither
+    except BrokenPipeError:  # the reader has closed the pipe; write nothing more, also not at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -1,5 +1,5 @@
-"""What makes a trace invalid, as sentences; and the error that carries them. Pure functions of the
-event arrays.
+"""Checks of traces: sentences about invalid events, and the error with these sentences. Pure
+functions of the event arrays.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class TraceError(ValueError):
-    """A trace that cannot be used. ``problems`` holds one sentence per problem found (up to a
-    limit), with its line number.
-    """
+    """An invalid trace. ``problems``: one sentence with line number per problem, up to a limit."""
 
     def __init__(self, where: str, problems: Sequence[str], total: int | None = None) -> None:
         self.problems = tuple(problems)
@@ -50,7 +48,9 @@ def order_problems(time: FloatArray) -> list[tuple[int, str]]:
 def node_problems(
     time: FloatArray, node: IntArray, idle: BoolArray, names: Sequence[str]
 ) -> list[tuple[int, str]]:
-    """The events of one node must alternate, beginning with idle, at different times."""
+    """Return the violations of the rule that the events of a node alternate, begin with idle, and
+    have different times.
+    """
     order = np.argsort(node, kind="stable")
     n, i, t = node[order], idle[order], time[order]
     first = np.ones(len(n), dtype=np.bool_)
@@ -76,7 +76,7 @@ def node_problems(
 
 
 def numbers(words: list[str]) -> tuple[FloatArray, list[int]]:
-    """The words as numbers, and the positions of those that are none (0 there)."""
+    """Return the words as numbers, and the positions of invalid ones (with value 0)."""
     try:
         return np.array(words, dtype=np.float64), []
     except ValueError:

@@ -1,9 +1,9 @@
-"""Trace files, read and written.
+"""Reads and writes trace files.
 
 The file is CSV with the header ``time_s,node,event``: seconds from the start, a node name, ``idle``
-or ``busy``. Rows at time 0 are the nodes idle at the start; every other node is busy then. It is
-compressed when its name ends in ``.gz``. What a valid trace is, :mod:`scavenger.trace.trace`
-decides.
+or ``busy``. Rows at time 0 are the nodes that are idle at the start; all other nodes are busy then.
+The file is compressed if its name ends in ``.gz``. :mod:`scavenger.trace.trace` decides which
+traces are valid.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ def read(
     names: Sequence[str] | None = None,
     duration_s: float | None = None,
 ) -> Trace:
-    """Read a trace file (CSV, gzip when the content is gzip whatever the name).
+    """Read a trace file (CSV; gzip is detected by the content, not by the name).
 
-    ``names``: the machine's nodes, when some of them may have no event; default: the nodes named in
-    the file, in order of appearance. ``duration_s``: end of the observation; default the last
-    event. Raises TraceError with the line number of every problem (the first 20), also when the
-    file cannot be read.
+    ``names``: the machine's nodes, if some of them may have no event; None: the nodes in the file,
+    in order of appearance. ``duration_s``: end of the observation; None: the last event. Raises
+    TraceError with the line number of each problem (the first 20), also if the file cannot be read.
     """
     where = str(path)
     try:
@@ -69,7 +68,7 @@ def parse(
     duration_s: float | None = None,
     where: str = "trace",
 ) -> Trace:
-    """The trace in CSV ``text``; see :func:`read`."""
+    """Return the trace in the CSV ``text``; see :func:`read`."""
     lines = text.splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
@@ -124,8 +123,8 @@ def parse(
         lines_at = np.asarray(line_of)
         unsorted = order_problems(time)
         problems += [(int(lines_at[k]), s) for k, s in unsorted]
-        # An unsorted file makes every later statement about a node's order worthless, so it is
-        # checked only when sorted.
+        # In an unsorted file, statements about the order of a node's events are meaningless. So the
+        # order is checked only if the file is sorted.
         if not unsorted and not problems:
             problems += [
                 (int(lines_at[k]), s) for k, s in node_problems(time, node, idle, list(index))
@@ -139,8 +138,8 @@ def parse(
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Write the trace as CSV, compressed when the name ends in ``.gz``. The file appears whole or
-    not at all.
+    """Write the trace as CSV, compressed if the name ends in ``.gz``. The file is written
+    atomically.
     """
     out = io.StringIO()
     out.write(HEADER + "\n")
@@ -150,13 +149,15 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     data = out.getvalue().encode()
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    # mtime 0: the same trace gives the same bytes.
+    # mtime 0: the same trace produces the same bytes.
     temporary.write_bytes(gzip.compress(data, mtime=0) if target.name.endswith(".gz") else data)
     temporary.replace(target)
 
 
 def read_names(path: str | os.PathLike[str]) -> list[str]:
-    """Node names, one per line. Raises TraceError when the file cannot be read or holds none."""
+    """Return the node names in a file, one per line. Raises TraceError if the file cannot be read
+    or contains none.
+    """
     try:
         names = [
             line.strip() for line in Path(path).read_text("utf-8").splitlines() if line.strip()
@@ -172,5 +173,5 @@ def read_names(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Shortest text that reads back as the same number, without '.0'."""
+    """Return the shortest text that parses to the same number, without '.0'."""
     return str(int(value)) if value.is_integer() else repr(value)

@@ -1,8 +1,8 @@
-"""Replay: a trace decides which nodes are idle at a given time.
+"""Replay: a trace determines which nodes are idle at a given time.
 
-This module decides which nodes of a trace stand behind the virtual ones, how its time is
-compressed, and which changes are due at a time. It knows no clock: the caller says what time it is.
-What is done about a change (starting, preempting) is the cluster's business.
+This module decides which nodes of a trace represent the virtual ones, how its time is compressed,
+and which changes are due at a time. It has no clock: the caller passes the time. The cluster
+decides what to do about a change (start, preempt).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class NodeChange:
 
 
 class Replay:
-    """A cursor over a trace: :meth:`advance` returns what has changed since the last call.
+    """A cursor over a trace: :meth:`advance` returns the changes since the last call.
 
-    ``at_end``: what happens when the trace is over: it begins again (``repeat``), all nodes become
-    ``idle`` or ``busy`` for good, or the last state holds (``hold``). Before the first call of
-    :meth:`advance` all nodes are busy.
+    ``at_end``: what happens after the trace: it begins again (``repeat``), all nodes stay ``idle``
+    or ``busy``, or the last state stays (``hold``). Before the first call of :meth:`advance` all
+    nodes are busy.
     """
 
     def __init__(self, trace: Trace, at_end: AtEnd = "repeat") -> None:
@@ -52,15 +52,15 @@ class Replay:
         self.trace = trace
         self.at_end = at_end
         self.idle = np.zeros(len(trace.names), dtype=np.bool_)
-        """(N,) True where the node is idle as of the last :meth:`advance`."""
+        """(N,) Whether each node is idle at the last :meth:`advance`."""
         self.time = -1.0
         self._round = 0
         self._cursor = 0
         self._over = False
 
     def advance(self, time: float) -> list[NodeChange]:
-        """Changes in ``(last time, time]``, in order; a node that changed twice is listed twice.
-        Time never goes back.
+        """Return the changes in ``(last time, time]``, in order. A node that changes twice is
+        listed twice. ``time`` must not decrease.
         """
         if time < self.time:
             raise ValueError(f"Replay time goes back from {self.time:g} s to {time:g} s.")
@@ -83,8 +83,8 @@ class Replay:
         return out
 
     def next_change(self) -> float | None:
-        """When something changes next after the last :meth:`advance`; ``None`` when nothing will.
-        (At a repeat: when the round begins.)
+        """Return the time of the next change after the last :meth:`advance`; None if there is none.
+        (For ``repeat``: the time at which the next round begins.)
         """
         if self._over:
             return None
@@ -115,8 +115,8 @@ class Replay:
 
 
 USEFUL_GAP_S = 10.0
-"""Real seconds below which a gap hardly lets a job grow and shrink again; used only to choose nodes
-and window, no gap is dropped.
+"""Length of a gap in real seconds below which a job can hardly grow and shrink again. Used only to
+choose nodes and window; no gap is dropped.
 """
 
 
@@ -130,12 +130,12 @@ def fit(
     seed: int = 0,
     useful_gap_s: float = USEFUL_GAP_S,
 ) -> Trace:
-    """A trace for the virtual nodes ``names``, in real (sped-up) seconds.
+    """Return a trace for the virtual nodes ``names``, in real (sped-up) seconds.
 
-    A trace that already has exactly these nodes keeps them. Otherwise the nodes with most activity
-    are taken (:func:`active_nodes`), from the window given by ``start_s`` (seconds of the trace;
-    default: where most useful gaps begin) and ``duration_s`` (real seconds; default all of the
-    trace). Raises TraceError when the trace has fewer nodes, or no event.
+    A trace that already has exactly these nodes keeps them. Otherwise the most active nodes are
+    chosen (:func:`active_nodes`), from the window given by ``start_s`` (seconds of the trace; None:
+    where most useful gaps begin) and ``duration_s`` (real seconds; None: all of the trace). Raises
+    TraceError if the trace has too few nodes, or no event.
     """
     if not (speedup > 0 and math.isfinite(speedup)):
         raise TraceError("replay", [f"The speed-up must be a positive number; got {speedup!r}."])
@@ -170,10 +170,15 @@ def fit(
 
 
 def busiest_start(trace: Trace, window_s: float, *, useful_s: float = 0.0) -> float:
-    """Begin (seconds) of the window of this length with most different times at which gaps of at
-    least ``useful_s`` begin.
+    """Return the start (seconds) of the window of this length with the largest number of different
+    times at which gaps of at least ``useful_s`` begin.
 
-    Times count and not gaps, since a whole machine draining at once is one event.
+    Times are counted instead of gaps, because a whole machine that drains at once is one event.
+
+    Args:
+        trace: the trace.
+        window_s: length of the window, seconds.
+        useful_s: minimum length of a gap that counts, seconds.
     """
     gaps = trace.gaps()
     opened = np.unique(gaps.start[gaps.length >= useful_s])
@@ -185,12 +190,19 @@ def busiest_start(trace: Trace, window_s: float, *, useful_s: float = 0.0) -> fl
 
 
 def active_nodes(trace: Trace, count: int, *, seed: int = 0, useful_s: float = 0.0) -> list[int]:
-    """Indices of ``count`` nodes that make an interesting replay.
+    """Return the indices of ``count`` nodes that make an interesting replay.
 
-    A node scores sqrt(g) · p(1-p): g the number of gaps of at least ``useful_s`` seconds, p the
-    fraction of time idle in these. Nodes of one big job come and go together, so they are chosen
-    one after the other by score times the smallest fraction of time in which the state differs from
-    that of a node chosen before. The first is drawn from the best ``4·count`` by ``seed``.
+    The score of a node is sqrt(g) · p(1-p), with g the number of gaps of at least ``useful_s``
+    seconds and p the fraction of time idle in these. Nodes of one big job change state together. So
+    nodes are chosen one after the other by the score times the smallest fraction of time in which
+    the state differs from that of a node chosen earlier. The first is drawn from the best
+    ``4·count`` with ``seed``.
+
+    Args:
+        trace: the trace.
+        count: number of nodes to choose.
+        seed: seed of the choice of the first node.
+        useful_s: minimum length of a gap that counts, seconds.
     """
     gaps = trace.gaps()
     useful = gaps.length >= useful_s
@@ -201,7 +213,7 @@ def active_nodes(trace: Trace, count: int, *, seed: int = 0, useful_s: float = 0
     pool = np.argsort(-score, kind="stable")[: 64 * count]
     grid = np.linspace(0.0, trace.duration_s, 240, endpoint=False)
     states = np.stack([trace.idle_at(float(t))[pool] for t in grid], axis=1)
-    weight = score[pool] + 1e-12  # nodes without activity come last, but they do come
+    weight = score[pool] + 1e-12  # nodes without activity are chosen last
     active = max(int((score[pool] > 0).sum()), 1)
     first = int(np.random.default_rng(seed).integers(min(active, 4 * count)))
     chosen = [first]

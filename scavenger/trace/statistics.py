@@ -1,5 +1,5 @@
-"""The numbers that describe a trace, and their words for a terminal.
-:meth:`scavenger.trace.Trace.statistics` counts them.
+"""Statistics of a trace, and their text for a terminal. :meth:`scavenger.trace.Trace.statistics`
+computes them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 SHORT_GAP_S = 600.0
-"""Gaps below this length count as short in the statistics (10 minutes, as in the published Summit
-figures).
+"""Length below which gaps count as short in the statistics, seconds (10 minutes, as in the
+published Summit figures).
 """
 HISTOGRAM_EDGES_S = (
     0.0,
@@ -31,26 +31,39 @@ HISTOGRAM_EDGES_S = (
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is in a trace. Lengths are of complete gaps only; the idle count is averaged over
+    """Statistics of a trace. Lengths are of complete gaps only. The idle count is averaged over
     time.
     """
 
     nodes: int
+    """Number of nodes."""
     duration_s: float
+    """Length of the trace, seconds."""
     events: int
+    """Number of events."""
     idle_mean: float
+    """Mean number of idle nodes over time."""
     idle_min: int
+    """Minimum number of idle nodes."""
     idle_max: int
+    """Maximum number of idle nodes."""
     idle_fraction: float
+    """Idle fraction of node-time."""
     gaps: int
+    """Number of complete gaps."""
     gap_median_s: float
+    """Median length, seconds."""
     gap_mean_s: float
+    """Mean length, seconds."""
     gap_short_fraction: float
+    """Fraction of gaps shorter than :data:`SHORT_GAP_S`."""
     histogram: tuple[tuple[float, float, int], ...]
     """(from, to, gaps) by length in seconds; the last ``to`` is infinite"""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; an infinite bin edge and a statistic of nothing are None."""
+        """Return plain values for JSON. An infinite bin edge and a statistic without data are
+        None.
+        """
         out: dict[str, Any] = {
             k: (None if isinstance(v, float) and not math.isfinite(v) else v)
             for k, v in self.__dict__.items()
@@ -64,7 +77,7 @@ class Statistics:
 
 
 def summary(statistics: Statistics) -> Mapping[str, str]:
-    """The statistics in words for a terminal, label → text."""
+    """Return the statistics as text for a terminal, label → text."""
     s = statistics
     return {
         "nodes": f"{s.nodes}",

@@ -1,24 +1,24 @@
 """Synthetic traces with the statistics of a real machine.
 
-The model, in the order of its making:
+The model, in the order of generation:
 
-* the main scheduler leaves holes in *batches*: at random times a job ends and a run of neighbouring
+* The main scheduler leaves holes in *batches*: at random times a job ends and a run of neighbouring
   nodes is left over. Batch sizes are log-normal, at least 1, at most the machine. Batches are a
-  Poisson process whose rate swings log-normally (an Ornstein-Uhlenbeck process in its logarithm): a
-  queue that fills every hole for an hour, and then none;
-* a batch is refilled in *blocks* of neighbouring nodes (by the jobs that start next); the nodes of
-  a block become busy together;
-* gap lengths have a given distribution (log-normal, or any histogram); blocks of one batch have
-  similar lengths;
-* only the busy nodes of a batch become idle, the others stay idle as long as they would have. Per
-  node this is an alternating renewal process: hit at rate h while busy, idle for E[L] on average,
-  so idle a fraction p = h·E[L] / (1 + h·E[L]), averaged over the swing of h. That fixes the mean
-  rate of batches.
+  Poisson process whose rate varies log-normally (an Ornstein-Uhlenbeck process in its logarithm): a
+  queue that fills every hole for an hour, and then none.
+* A batch is refilled in *blocks* of neighbouring nodes (by the jobs that start next). The nodes of
+  a block become busy together.
+* Gap lengths have a given distribution (log-normal, or any histogram). Blocks of one batch have
+  similar lengths.
+* Only the busy nodes of a batch become idle. The others stay idle as long as before. Per node this
+  is an alternating renewal process: it is hit at rate h while busy and idle for E[L] on average, so
+  it is idle for a fraction p = h·E[L] / (1 + h·E[L]) of the time, averaged over the variation of h.
+  That determines the mean rate of batches.
 
-The idle count then swings between none and nearly all nodes and is correlated over an hour, as on
-the real machine. :data:`SUMMIT` holds the parameters of Summit; :func:`like` takes them from any
-trace. What the model leaves out: days and weeks, and that a drain before a full-machine job makes
-gaps whose ends are known.
+The idle count then varies between none and nearly all nodes and is correlated over an hour, as on
+the real machine. :data:`SUMMIT` has the parameters of Summit; :func:`like` estimates them from any
+trace. The model omits days and weeks, and the fact that a drain before a full-machine job makes
+gaps with known ends.
 """
 
 from __future__ import annotations
@@ -39,24 +39,28 @@ DEMO_ATTEMPTS = 400
 
 @dataclass(frozen=True, eq=False)
 class MachineModel:
-    """Parameters of a synthetic machine. Times in seconds.
-
-    ``idle_fraction``: of node-time; ``batch_median``, ``batch_mean``: nodes left over at once;
-    ``block_mean``: nodes refilled together; ``similarity``: fraction (0..1) of the variance of the
-    normal variable behind a length that is common to the batch; ``swing``: standard deviation of
-    the logarithm of the batch rate, ``swing_s`` its correlation time; ``quantum_s``: events happen
-    at multiples of this (the scheduler's cycle).
-    """
+    """Parameters of a synthetic machine. Times are in seconds."""
 
     idle_fraction: float
+    """Idle fraction of node-time."""
     lengths: Lengths
+    """Distribution of gap lengths."""
     batch_median: float = 1.0
+    """Median number of nodes that become idle together."""
     batch_mean: float = 1.0
+    """Mean number of nodes that become idle together."""
     block_mean: float = 1.0
+    """Mean number of nodes that become busy together."""
     similarity: float = 0.0
+    """Fraction (0..1) of the variance of the normal variable behind a length that is common to
+    the batch.
+    """
     swing: float = 0.0
+    """Standard deviation of the logarithm of the batch rate."""
     swing_s: float = 3600.0
+    """Its correlation time."""
     quantum_s: float = 0.0
+    """Events happen at multiples of this (the scheduler's cycle)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.idle_fraction < 1:
@@ -95,7 +99,8 @@ SUMMIT = MachineModel(
     # Batches: 209,184 gaps opened at 7,165 different times in the public week of that fortnight
     # (BFTrainer, arXiv 2106.12091): median 4, mean 29.2; log-normal quantiles at 75/90/95/99 % are
     # 15/52/107/419, measured 16/50/100/512. 88 % of the variance of log length lies between
-    # batches; 18 gaps share an end on average. The swing is what :func:`like` finds for that week.
+    # batches; 18 gaps share an end on average. The swing is the result of :func:`like` for that
+    # week.
     batch_median=4.0,
     batch_mean=29.2,
     block_mean=18.0,
@@ -107,10 +112,10 @@ SUMMIT = MachineModel(
 
 
 def like(trace: Trace, bins: int = 60) -> MachineModel:
-    """The model's parameters as measured on a trace. Raises TraceError when it has too few complete
-    gaps (20).
+    """Return the model's parameters, estimated from a trace. Raises TraceError if it has too few
+    complete gaps (20).
 
-    All are measured directly but ``swing``, which is searched (bisection, a few short syntheses) so
+    All are measured directly except ``swing``. It is searched (bisection, a few short syntheses) so
     that the idle count varies as much as in the trace: the standard deviation of ln(1 + idle
     nodes), sampled every minute.
     """
@@ -162,7 +167,7 @@ def like(trace: Trace, bins: int = 60) -> MachineModel:
 
 
 def _variability(trace: Trace) -> float:
-    """Standard deviation over time of ln(1 + idle nodes), sampled every minute."""
+    """Return the standard deviation over time of ln(1 + idle nodes), sampled every minute."""
     times, counts = trace.idle_count()
     at = np.arange(0.0, max(trace.duration_s, 1.0), 60.0)
     return float(np.log1p(counts[np.searchsorted(times, at, side="right") - 1]).std())
@@ -176,11 +181,17 @@ def synthesise(
     *,
     mean_idle: float | None = None,
 ) -> Trace:
-    """A trace of ``nodes`` (a number, or names) over ``duration_s`` seconds. The same arguments
-    give the same trace.
+    """Return a trace of ``nodes`` (a number, or names) over ``duration_s`` seconds. The same
+    arguments give the same trace.
 
-    ``mean_idle``: idle nodes on average, instead of the model's fraction. A single trace scatters
-    around it: batches are large.
+    The mean of a single trace deviates from it, because batches are large.
+
+    Args:
+        model: parameters of the machine.
+        nodes: number of nodes, or their names.
+        duration_s: length of the trace, seconds.
+        seed: seed of the random numbers.
+        mean_idle: mean number of idle nodes, instead of the model's fraction.
     """
     names = (
         [f"n{k + 1:0{len(str(nodes))}d}" for k in range(nodes)]
@@ -203,12 +214,12 @@ def synthesise(
     mean_batch = float((_batch_sizes(GRID, model, sigma, count) * DENSITY).sum())
     mean_length = model.lengths.mean_s
     hit_rate = _load(model) / mean_length  # of one node, per second of being busy
-    warm_up = 12.0 * mean_length  # the machine starts all busy; by then that is forgotten
+    warm_up = 12.0 * mean_length  # long enough to forget that all nodes start busy
     starts = _batch_times(rng, model, hit_rate * count / mean_batch, -warm_up, duration_s)
     batches = len(starts)
     sizes = _batch_sizes(rng.standard_normal(batches), model, sigma, count)
     common = rng.standard_normal(batches)
-    free_from = np.full(count, -math.inf)  # until then the node is idle
+    free_from = np.full(count, -math.inf)  # the node is idle until then
     gaps: list[tuple[npt.NDArray[np.int64], FloatArray, FloatArray]] = []
     for start, size, shared in zip(starts, sizes.tolist(), common.tolist(), strict=True):
         if model.quantum_s:
@@ -220,14 +231,14 @@ def synthesise(
         block = np.cumsum(rng.random(len(members)) < 1.0 / model.block_mean)
         own = rng.standard_normal(int(block[-1]) + 1)
         z = math.sqrt(model.similarity) * shared + math.sqrt(1.0 - model.similarity) * own
-        ends = start + model.lengths.at(z)
+        end_times = start + model.lengths.at(z)
         if model.quantum_s:
-            ends = np.maximum(
-                np.round(ends / model.quantum_s) * model.quantum_s, start + model.quantum_s
+            end_times = np.maximum(
+                np.round(end_times / model.quantum_s) * model.quantum_s, start + model.quantum_s
             )
-        free_from[members] = ends[block]
-        if ends.max() > 0:
-            gaps.append((members, np.full(len(members), start), ends[block]))
+        free_from[members] = end_times[block]
+        if end_times.max() > 0:
+            gaps.append((members, np.full(len(members), start), end_times[block]))
     if not gaps:
         return Trace.from_gaps([], [], [], names, duration_s)
     node, begin, end = (np.concatenate(column) for column in zip(*gaps, strict=True))
@@ -244,16 +255,17 @@ def demo_trace(
     shortest_gap_s: float = 8.0,
     spacing_s: float = 3.0,
 ) -> Trace:
-    """A trace for a few virtual nodes that shows what MalleTrain does within minutes; play it with
-    this ``speedup``.
+    """Return a trace for a few virtual nodes that shows MalleTrain's behaviour within minutes, to
+    be played with this ``speedup``.
 
     Gap lengths are Summit's, compressed ``speedup`` times, without those shorter than
-    ``shortest_gap_s`` real seconds; nodes come and go singly. ``duration_s``: real seconds (the
-    trace itself is ``duration_s·speedup`` long, in trace seconds). ``mean_idle``: default 58 % of
-    the nodes (3.5 of 6). Of the traces that the model gives for ``seed``, the first lively one is
-    taken: within 10 % of the mean, half of it or more at the start, a third of it at 95 % of the
-    time; in each third of the time at least one node coming and one going per 18 real seconds;
-    events ``spacing_s`` apart for 70 % of them. Raises TraceError when no such trace is found.
+    ``shortest_gap_s`` real seconds. Nodes change state one at a time. ``duration_s``: real seconds
+    (the trace itself is ``duration_s·speedup`` long, in trace seconds). ``mean_idle``: None: 58 %
+    of the nodes (3.5 of 6). Among the traces that the model generates for ``seed``, the first
+    lively one is returned: within 10 % of the mean, at least half of it at the start, at least a
+    third of it for 95 % of the time; in each third of the time at least one node that becomes idle
+    and one that becomes busy per 18 real seconds; 70 % of the events ``spacing_s`` apart. Raises
+    TraceError if no such trace is found.
     """
     target_idle = nodes * 3.5 / 6 if mean_idle is None else mean_idle
     model = MachineModel(
@@ -304,8 +316,8 @@ def _batch_sizes(z: FloatArray, model: MachineModel, sigma: float, nodes: int) -
 
 
 def _load(model: MachineModel) -> float:
-    """h·E[L] that gives the idle fraction: solves E[x·g/(1 + x·g)] = p for x, g the swing of the
-    rate (mean 1), by bisection.
+    """Return the h·E[L] that gives the idle fraction: solves E[x·g/(1 + x·g)] = p for x by
+    bisection, with g the variation of the rate (mean 1).
     """
     g = np.exp(model.swing * GRID - 0.5 * model.swing**2)
     low, high = 0.0, 1.0
@@ -323,8 +335,8 @@ def _load(model: MachineModel) -> float:
 def _batch_times(
     rng: np.random.Generator, model: MachineModel, rate: float, begin: float, end: float
 ) -> FloatArray:
-    """Sorted times of batches in [begin, end): Poisson with this mean rate (1/s), constant over a
-    tenth of the correlation time.
+    """Return sorted times of batches in [begin, end): Poisson with this mean rate (1/s), constant
+    over a tenth of the correlation time.
     """
     if model.swing == 0:
         return np.sort(rng.uniform(begin, end, int(rng.poisson(rate * (end - begin)))))

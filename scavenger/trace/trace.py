@@ -1,11 +1,11 @@
-"""Traces: which node was idle when.
+"""Traces: which nodes are idle at which time.
 
-A trace is a list of events "from now on this node is idle / busy", sorted by time, on a known list
-of nodes. This module decides what a valid trace is, cuts it (nodes, window, speed)
-and counts what is in it. It reads no files (:mod:`scavenger.trace.files`), chooses no nodes for a
-replay (:mod:`scavenger.trace.replay`) and invents no traces (:mod:`scavenger.trace.synthesis`).
+A trace is a list of events "this node is idle / busy from now on", sorted by time, on a known list
+of nodes. This module decides which traces are valid, cuts them (nodes, window, speed) and computes
+their statistics. It reads no files (:mod:`scavenger.trace.files`), chooses no nodes for a replay
+(:mod:`scavenger.trace.replay`) and generates no traces (:mod:`scavenger.trace.synthesis`).
 
-Events are held as three arrays: a week of a large machine (10^5 to 10^6 events) costs megabytes.
+Events are stored in three arrays: a week of a large machine (10^5 to 10^6 events) costs megabytes.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ from scavenger.trace.statistics import HISTOGRAM_EDGES_S, SHORT_GAP_S, Statistic
 
 
 class Batch(NamedTuple):
-    """Everything that happens at one instant: indices into ``Trace.names``."""
+    """All changes at one time: indices into ``Trace.names``."""
 
     time: float
+    """Seconds from the start."""
     idle: IntArray
+    """Nodes that become idle."""
     busy: IntArray
+    """Nodes that become busy."""
 
 
 @dataclass(frozen=True, eq=False)
 class IdleIntervals:
-    """Idle intervals, one entry each: ``node`` (index), ``start`` and ``end`` in seconds.
-
-    ``complete`` is False where the interval was already open when the trace began or still open
-    when it ended: its true length is not known.
-    """
+    """Idle intervals, one entry each: ``node`` (index), ``start`` and ``end`` in seconds."""
 
     node: IntArray
     start: FloatArray
     end: FloatArray
     complete: BoolArray
+    """False if the interval was already open when the trace began or still open when it ended,
+    so that its true length is not known.
+    """
 
     @property
     def length(self) -> FloatArray:
@@ -62,10 +64,8 @@ class IdleIntervals:
 class Trace:
     """Idle/busy events of nodes, valid by construction (see :meth:`validated`).
 
-    ``time`` (E,) seconds from the start, not decreasing; ``node`` (E,) index into ``names``;
-    ``idle`` (E,) True where the node becomes idle, False where it becomes busy; ``duration_s``:
-    where the observation ends, at or after the last event. Nodes without events are busy
-    throughout.
+    ``time`` (E,): seconds from the start, not decreasing. ``node`` (E,): index into ``names``.
+    ``idle`` (E,): True if the node becomes idle, False if it becomes busy.
     """
 
     time: FloatArray
@@ -73,8 +73,9 @@ class Trace:
     idle: BoolArray
     names: tuple[str, ...]
     duration_s: float
+    """End of the observation, at or after the last event. Nodes without events are always busy."""
 
-    # -- making one --
+    # -- construction --
 
     @classmethod
     def validated(
@@ -88,7 +89,7 @@ class Trace:
         where: str = "trace",
         first_line: int = 1,
     ) -> Trace:
-        """Check the events and make a trace of them. Raises TraceError listing what is wrong, by
+        """Check the events and return a trace of them. Raises TraceError with the problems, by
         event number + ``first_line``.
         """
         t = np.ascontiguousarray(time, dtype=np.float64)
@@ -133,10 +134,17 @@ class Trace:
         names: Sequence[str],
         duration_s: float,
     ) -> Trace:
-        """A trace from idle intervals ``[start, end)`` in seconds on node indices.
+        """Return a trace from idle intervals ``[start, end)`` in seconds on node indices.
 
-        Intervals of one node that touch or overlap are joined; what lies outside ``[0,
-        duration_s)`` is cut off. No order is needed.
+        Intervals of one node that touch or overlap are joined. Parts outside ``[0, duration_s)``
+        are cut off. The intervals can have any order.
+
+        Args:
+            node: index of the node of each interval.
+            start: start of each interval, seconds.
+            end: end of each interval, seconds.
+            names: names of the nodes.
+            duration_s: length of the trace, seconds.
         """
         n = np.asarray(node, dtype=np.int32)
         s = np.clip(np.asarray(start, dtype=np.float64), 0.0, duration_s)
@@ -146,9 +154,9 @@ class Trace:
         order = np.lexsort((s, n))
         n, s, e = n[order], s[order], e[order]
         if len(n):
-            # Joining: within a node, an interval starts a new gap when it begins after everything
-            # before it has ended. Offsetting each node by more than the duration lets one running
-            # maximum serve all nodes.
+            # Join intervals: within a node, an interval starts a new gap if it begins after all
+            # earlier ones have ended. An offset of each node by more than the duration lets one
+            # running maximum serve all nodes.
             offset = n.astype(np.float64) * (duration_s + 1.0)
             reach = np.maximum.accumulate(e + offset)
             new = np.ones(len(n), dtype=np.bool_)
@@ -163,14 +171,14 @@ class Trace:
         order = np.lexsort((nodes, ~idle, time))
         return cls.validated(time[order], nodes[order], idle[order], names, duration_s)
 
-    # -- reading it --
+    # -- access --
 
     def __len__(self) -> int:
         return len(self.time)
 
     def batch_edges(self) -> npt.NDArray[np.int64]:
-        """Offsets (B+1,) into the event arrays: batch b is ``[edges[b], edges[b+1])`` and all its
-        events have the same time.
+        """Return the offsets (B+1,) into the event arrays: batch b is ``[edges[b], edges[b+1])``
+        and all its events have the same time.
         """
         if not len(self.time):
             return np.zeros(1, dtype=np.int64)
@@ -178,14 +186,16 @@ class Trace:
         return np.concatenate([[0], change, [len(self.time)]]).astype(np.int64)
 
     def batches(self) -> Iterator[Batch]:
-        """The events in order, those of one instant together."""
+        """Yield the events in order, those at the same time together."""
         edges = self.batch_edges().tolist()
         for a, b in itertools.pairwise(edges):
             nodes, idle = self.node[a:b], self.idle[a:b]
             yield Batch(float(self.time[a]), nodes[idle], nodes[~idle])
 
     def idle_at(self, time_s: float) -> BoolArray:
-        """(N,) True where the node is idle at ``time_s`` (events at that very time included)."""
+        """Return (N,) whether each node is idle at ``time_s``, including events at exactly that
+        time.
+        """
         state = np.zeros(len(self.names), dtype=np.bool_)
         stop = int(np.searchsorted(self.time, time_s, side="right"))
         # Assignment by index keeps the last value written, which is the latest event.
@@ -193,8 +203,8 @@ class Trace:
         return state
 
     def idle_count(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Step function of the number of idle nodes: times (K,) starting at 0, and the count from
-        each time on.
+        """Return a step function of the number of idle nodes: times (K,) starting at 0, and the
+        count from each time on.
         """
         edges = self.batch_edges()
         if len(edges) == 1:
@@ -206,15 +216,15 @@ class Trace:
         return times, counts.astype(np.int64)
 
     def gaps(self) -> IdleIntervals:
-        """All idle intervals, ordered by node, then time; those open at the end are closed at
-        ``duration_s``.
+        """Return all idle intervals, ordered by node, then time. Those open at the end are closed
+        at ``duration_s``.
         """
         order = np.argsort(self.node, kind="stable")
         n, t, i = self.node[order], self.time[order], self.idle[order]
         opens = np.flatnonzero(i)
         closes = opens + 1
-        # The events of a node alternate, so the close of an opening is the next row if that belongs
-        # to the same node.
+        # The events of a node alternate, so a gap is closed by the next row if that belongs to the
+        # same node.
         has_close = closes < len(n)
         has_close[has_close] = n[closes[has_close]] == n[opens[has_close]]
         end = np.full(len(opens), self.duration_s)
@@ -222,7 +232,7 @@ class Trace:
         return IdleIntervals(n[opens], t[opens], end, has_close & (t[opens] > 0))
 
     def statistics(self) -> Statistics:
-        """Idle counts over time and lengths of the gaps."""
+        """Return statistics of the idle count over time and of the gap lengths."""
         times, counts = self.idle_count()
         widths = np.diff(np.append(times, self.duration_s))
         gaps = self.gaps()
@@ -254,11 +264,11 @@ class Trace:
             ),
         )
 
-    # -- cutting it --
+    # -- selection --
 
     def window(self, start_s: float, end_s: float) -> Trace:
-        """The trace of ``[start_s, end_s)``, its time starting at 0 again; nodes idle at
-        ``start_s`` are rows at time 0.
+        """Return the trace of ``[start_s, end_s)``, with its time starting at 0. Nodes that are
+        idle at ``start_s`` become rows at time 0.
         """
         if not 0 <= start_s < end_s:
             raise TraceError(
@@ -280,8 +290,8 @@ class Trace:
         )
 
     def select(self, nodes: Sequence[int], names: Sequence[str] | None = None) -> Trace:
-        """Only these nodes (indices), numbered in the order given and renamed to ``names`` where
-        given.
+        """Return the trace of these nodes (indices), numbered in the given order and renamed to
+        ``names`` if given.
         """
         new_index = np.full(len(self.names), -1, dtype=np.int32)
         new_index[np.asarray(nodes, dtype=np.int64)] = np.arange(len(nodes), dtype=np.int32)
@@ -293,8 +303,8 @@ class Trace:
         )
 
     def sample(self, count: int, seed: int = 0) -> Trace:
-        """``count`` nodes drawn at random, in the order of the original node list. Raises
-        TraceError when there are fewer.
+        """Return the trace of ``count`` random nodes, in the order of the original node list.
+        Raises TraceError if there are fewer.
         """
         if not 0 < count <= len(self.names):
             raise TraceError(
@@ -304,7 +314,7 @@ class Trace:
         return self.select(np.sort(drawn).tolist())
 
     def sped_up(self, factor: float) -> Trace:
-        """The same events with all times divided by ``factor``."""
+        """Return the same events with all times divided by ``factor``."""
         if not (factor > 0 and math.isfinite(factor)):
             raise TraceError("speed", [f"The speed-up must be a positive number; got {factor!r}."])
         return Trace.validated(
@@ -313,10 +323,10 @@ class Trace:
 
 
 def merge(traces: Iterable[Trace]) -> Trace:
-    """Traces of different nodes side by side, as one machine. The longest duration counts; shorter
-    ones keep their last state.
+    """Return traces of different nodes combined as one machine. Its duration is the longest; nodes
+    of shorter traces keep their last state.
 
-    Raises TraceError when a node name occurs in more than one.
+    Raises TraceError if a node name occurs in several traces.
     """
     parts = list(traces)
     names = [name for part in parts for name in part.names]

@@ -152,7 +152,7 @@ def test_impossible_lengths_are_ignored(bad):
     ],
 )
 def test_damaged_storage_is_refused(stored):
-    with pytest.raises(ValueError, match=r"cannot be used \(.*\); delete them to begin anew"):
+    with pytest.raises(ValueError, match=r"cannot be used \(.*\); delete them to start again"):
         SurvivalEstimator.from_dict(stored)
 
 

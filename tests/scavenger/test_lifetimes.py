@@ -136,7 +136,7 @@ class TestLifetimes:
     def test_gaps_that_began_together_are_told_one_thing(self):
         lifetimes = Lifetimes(SurvivalEstimator())
         lifetimes.update({"a1": BEGAN, "a2": BEGAN, "b1": BEGAN - 500.0}, BEGAN + 60.0)
-        told = lifetimes.foretell(BEGAN + 60.0)
+        told = lifetimes.forecast(BEGAN + 60.0)
         assert told["a1"][1] is told["a2"][1]
         assert told["b1"][1] is not told["a1"][1]
 
@@ -156,7 +156,7 @@ class TestLifetimes:
     def test_a_clock_set_back_is_survived(self):
         lifetimes = fed(world(6, hours=1))
         lifetimes.update({"a1": BEGAN - 1e6}, BEGAN - 1e6)
-        assert set(lifetimes.foretell(BEGAN - 1e6)) == {"a1"}
+        assert set(lifetimes.forecast(BEGAN - 1e6)) == {"a1"}
 
     def test_goes_on_after_a_restart(self):
         lifetimes = fed(world(7, hours=2))
@@ -174,7 +174,7 @@ class TestLifetimes:
     @pytest.mark.parametrize("change", [{"format": 0}, {"weights": [[1.0]]}, {"moment": None}])
     def test_a_damaged_file_is_refused_with_a_sentence(self, change):
         kept = {**Lifetimes().to_dict(), **change}
-        with pytest.raises(ValueError, match="delete them to begin anew"):
+        with pytest.raises(ValueError, match="delete them to start again"):
             Lifetimes.from_dict(kept, SurvivalEstimator())
 
 

@@ -1,6 +1,6 @@
 """A lease on trial at a real Slurm, beside a lease of a daemon."""
 
-from scavenger.batch.trial_lease import try_lease, with_name_of_its_own
+from scavenger.batch.trial_lease import try_lease, use_trial_prefix
 from scavenger.interface import LeaseRequest, LeaseState
 from tests.slurm.test_leases import gaps, scavenger, states
 
@@ -12,7 +12,7 @@ def test_a_lease_is_taken_to_its_end_and_those_of_a_daemon_stay(cluster):
     daemons.take([LeaseRequest("l1", "n1", ("sleep", "600"))])
     slurm.until(lambda: states(daemons)["l1"] is LeaseState.RUNNING, "the daemon's lease runs")
     trial = scavenger(slurm)
-    with_name_of_its_own(trial)
+    use_trial_prefix(trial)
     told = list(try_lease(trial))
     assert [works for works, _ in told] == [True] * 4, told
     assert told[1][1].startswith("The lease on n2 was taken as job ")

@@ -32,7 +32,7 @@ def test_what_was_under_way_counts_once_and_an_early_answer_ends_nothing():
 
 
 def test_free_refusals_change_nothing():
-    one = Backoff(5.0, 60.0, free=1)
+    one = Backoff(5.0, 60.0, free_refusals=1)
     one.refused(0.0)
     assert one.remaining_s(0.0) == 0
     one.refused(0.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from scavenger.batch.commands import CommandError
-from scavenger.batch.ending import CANCEL_AGAIN_S, LeaseEnder
+from scavenger.batch.ending import CANCEL_RETRY_S, LeaseEnder
 from scavenger.batch.groups import PartOf
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.submission import Cancelled
@@ -56,7 +56,7 @@ def ender(scheduler):
 
 
 def test_an_accepted_cancel_is_not_repeated_within_the_grace_time(ender, scheduler):
-    again = GRACE_S + CANCEL_AGAIN_S
+    again = GRACE_S + CANCEL_RETRY_S
     for now in (0.0, 2.0, again - 1, again, again + 2):
         assert ender.cancel([job(1)], GRACE_S, now) is None
     assert scheduler.asked == [(["1"], ()), (["1"], ())]
@@ -88,7 +88,7 @@ def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
 
 
 def test_where_asking_is_cancelling_the_cancel_is_not_repeated_either(ender, scheduler):
-    for now in (0.0, GRACE_S + 1, GRACE_S + CANCEL_AGAIN_S):
+    for now in (0.0, GRACE_S + 1, GRACE_S + CANCEL_RETRY_S):
         ender.ask({"l1": "its node drains"}, (), GRACE_S, now)
     assert [ids for ids, _ in scheduler.asked] == [["1"], ["1"]]
 

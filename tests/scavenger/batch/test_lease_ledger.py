@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.batch.lease_ledger import (
-    LIMIT_S,
-    REMEMBERED_S,
+    LIMIT_BACKOFF_S,
+    RECORD_LIFETIME_S,
     LeaseJob,
     LeaseLedger,
     own_jobs,
@@ -93,7 +93,7 @@ def test_what_was_given_up_is_cancelled_should_it_turn_up_and_forgotten_at_last(
     made.give_up("l1", "given back", NOW + 1)
     [lease], unwanted = made.look({"l1": job(RUNNING)}, "", {}, NOW + 2)
     assert (lease.state, lease.reason, len(unwanted)) == (ENDED, "no answer", 1)
-    made.look({}, "", {}, NOW + REMEMBERED_S)
+    made.look({}, "", {}, NOW + RECORD_LIFETIME_S)
     assert made.given_up == {}
 
 
@@ -111,7 +111,7 @@ def test_how_many_more_there_may_be():
     assert count == 0, "one job is there, and one is as many as the scheduler takes"
     assert "refuses more jobs of ours than 1 for now" in words
     assert made.room(0, NOW, "me")[0] == 1
-    after = NOW + LIMIT_S[0]
+    after = NOW + LIMIT_BACKOFF_S[0]
     assert (made.refusal("me", after), made.room(1, after, "me")) == (
         "",
         (2, "the configuration allows 3 leases"),
@@ -193,10 +193,10 @@ def test_whose_a_lease_is_stays_known_while_its_job_is_there():
     made = books()
     made.know("l1", "ann", NOW)
     made.know("l2", "ann", NOW)
-    for later in range(0, 3 * int(REMEMBERED_S), 600):
+    for later in range(0, 3 * int(RECORD_LIFETIME_S), 600):
         made.look({"l1": job(PENDING)}, "", {}, NOW + later)
     assert (made.user_of("l1"), made.user_of("l2")) == ("ann", "me")
-    made.look({}, "", {}, NOW + later + REMEMBERED_S)
+    made.look({}, "", {}, NOW + later + RECORD_LIFETIME_S)
     assert made.user_of("l1") == "me"
 
 

@@ -22,13 +22,13 @@ def bucket(rate=0.5, burst=3):
 
 def test_the_first_ones_go_at_once_the_others_at_the_rate():
     one, time = bucket()
-    assert one.whole == 3
+    assert one.available == 3
     assert [one.take() for _ in range(5)] == [True, True, True, False, False]
-    assert one.whole == 0
+    assert one.available == 0
     time.now += 2
     assert [one.take(), one.take()] == [True, False], "what was refused costs nothing"
     time.now += 100
-    assert one.whole == 3, "and no more than that, however long nothing was asked for"
+    assert one.available == 3, "and no more than that, however long nothing was asked for"
 
 
 def test_what_is_cancelled_never_waits_and_puts_off_submissions():
@@ -45,9 +45,9 @@ def test_a_mass_cancel_is_not_paid_for_longer_than_a_burst():
     one, time = bucket()
     one.spend(500)
     time.now += 3 / 0.5
-    assert one.whole == 0
+    assert one.available == 0
     time.now += 1 / 0.5
-    assert one.whole == 1
+    assert one.available == 1
 
 
 def test_requests_of_commands_as_sdiag_counts_them():

@@ -38,7 +38,7 @@ def test_the_pause_of_a_long_backfill_cycle_stays():
 )
 def test_the_longest_pause_leaves_a_lease_its_grace_time(spare_s, interval_s, longest_s):
     settings = BatchSettings("t", "", None, spare_s=spare_s, poll_interval_s=interval_s)
-    assert settings.longest_pause_s == longest_s
+    assert settings.max_pause_s == longest_s
 
 
 @pytest.mark.parametrize(("kind", "connect"), [("slurm", connect_slurm), ("pbs", connect_pbs)])

@@ -50,9 +50,9 @@ def test_a_lease_ends_in_time_or_is_not_asked_for(longest_s, shortest_s, step_s,
     limit = made.limit_s("l1", step_s, *within_s)
     ends = [longest_s, *(s for s in within_s if s is not None)]
     if limit is None:
-        assert min(ends) - step_s < min(made.least_s, longest_s) + 1e-3
+        assert min(ends) - step_s < min(made.min_length_s, longest_s) + 1e-3
     else:
-        assert min(made.least_s, longest_s) <= limit <= min(ends) + 1e-3
+        assert min(made.min_length_s, longest_s) <= limit <= min(ends) + 1e-3
         assert limit % step_s == 0.0
 
 

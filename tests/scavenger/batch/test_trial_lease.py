@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scavenger.batch.trial_lease import END_WITHIN_S, GAP_WITHIN_S, START_WITHIN_S, try_lease
+from scavenger.batch.trial_lease import END_TIMEOUT_S, GAP_TIMEOUT_S, START_TIMEOUT_S, try_lease
 from scavenger.interface import (
     Explanation,
     Gap,
@@ -69,20 +69,20 @@ def test_each_step_is_told_with_its_time():
     [
         (
             Site(gap_at=1e9),
-            f"No node became a gap within {GAP_WITHIN_S:g} s, so that no lease could be tried "
+            f"No node became a gap within {GAP_TIMEOUT_S:g} s, so that no lease could be tried "
             "(n1: idle for 1 s). Try again when nodes are idle.",
             False,
         ),
         (Site(refused="invalid account"), "The lease on n1 was not taken: invalid account.", False),
         (
             Site(starts=1e9),
-            f"The lease on n1 did not start within {START_WITHIN_S:g} s: Priority.",
+            f"The lease on n1 did not start within {START_TIMEOUT_S:g} s: Priority.",
             True,
         ),
         (Site(dies=True), "The lease on n1 ended before it was given back: Priority.", True),
         (
             Site(ends=1e9),
-            f"The lease on n1 did not end within {END_WITHIN_S:g} s.",
+            f"The lease on n1 did not end within {END_TIMEOUT_S:g} s.",
             True,
         ),
     ],

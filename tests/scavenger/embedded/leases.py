@@ -52,6 +52,6 @@ def wait_clean(scavenger, lease_id):
 
 
 def wait_ready(scavenger, lease_id):
-    path = scavenger.layout.lease(lease_id) / "ready"
+    path = scavenger.layout.lease_directory(lease_id) / "ready"
     until(path.exists, f"the command of {lease_id} to be ready")
     return path.read_text()

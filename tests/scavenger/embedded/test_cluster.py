@@ -39,7 +39,7 @@ def test_a_lease_runs_its_command_with_the_environment_asked_for(cluster):
         scavenger, "a-1", "n2", (PY, "-S", "-c", show), env={"X": "spaces and $(nothing)\n'"}
     )
     assert (lease.state, lease.node) == (LeaseState.RUNNING, "n2")
-    folder = scavenger.layout.lease("a-1")
+    folder = scavenger.layout.lease_directory("a-1")
     assert wait_clean(scavenger, "a-1")["exit_status"] == 0
     assert (folder / "output.log").read_text() == f"n2|a-1|spaces and $(nothing)\n'|{folder}\n"
     assert "n2" in [g.node for g in scavenger.poll().gaps]
@@ -98,7 +98,7 @@ def test_a_command_that_cannot_be_run_ends_its_lease_and_says_where_to_look(clus
         lease_of(scavenger, "a").reason
         == "its command ended with exit status 127; see leases/a/output.log"
     )
-    assert "/no/such/command" in (scavenger.layout.lease("a") / "output.log").read_text()
+    assert "/no/such/command" in (scavenger.layout.lease_directory("a") / "output.log").read_text()
 
 
 def test_giving_back_frees_the_node_and_twice_is_no_error(cluster):

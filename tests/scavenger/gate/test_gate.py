@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from scavenger.gate.main import CLOSED, check_jobs, environment_of, main
+from scavenger.gate.main import EXIT_REFUSED, check_jobs, environment_of, main
 from scavenger.gate.rules import GateClosed, read_rules
 from scavenger.gate.verbs import gated
 from scavenger.interface import LeaseRequest, LeaseState, SchedulerError
@@ -48,7 +48,7 @@ def test_what_is_no_lease_is_not_submitted(tmp_path):
     argv, script = submission()
     other = script.replace(b"malletrain.agent", b"malletrain.other")
     refused = world.run(*argv, script=other)
-    assert (refused.returncode, refused.stdout) == (CLOSED, b"")
+    assert (refused.returncode, refused.stdout) == (EXIT_REFUSED, b"")
     assert refused.stderr.startswith(b"malletrain-lease: A lease runs /opt/malletrain/bin/python")
     assert refused.stderr.count(b"\n") == 1
     assert not world.tools.calls()
@@ -85,7 +85,7 @@ def test_each_of_several_jobs_of_pbs_must_be_a_lease(tmp_path):
         leases = [pbs.submit("sleep 600", "-N", f"malletrain-0a1b2c3d-l{i}") for i in (1, 2)]
         own = pbs.submit("sleep 600", "-N", "thesis")
         refused = gate.run("qdel", *leases, own, **pbs.environment)
-        assert refused.returncode == CLOSED
+        assert refused.returncode == EXIT_REFUSED
         assert b'"thesis" is the name of no lease: it is not ended.' in refused.stderr
         assert not gate.tools.calls("qdel")
         ended = gate.run("qdel", "99.pbs0", *leases, **pbs.environment)
@@ -93,7 +93,7 @@ def test_each_of_several_jobs_of_pbs_must_be_a_lease(tmp_path):
         pbs.until(lambda: not pbs.leases(), "both leases end")
         assert own in pbs.jobs("Q", "R")
         again = gate.run("qdel", leases[0], **pbs.environment)
-        assert again.returncode != CLOSED
+        assert again.returncode != EXIT_REFUSED
     finally:
         pbs.stop()
 
@@ -110,7 +110,7 @@ def test_pbs_is_told_of_one_job_at_a_time(tmp_path):
         assert gate.run("qdel", gone, **pbs.environment).returncode == 0
         pbs.until(lambda: gone not in pbs.leases(), "one has ended")
         done = gate.run("qdel", first, gone, last, **pbs.environment)
-        assert done.returncode not in (0, CLOSED), "the status of the one that had ended"
+        assert done.returncode not in (0, EXIT_REFUSED), "the status of the one that had ended"
         assert done.stderr.count(b"Job has finished") == 1
         assert gate.tools.calls("qdel")[-3:] == [f"qdel {job}" for job in (first, gone, last)]
         pbs.until(lambda: not pbs.leases(), "the others end, and PBS lives")
@@ -169,7 +169,7 @@ def test_the_scavenger_asks_and_ends_through_the_gate(tmp_path):
 
 def closed(world, capfd, *words):
     """Why a command does not get through."""
-    assert main(words or ("scancel", "1"), world.path, os.getuid()) == CLOSED
+    assert main(words or ("scancel", "1"), world.path, os.getuid()) == EXIT_REFUSED
     return capfd.readouterr().err.removeprefix("malletrain-lease: ").strip()
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scavenger.batch.lease_script import KEPT_AT_HOME
+from scavenger.batch.lease_script import HOME_OUTPUT_DIR
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
@@ -354,6 +354,6 @@ def test_what_leases_of_other_users_print_is_kept_at_home(world, tmp_path):
     one.poll()
     argv = ("sh", "-c", "echo to stdout; echo to stderr >&2; sleep 600")
     one.take([request(1, *argv, owner="pbsuser")])
-    kept = made.pbs.state_dir / KEPT_AT_HOME / "l1.out"
+    kept = made.pbs.state_dir / HOME_OUTPUT_DIR / "l1.out"
     made.pbs.until(lambda: kept.exists() and len(kept.read_text().splitlines()) == 2, "it prints")
     assert kept.read_text() == "to stdout\nto stderr\n"

@@ -17,13 +17,13 @@ from scavenger.pbs.parse import (
 )
 from scavenger.pbs.site import read_site
 from scavenger.pbs.state import (
-    Reading,
+    PbsSnapshot,
     by_host,
-    describe,
-    ended_because,
-    is_taken_back,
+    end_reason,
+    is_preempted,
     lease_of,
-    lost_because,
+    loss_reason,
+    node_facts,
     terminated_by,
 )
 
@@ -43,8 +43,8 @@ def test_recorded_vnodes():
     site = read_site(text("qstat_Bf.json"), text("qstat_Qf.json"), text("qmgr_print_sched.txt"))
     jobs = read_jobs(text("qstat_f.json"), "malletrain-")
     reservations = read_reservations(text("pbs_rstat_F.txt"))
-    facts = describe(
-        Reading(hosts, jobs.pending, {}, reservations), site.queues_of(), {}, 1795197801.0
+    facts = node_facts(
+        PbsSnapshot(hosts, jobs.pending, {}, reservations), site.queues_of(), {}, 1795197801.0
     )
     assert [facts[f"n{i}"].idle for i in range(1, 9)] == [False] * 8
     assert facts["n1"].reserved_from == 1795208520.0
@@ -85,10 +85,10 @@ def test_recorded_preemptions():
         1010.0,
     )
     ended = {job.id: job for job in read_jobs(text("qstat_xf.json"), "mt").ours}
-    assert ended_because(ended["0.pbs0"]) == "preempted"
-    assert ended_because(ended["3.pbs0"]) == "it was deleted by root"
+    assert end_reason(ended["0.pbs0"]) == "preempted"
+    assert end_reason(ended["3.pbs0"]) == "it was deleted by root"
     assert ended["0.pbs0"].exit == 271
-    assert lost_because(ended["3.pbs0"]) == "the main scheduler requeued it"
+    assert loss_reason(ended["3.pbs0"]) == "the main scheduler requeued it"
 
 
 def job(state="R", substate=42, comment="", runs=1):
@@ -148,8 +148,8 @@ def test_states_of_leases(given, lease_state, leaving, reason, taken, lost):
         108.0 if leaving else None,
         reason,
     )
-    assert is_taken_back(given) is taken
-    assert lost_because(given) == lost or lease_state == "ended"
+    assert is_preempted(given) is taken
+    assert loss_reason(given) == lost or lease_state == "ended"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_states_of_leases(given, lease_state, leaving, reason, taken, lost):
     ],
 )
 def test_ends_of_leases(exit_status, words):
-    assert words in ended_because(job("F", 92)._replace(exit=exit_status))
+    assert words in end_reason(job("F", 92)._replace(exit=exit_status))
 
 
 @recorded
@@ -243,8 +243,8 @@ def facts_of(reservations=None, pending=(), now=100.0, **vnodes):
         name: RawNode(resources_available={"host": name.partition("[")[0], "ncpus": 2}, **given)
         for name, given in vnodes.items()
     }
-    reading = Reading(by_host(nodes), pending, {}, reservations or {})
-    return describe(reading, lambda node: ("q",), {}, now)
+    reading = PbsSnapshot(by_host(nodes), pending, {}, reservations or {})
+    return node_facts(reading, lambda node: ("q",), {}, now)
 
 
 @pytest.mark.parametrize(
@@ -260,15 +260,15 @@ def facts_of(reservations=None, pending=(), now=100.0, **vnodes):
         ("offline", [], True, "offline"),
         ("state-unknown,down", [], True, "not known"),
         ("down,job-busy", [], False, "down"),
-        ("Stale", [], True, "knows it no more"),
+        ("Stale", [], True, "no longer reports it"),
         ("sleep", [], True, "asleep"),
         ("provisioning", [], True, "provisioned"),
         ("wait-provisioning", [], True, "waits"),
         ("maintenance", ["1.s"], False, "maintenance"),
         ("unresolvable", [], True, "resolved"),
-        ("on-fire", [], True, "none that MalleTrain knows"),
-        (7, [], True, "none that MalleTrain knows"),
-        ("<various>", [], True, "none that MalleTrain knows"),
+        ("on-fire", [], True, "MalleTrain does not know"),
+        (7, [], True, "MalleTrain does not know"),
+        ("<various>", [], True, "MalleTrain does not know"),
     ],
 )
 def test_states_of_vnodes(state, jobs, idle, trouble):

@@ -8,7 +8,7 @@ import pytest
 from scavenger.interface import LeaseState
 from scavenger.pbs.job import PbsLeaseOptions
 from scavenger.pbs.parse import read_ended, read_jobs, read_nodes, read_reservations
-from scavenger.pbs.state import Reading, by_host, describe
+from scavenger.pbs.state import PbsSnapshot, by_host, node_facts
 from tests.scavenger.pbs.pbs_world import names, request, running, worlds
 
 LIVE = Path(__file__).parents[4] / "shared" / "pbs" / "live"
@@ -161,6 +161,6 @@ def test_recorded_nodes_tell_who_has_to_leave(nodes, drained, reserved):
     hosts = by_host(read_nodes((LIVE / f"{nodes}.json").read_text()))
     known = read_reservations((LIVE / "pbs_rstat_f_maintenance.txt").read_text())
     now = 1795305692.0
-    facts = describe(Reading(hosts, [], {}, known), lambda node: (), {}, now)
+    facts = node_facts(PbsSnapshot(hosts, [], {}, known), lambda node: (), {}, now)
     assert {name for name, node in facts.items() if node.drained} == drained
     assert {name for name, node in facts.items() if node.reserved} == reserved

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scavenger.slurm.due import claims, due_jobs, tasks_at_once
 from scavenger.slurm.parse import read_jobs, read_nodes
 from scavenger.slurm.site import read_site
-from scavenger.slurm.state import describe
+from scavenger.slurm.state import node_facts
 from tests.scavenger.slurm import slurm_world as world
 
 NOW = 10_000
@@ -28,7 +28,7 @@ def due(*jobs):
 
 
 def facts(**states):
-    return describe(read_nodes(world.nodes(states), "MARK"), [], [], {}, {}, NOW)
+    return node_facts(read_nodes(world.nodes(states), "MARK"), [], [], {}, {}, NOW)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_slurm_takes_nodes_back_for_several_tasks_of_an_array_at_once():
     ], "the fourth, a lease, is just being preempted"
     leases = {"l3": "n3", "l4": "n4", "l5": "n5"}
     found = claims(array, facts(idle="n1", allocated="n[2-8]"), leases, ())
-    assert (sorted(found.node_holds), found.lacked) == (["n1"], {"5_[0-1]": ["l3"]}), (
+    assert (sorted(found.node_holds), found.needed_leases) == (["n1"], {"5_[0-1]": ["l3"]}), (
         "leases leave for the first task only: for the others Slurm preempts them"
     )
 
@@ -180,7 +180,7 @@ def test_where_qos_decide_the_partition_does_not():
 
 
 def lacked(jobs, nodes, leases, leaving=()):
-    return claims(jobs, nodes, leases, leaving).lacked
+    return claims(jobs, nodes, leases, leaving).needed_leases
 
 
 def kept(jobs, nodes, leases, leaving=()):
@@ -229,7 +229,7 @@ def test_a_job_counts_on_nodes_of_leaving_leases_first_and_on_no_more_than_it_ne
 def test_completing_nodes_count_as_open():
     nodes = facts(idle="n1", completing="n[2-3]", allocated="n[4-8]")
     found = claims(due(waiting(count=3)), nodes, {f"l{i}": f"n{i}" for i in range(4, 9)}, ())
-    assert (sorted(found.node_holds), found.lacked) == (["n1"], {})
+    assert (sorted(found.node_holds), found.needed_leases) == (["n1"], {})
 
 
 def test_leases_on_planned_nodes_go_first():
@@ -279,7 +279,7 @@ def test_claims_never_exceed_what_there_is(idle, others, going, wants):
     found = claims(
         due(*(waiting(n, count) for n, count in enumerate(wants))), nodes, leases, leaving
     )
-    given_up = [lease for some in found.lacked.values() for lease in some]
+    given_up = [lease for some in found.needed_leases.values() for lease in some]
     assert len(set(given_up)) == len(given_up)
     assert set(given_up) <= leases.keys() - leaving
     assert found.node_holds.keys() <= {f"n{i}" for i in idle}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.batch.lease_script import KEPT_AT_HOME, PLACE, owner_prefix
+from scavenger.batch.lease_script import HOME_OUTPUT_DIR, PLACE, owner_prefix
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec, Shrink
 from scavenger.interface import SchedulerError
@@ -56,7 +56,7 @@ def test_what_a_lease_of_another_user_prints_is_kept_at_home_where_that_can_be(t
         del environment["HOME"]
     made = subprocess.run(["/bin/sh", "-s"], input=script, capture_output=True, env=environment)
     assert made.returncode == 7
-    kept = tmp_path / "home" / KEPT_AT_HOME / "l1.out"
+    kept = tmp_path / "home" / HOME_OUTPUT_DIR / "l1.out"
     if home == "home":
         assert (kept.read_text(), made.stdout, made.stderr) == (" out\nerr\n", b"", b"")
     else:

@@ -4,7 +4,7 @@ import pytest
 
 from scavenger.batch.limits import job_limit
 from scavenger.slurm.job import SlurmLeaseOptions
-from scavenger.slurm.limits import BELIEVED_S, DOUBTED_S, TURN_S, LimitWatch, at_limit
+from scavenger.slurm.limits import MAX_YIELD_S, START_WAIT_S, YIELD_PAUSE_S, LimitWatch, at_limit
 from scavenger.slurm.parse import read_jobs
 from tests.scavenger.slurm import slurm_world as world
 
@@ -55,7 +55,7 @@ def test_leases_that_count_against_the_limit_leave_as_many_as_the_job_has_nodes(
     reason, more, leave
 ):
     found = answer(reason, **more)
-    assert found.lacked == ({"1": leave} if leave else {})
+    assert found.needed_leases == ({"1": leave} if leave else {})
 
 
 @pytest.mark.parametrize(
@@ -96,31 +96,31 @@ class Queue:
         found = self.watch.look(
             jobs.pending, own, SlurmLeaseOptions(account="phys"), "me", float(now)
         )
-        return bool(found.hold), found.lacked
+        return bool(found.hold), found.needed_leases
 
 
 def test_a_job_that_gets_no_further_although_leases_left_holds_them_off_for_a_while_only():
     queue = Queue()
     assert queue.look(0, 1) == (True, {"1": ["l1"]})
-    assert queue.look(BELIEVED_S - 1, 1, running=()) == (True, {})
-    assert queue.look(BELIEVED_S, 1, running=()) == (False, {})
-    assert queue.look(BELIEVED_S + DOUBTED_S - 1, 1) == (False, {}), "leases are taken again"
-    assert queue.look(BELIEVED_S + DOUBTED_S, 1) == (True, {"1": ["l1"]}), "and leave again"
+    assert queue.look(MAX_YIELD_S - 1, 1, running=()) == (True, {})
+    assert queue.look(MAX_YIELD_S, 1, running=()) == (False, {})
+    assert queue.look(MAX_YIELD_S + YIELD_PAUSE_S - 1, 1) == (False, {}), "leases are taken again"
+    assert queue.look(MAX_YIELD_S + YIELD_PAUSE_S, 1) == (True, {"1": ["l1"]}), "and leave again"
 
 
 def test_another_job_at_a_limit_where_none_gets_on_is_not_believed_for_longer():
     queue = Queue()
-    for now in range(0, int(BELIEVED_S), 50):  # a new one every time
+    for now in range(0, int(MAX_YIELD_S), 50):  # a new one every time
         assert queue.look(now, *range(1, 3 + now // 50), running=())[0]
-    assert queue.look(BELIEVED_S, *range(1, 20), running=()) == (False, {})
+    assert queue.look(MAX_YIELD_S, *range(1, 20), running=()) == (False, {})
 
 
 def test_as_long_as_jobs_get_on_the_limit_is_believed():
     queue = Queue()
-    for now in range(0, int(BELIEVED_S * 5), 300):  # one starts every five minutes
+    for now in range(0, int(MAX_YIELD_S * 5), 300):  # one starts every five minutes
         waiting = range(1 + now // 300, 100)
         assert queue.look(now, *waiting, running=())[0]
-    assert queue.look(now + BELIEVED_S, *waiting, running=()) == (False, {})
+    assert queue.look(now + MAX_YIELD_S, *waiting, running=()) == (False, {})
 
 
 def test_no_more_leases_leave_than_the_job_has_nodes_before_it_has_had_a_turn():
@@ -128,8 +128,8 @@ def test_no_more_leases_leave_than_the_job_has_nodes_before_it_has_had_a_turn():
     assert queue.look(0, 1, count=2, running=every)[1] == {"1": ["l1", "l2"]}
     assert queue.look(5, 1, count=2, running=every[1:])[1] == {"1": ["l2"]}
     assert queue.look(10, 1, count=2, running=every[2:]) == (True, {})
-    assert queue.look(4 + TURN_S, 1, count=2, running=every[2:]) == (True, {})
-    assert queue.look(5 + TURN_S, 1, count=2, running=every[2:])[1] == {"1": ["l3", "l4"]}
+    assert queue.look(4 + START_WAIT_S, 1, count=2, running=every[2:]) == (True, {})
+    assert queue.look(5 + START_WAIT_S, 1, count=2, running=every[2:])[1] == {"1": ["l3", "l4"]}
 
 
 def test_leases_are_told_to_leave_once_the_job_has_waited_for_a_moment(tmp_path):

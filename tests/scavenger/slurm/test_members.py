@@ -4,7 +4,7 @@ import pytest
 
 from scavenger.slurm.members import split_by_lease
 from scavenger.slurm.parse import SlurmJob, read_steps
-from scavenger.slurm.state import lease_job
+from scavenger.slurm.state import ledger_entry
 
 PREFIX = "malletrain-t-"
 NODES = {"l1": "n1", "l2": "n2", "l3": "n3"}
@@ -67,7 +67,7 @@ def test_nodes_of_a_block():
 def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
     found = split_by_lease([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
     jobs = {
-        one.requested_nodes: lease_job(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found
+        one.requested_nodes: ledger_entry(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found
     }
     assert (jobs["n2"].lease.id, jobs["n2"].lost) == ("l2", "")
     assert (jobs["n5"].lease.id, jobs["n5"].lost) == ("l1-3@n5", "nobody asked for it")
@@ -75,12 +75,12 @@ def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
 
 def test_what_a_part_is_called_and_what_ends_with_it():
     [waiting, *_] = split_by_lease([job("PENDING", "7_[0-2]")], PREFIX, NODES.get, {"me"})
-    made = lease_job("l1", waiting, 10.0, 5.0)
+    made = ledger_entry("l1", waiting, 10.0, 5.0)
     assert (made.lease.scheduler_id, made.id) == ("7/n1", "7_[0-2]")
     [node, _] = split_by_lease(
         [job("RUNNING", "8", "n[1,3]", batch="n1")], PREFIX, NODES.get, {"me"}
     )
-    made = lease_job("l1", node, 10.0, 5.0)
+    made = ledger_entry("l1", node, 10.0, 5.0)
     assert (made.lease.scheduler_id, made.id) == ("8/n1", "8/n1"), "no command ends the whole"
 
 

@@ -3,7 +3,7 @@ import pytest
 from scavenger.batch.lease_ledger import own_jobs
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.parse import SlurmReservation, read_jobs, read_nodes
-from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, describe, lease_of
+from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, lease_of, node_facts
 from tests.scavenger.slurm import slurm_world as world
 
 PREFIX = "malletrain-t-"
@@ -12,7 +12,7 @@ NOW = 10_000.0
 
 def facts(states, queue="", reservations=(), idle_since=None):
     jobs = read_jobs(queue, "MARK", PREFIX)
-    return describe(
+    return node_facts(
         read_nodes(world.nodes(states), "MARK"),
         jobs.pending,
         reservations,

@@ -3,7 +3,7 @@
 import pytest
 
 from scavenger.interface import LeaseState
-from scavenger.slurm.steps import EVERY_S
+from scavenger.slurm.steps import QUERY_INTERVAL_S
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import request
 
@@ -32,7 +32,7 @@ class Block:
             ),
         )  # fmt: skip
 
-    def poll(self, *steps, after=EVERY_S):
+    def poll(self, *steps, after=QUERY_INTERVAL_S):
         self.slurm.now += after
         self.slurm.file("steps", "".join(f"8.{n[1:]}|{n}\n" for n in steps) + "8.batch|n1\n")
         return {lease.id: lease.state for lease in self.one.poll().leases}

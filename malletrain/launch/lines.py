@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from malletrain.protocol.bounds import MOST_WORTHS, Amount, Count
+from malletrain.protocol.bounds import MAX_WORTH_SIZES, Amount, Count
 
 MOST_BYTES = 1 << 20
 """Bytes of one line that is not finished, and of what a process has not taken yet."""
@@ -36,7 +36,7 @@ class ProcessLine(msgspec.Struct, frozen=True):
     """The round that it speaks of."""
     address: str = ""
     """With ``join``: where the process can be reached."""
-    nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MOST_WORTHS)] = {}
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MAX_WORTH_SIZES)] = {}
     """With ``worth``: what so many nodes are worth, samples/s."""
 
 

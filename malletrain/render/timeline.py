@@ -177,7 +177,7 @@ def _draw_nodes(
     axes.set_yticks(
         range(0, len(rows), step), [n for k, n in enumerate(timeline.nodes) if k % step == 0]
     )
-    axes.tick_params(axis="y", duration_s=0)
+    axes.tick_params(axis="y", length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 

@@ -66,7 +66,7 @@ def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:
     """Returns the environment of all ``--env K=V`` options. ``K`` alone takes its current value."""
-    variables_: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not VARIABLE.fullmatch(name):
@@ -85,8 +85,8 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
             raise SpecError(
                 f"The value of {name} contains a NUL character, which no environment can hold."
             )
-        variables_[name] = value
-    return variables_
+        variables[name] = value
+    return variables
 
 
 def _service_value(
@@ -121,8 +121,8 @@ def _name_of(path: Path) -> str:
     look like a job id.
     """
     stem = path.name if JOB_ID.fullmatch(path.stem) else path.stem
-    variables_ = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:64]
-    return "job" if not variables_ or JOB_ID.fullmatch(variables_) else variables_
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:64]
+    return "job" if not name or JOB_ID.fullmatch(name) else name
 
 
 def _python_of(environment: SoftwareEnvironment | None) -> str:

@@ -33,8 +33,8 @@ from malletrain.render.timeline import (
     JOB_SPAN,
     LEASED_SPAN,
     PAUSE_SPAN,
+    PreemptionMark,
     Span,
-    TimelineMark,
 )
 
 
@@ -46,7 +46,7 @@ class DemoMachine:
 
     offered: Mapping[str, Intervals]
     leased: Mapping[str, Intervals]
-    preemptions: tuple[TimelineMark, ...]
+    preemptions: tuple[PreemptionMark, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
     leases: dict[str, tuple[str, float]] = {}
     offered: dict[str, list[Interval]] = {}
     leased: dict[str, list[Interval]] = {}
-    marks: list[TimelineMark] = []
+    marks: list[PreemptionMark] = []
     for row in rows:
         moment, node, event = float(row["time"]), row["node"], row["event"]
         if moment >= end:
@@ -109,7 +109,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
         elif event in ("preempted", "busy") and node in idle_since:
             offered[node].append((max(begin, idle_since.pop(node)), moment))
         if event == "preempted" and moment >= begin:
-            marks.append(TimelineMark(node, moment, notice="without" not in row["reason"]))
+            marks.append(PreemptionMark(node, moment, notice="without" not in row["reason"]))
         if event == "leased":
             leases[row["lease"]] = (node, moment)
         elif event == "ended" and row["lease"] in leases:

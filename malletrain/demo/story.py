@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from malletrain.demo.account import AssignmentSpan, RoundSpan
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail
-from malletrain.render.timeline import Series
+from malletrain.render.timeline import ThroughputSeries
 
 GAVE = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 TOOK = (
@@ -56,7 +56,7 @@ def throughput(
     counts: Sequence[tuple[float, float]],
     unknown: Sequence[tuple[float, float]] = (),
     window_s: float = 2.0,
-) -> Series:
+) -> ThroughputSeries:
     """Returns the samples/s of one job from (time, samples) observations: from each observation on,
     the slope to the next one, over at least ``window_s`` seconds. Observations within ``unknown``
     (begin, end) are ignored, because a restarted daemon does not know the newest samples yet.
@@ -72,7 +72,9 @@ def throughput(
             start += 1
         elapsed = moment - looks[start][0]
         rates.append((samples - looks[start][1]) / elapsed if elapsed > 0 else 0.0)
-    return Series(job, tuple(moment for moment, _ in looks), (*rates, 0.0) if looks else ())
+    return ThroughputSeries(
+        job, tuple(moment for moment, _ in looks), (*rates, 0.0) if looks else ()
+    )
 
 
 def rounds_of(

@@ -38,7 +38,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class TimelineMark:
+class PreemptionMark:
     """The main scheduler preempted the lease on ``node`` at ``time``. ``notice``: whether it gave
     notice."""
 
@@ -48,7 +48,7 @@ class TimelineMark:
 
 
 @dataclass(frozen=True)
-class Series:
+class ThroughputSeries:
     """Throughput of one job: samples/s at ``times`` (seconds)."""
 
     job: str
@@ -72,13 +72,13 @@ class Timeline:
     begin: float
     end: float
     spans: tuple[Span, ...]
-    marks: tuple[TimelineMark, ...] = ()
-    series: tuple[Series, ...] = ()
+    marks: tuple[PreemptionMark, ...] = ()
+    series: tuple[ThroughputSeries, ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     title: str = ""
 
 
-def resample(series: Series, grid: Sequence[float]) -> list[float]:
+def resample(series: ThroughputSeries, grid: Sequence[float]) -> list[float]:
     """Returns the rate at each time of ``grid`` (ascending): the last value at or before it, or 0
     before the first value.
     """

@@ -1,10 +1,10 @@
-"""MalleTrain: train neural networks on the supercomputer nodes that nobody else can fill.
+"""MalleTrain: trains neural networks on supercomputer nodes that would otherwise be idle.
 
-``import malletrain`` is what a training script does, so this package imports nothing but the
-standard library until asked. The training-side library: :func:`report`, :func:`metric`,
-:func:`mark`, :func:`describe`, :class:`Snapshot`, :class:`ElasticSampler`,
-:class:`ElasticStream`. They run in the user's process. :class:`Client` is for whoever submits jobs
-from Python, :class:`AsyncClient` from asyncio.
+Training scripts do ``import malletrain``, so importing this package imports only the standard
+library; other modules are imported when one of their names is used. The training-side library:
+:func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :class:`Snapshot`,
+:class:`ElasticSampler`, :class:`ElasticStream`. They run in the user's process. :class:`Client`
+submits jobs from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "report",
 ]
 
-_HOME = {
+_MODULE_OF = {
     "AsyncClient": "malletrain.api.aio",
     "Client": "malletrain.api.client",
     "ElasticSampler": "malletrain.training.sampler",
@@ -51,7 +51,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
+    home = _MODULE_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'malletrain' has no attribute {name!r}")
     value = getattr(import_module(home), name)
@@ -65,5 +65,5 @@ def __dir__() -> list[str]:
 
 if (
     "MALLETRAIN_SOCKET" in os.environ and "RANK" in os.environ
-):  # a worker of a job: when it came this far is part of a rescale's cost
+):  # A worker of a job reports the time of this import, which is part of a rescale's cost.
     import_module("malletrain.training.report").mark_import()

@@ -1,9 +1,9 @@
-"""``malletrain``, and ``python -m malletrain`` where the console script is not on the path: how the
-command line is entered.
+"""Entry point of the command line: ``malletrain``, and ``python -m malletrain`` if the console
+script is not on the path.
 
-Decides what Ctrl-C does before there is a command that could answer it, while Python still reads
-modules, which takes seconds on a busy login node: the process ends without a word, as a shell
-expects. Imports nothing at its top for that reason.
+Decides what Ctrl-C does before a command can handle it, while Python still imports modules, which
+takes seconds on a busy login node: the process ends without a message, as a shell expects. For that
+reason the module imports nothing else at its top.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import signal
 
 def main() -> None:
     """Run the command line."""
-    # Not where somebody has it ignored, as nohup does.
-    mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if mine:
+    # Leave SIGINT alone if the parent process ignores it, as nohup does.
+    has_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if has_default_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from malletrain.cli import main as command_line
 
-    if mine:
+    if has_default_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command_line(prog_name="malletrain")
 

@@ -1,20 +1,20 @@
-"""Who else is in this service: the library of a service's process. Standard library only.
+"""Membership of a service: the library that a service's process uses. Standard library only.
 
 ::
 
     from malletrain import membership
 
-    group = membership.join(address=f"{membership.host()}:{port}")   # after the port is bound: the
-    others are told of it group.members                                                    # who is
-    there now
-    for change in group.changes():                                   # or: async for change in
-        group.watch() if change.kind == "leaving" and change.member == group.me:
+    # Join after the port is bound, because the others learn of it.
+    group = membership.join(address=f"{membership.host()}:{port}")
+    group.members                          # the present members
+    for change in group.changes():         # or: async for change in group.watch()
+        if change.kind == "leaving" and change.member == group.me:
             hand_over(change.member.seconds_left)
-            group.drained()                                          # the node may be given back
+            group.drained()                # the node may be given back
 
-Decides nothing: who is a member is the daemon's decision. News come in order and none is skipped
-for a listener, but several may come at once. Outside MalleTrain a process is the only member of its
-service, and nothing ever changes.
+Decides nothing: the daemon decides who is a member. Every listener gets all changes, in order;
+several may arrive at once. Outside MalleTrain a process is the only member of its service, and
+nothing ever changes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ class MembershipError(RuntimeError):
 
 @dataclass(frozen=True)
 class Member:
-    """One process of the service. ``node`` names it among the members of a view; ``address`` is
-    what it said when it joined.
+    """One process of the service. ``node`` identifies it among the members of a view; ``address``
+    is the address that it passed to :func:`join`.
 
-    ``leaves_at``: ``time.monotonic()`` on this machine by which it is gone, None while nothing is
-    known of an end.
+    ``leaves_at``: ``time.monotonic()`` on this machine by which it leaves, None if no end is known.
     """
 
     node: str
@@ -55,18 +54,18 @@ class Member:
     address: str
     leaves_at: float | None = field(default=None, compare=False)
     lasts_s: float | None = field(default=None, compare=False)
-    """Seconds that its node was expected to last yet when the newest view was made; None where the
-    site foretells nothing.
+    """Expected remaining time of its node when the newest view was made, seconds; None if the site
+    has no forecast.
     """
 
     @property
     def leaving(self) -> bool:
-        """Whether it is known to leave."""
+        """Whether the member is known to leave."""
         return self.leaves_at is not None
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until it is gone, infinite while nothing is known of an end."""
+        """Seconds until the member leaves, infinite if no end is known."""
         return (
             float("inf") if self.leaves_at is None else max(0.0, self.leaves_at - time.monotonic())
         )
@@ -74,8 +73,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Change:
-    """``kind``: ``joined``; ``leaving`` (with notice: ``member.seconds_left``); ``staying`` (the
-    notice was taken back); ``left``.
+    """One change of the membership. ``kind``: ``joined``; ``leaving`` (with notice:
+    ``member.seconds_left``); ``staying`` (the notice was withdrawn); ``left``.
     """
 
     kind: str
@@ -83,20 +82,20 @@ class Change:
 
 
 def host() -> str:
-    """The name or address of this node that the others reach."""
+    """Returns the name or address under which the other members reach this node."""
     return os.environ.get(env.HOST, "127.0.0.1")
 
 
 def key() -> bytes:
-    """The secret that all processes of this job share, 32 bytes, for checking who knocks. Empty
-    outside MalleTrain.
+    """Returns the secret that all processes of this job share, 32 bytes, to authenticate
+    connections. Empty outside MalleTrain.
     """
     return bytes.fromhex(os.environ.get(env.JOB_KEY, ""))
 
 
 def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change]:
-    """What changed between two views, those that left first. A process that was started again at
-    another address left and joined.
+    """Returns the changes between two views, members that left first. A process that restarted at
+    another address counts as one that left and one that joined.
     """
     before, after = {(m.node, m.address): m for m in old}, {(m.node, m.address): m for m in new}
     changes = [Change(LEFT, m) for k, m in before.items() if k not in after]
@@ -112,15 +111,15 @@ def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change
 
 
 class Membership:
-    """This process's place in the service. Made by :func:`join`; its methods may be called from any
-    thread.
+    """This process's membership in the service. Created by :func:`join`; its methods may be called
+    from any thread.
     """
 
     def __init__(self, me: Member, connection: socket.socket | None) -> None:
         self._me = me
         self._view: tuple[Member, ...] = (me,)
         self.number = 0
-        """The number of the newest view; grows."""
+        """The number of the newest view; increases."""
         self._lock = threading.Lock()
         self._listeners: list[queue.SimpleQueue[Change | None]] = []
         self._connection = connection
@@ -143,19 +142,19 @@ class Membership:
         return self._view
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the first view. Returns whether it has come."""
+        """Wait for the first view. Returns whether it has arrived."""
         return self._first.wait(timeout_s)
 
     def changes(self) -> Iterator[Change]:
-        """Every change from now on, after the members there are as ``joined``. Ends with the
-        launcher, or by :meth:`close`.
+        """Yields the present members as ``joined``, then every change. Ends when the launcher ends
+        or :meth:`close` is called.
         """
         inbox = self._subscribe()
         while (change := inbox.get()) is not None:
             yield change
 
     async def watch(self) -> AsyncIterator[Change]:
-        """As :meth:`changes`, for asyncio."""
+        """Same as :meth:`changes`, for asyncio."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[Change | None] = asyncio.Queue()
         inbox = self._subscribe()
@@ -178,18 +177,18 @@ class Membership:
             inbox.put(None)
 
     def drained(self) -> None:
-        """This process holds nothing any more that would be lost: its node may be given back now.
-        Does nothing when it is to stay.
+        """Report that this process holds no state that would be lost, so that its node can be given
+        back now. No effect if the process is to stay.
         """
         reached(FaultPoint.SERVICE_DRAINS)
         self._send({"say": "drained"})
 
     def worth(self, nodes: Mapping[int, float]) -> None:
-        """Say what so many nodes are worth to the service from now on, in samples/s, in place of
-        what was said before or submitted; between sizes it is read off linearly.
+        """Set the value of each number of nodes to the service, in samples/s. It replaces the
+        values submitted or set before. Values between the given sizes are interpolated linearly.
 
-        Any process may say it; let one do so for all, and only when it has changed. Raises
-        ValueError for sizes below 1, values below 0 and more than 64 sizes.
+        Any process may call this; let one do so for all, and only when the values have changed.
+        Raises ValueError for sizes below 1, values below 0 and more than 64 sizes.
         """
         if not 1 <= len(nodes) <= 64 or any(
             size < 1 or not 0 <= value < math.inf for size, value in nodes.items()
@@ -202,7 +201,7 @@ class Membership:
 
     def close(self) -> None:
         """End the iterators. The process stays a member until it ends."""
-        self._tell(None)
+        self._notify_listeners(None)
 
     # --- inside ---
 
@@ -214,7 +213,7 @@ class Membership:
             self._listeners.append(inbox)
         return inbox
 
-    def _tell(self, change: Change | None) -> None:
+    def _notify_listeners(self, change: Change | None) -> None:
         for inbox in self._listeners:
             inbox.put(change)
 
@@ -234,23 +233,23 @@ class Membership:
                     self._handle(json.loads(line))
         except OSError:  # the launcher is gone, and the kernel is about to end this process with it
             pass
-        self._tell(None)
+        self._notify_listeners(None)
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "view" in message:
-            self._take(int(message["view"]), _members(message["members"]))
-        elif "leave" in message:  # no daemon to make a view: the others do not know
+            self._set_view(int(message["view"]), _members(message["members"]))
+        elif "leave" in message:  # there is no daemon that makes a view, so the others do not know
             at = time.monotonic() + float(message["leave"])
-            self._take(
-                self.number, tuple(_leaves(m, at) if m == self._me else m for m in self._view)
+            self._set_view(
+                self.number, tuple(_with_end(m, at) if m == self._me else m for m in self._view)
             )
 
-    def _take(self, number: int, view: tuple[Member, ...]) -> None:
+    def _set_view(self, number: int, view: tuple[Member, ...]) -> None:
         with self._lock:
             changes = differences(self._view, view)
             self.number, self._view = number, view
             for change in changes:
-                self._tell(change)
+                self._notify_listeners(change)
         self._first.set()
 
 
@@ -268,13 +267,13 @@ def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
     )
 
 
-def _leaves(member: Member, at: float) -> Member:
+def _with_end(member: Member, at: float) -> Member:
     return replace(member, leaves_at=at)
 
 
 def join(address: str = "") -> Membership:
-    """Say that this process serves at ``address`` (any text of at most 1000 characters that the
-    others understand) and become a member.
+    """Become a member that serves at ``address`` (any text of at most 1000 characters that the
+    others understand).
 
     Call it once, when the process can be reached. Raises MembershipError when the launcher cannot
     be reached or the address is too long.

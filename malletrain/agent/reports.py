@@ -247,7 +247,7 @@ class WorkerReports:
         if key not in self._points and len(self._points) >= _MAX_ENTRIES:
             del self._points[next(iter(self._points))]
         points = self._points.setdefault(key, [])
-        if len(points) >= bounds.MOST_AT_ONCE:
+        if len(points) >= bounds.MAX_ITEMS:
             points[:] = halved(points)
         points.append(
             messages.MetricSample(

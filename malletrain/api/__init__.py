@@ -1,5 +1,5 @@
 """MalleTrain from Python: ``from malletrain import Client``.
 
-Runs where a person runs Python: a script, a notebook, another program. Speaks to the daemon as the
-command line does, with the same key and the same rights; decides nothing about jobs.
+Runs in a user's Python: a script, a notebook, another program. Connects to the daemon like the
+command line, with the same key and the same rights; decides nothing about jobs.
 """

@@ -1,5 +1,5 @@
-"""A daemon, from asyncio: the twin of :class:`malletrain.Client`, with the same methods and the
-same arguments. Many may be awaited at once.
+"""The asyncio version of :class:`malletrain.Client`, with the same methods and arguments. Several
+calls may be awaited at the same time.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class AsyncClient:
     Args:
         state_dir: state directory of the daemon. Default: ``$MALLETRAIN_STATE_DIR``, your own
             daemon's, else the site's.
-        timeout_s: how long an answer may take, seconds.
+        timeout_s: maximum time for an answer, seconds.
 
     Raises:
-        malletrain.client.Unreachable: no daemon answers. Every method does when it went away.
+        malletrain.client.Unreachable: no daemon answers. Every method raises it if the daemon is
+            gone.
         malletrain.client.ClientError: the daemon refuses; the text is a sentence.
     """
 
@@ -68,14 +69,14 @@ class AsyncClient:
     ) -> None:
         place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
         self.state_dir = Path(place) if place else None
-        """Of which daemon; None: your own, else the site's."""
+        """State directory of the daemon; None: your own daemon, else the site's."""
         self._connection = AsyncConnection(find(self.state_dir), timeout_s)
 
     async def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
         try:
             return await self._connection.do(operation)
-        except Unreachable:  # when it is started again it may be at another address
+        except Unreachable:  # after a restart it may be at another address
             with contextlib.suppress(Unreachable):
                 self._connection.address = find(self.state_dir)
             raise
@@ -115,7 +116,7 @@ class AsyncClient:
         return await self.submit_spec(requeued(old, args, time.time(), user_name()))
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
-        """Submit a job that is put together already."""
+        """Submit a job from its specification."""
         return AsyncJob(self, await self.do(operations.submit(spec)))
 
     async def submit_function(
@@ -132,7 +133,7 @@ class AsyncClient:
         return await self.submit_spec(function_spec(function, args, named, options or {}))
 
     async def job(self, job: str) -> AsyncJob:
-        """A job by id or name (of several of one name the newest)."""
+        """Returns a job by id or name (the newest of several with the same name)."""
         return AsyncJob(self, (await self.do(operations.job(job))).job)
 
     async def jobs(self, *, ended: int = 1000) -> list[AsyncJob]:
@@ -141,8 +142,8 @@ class AsyncClient:
 
     async def cancel(self, *jobs: AsyncJob | str) -> list[bool]:
         """As :meth:`malletrain.Client.cancel`."""
-        meant = [await self.job(job) if isinstance(job, str) else job for job in jobs]
-        return [await job.cancel() for job in meant]
+        selected = [await self.job(job) if isinstance(job, str) else job for job in jobs]
+        return [await job.cancel() for job in selected]
 
     async def wait(
         self, jobs: Iterable[AsyncJob | str], timeout: float | None = None
@@ -150,11 +151,11 @@ class AsyncClient:
         """Wait until all these jobs have ended; returns them.
 
         Raises:
-            TimeoutError: they have not after ``timeout`` seconds.
+            TimeoutError: some have not ended after ``timeout`` seconds.
         """
-        meant = [await self.job(job) if isinstance(job, str) else job for job in jobs]
-        by_id = {job.id: job for job in meant}
-        endings = Endings(job.id for job in meant if job.view.state not in ENDED)
+        selected = [await self.job(job) if isinstance(job, str) else job for job in jobs]
+        by_id = {job.id: job for job in selected}
+        endings = Endings(job.id for job in selected if job.view.state not in ENDED)
         until = None if timeout is None else time.monotonic() + timeout
         while endings.waiting:
             remaining_s = float("inf") if until is None else until - time.monotonic()
@@ -168,10 +169,10 @@ class AsyncClient:
                 await asyncio.sleep(max(0.0, min(AGAIN_S, remaining_s)))
             if endings.waiting and remaining_s <= 0:
                 raise TimeoutError(overdue(endings.waiting, timeout or 0.0))
-        return meant
+        return selected
 
     async def status(self) -> StatusView:
-        """The daemon and the machine at a glance."""
+        """Returns a summary of the daemon and the machine."""
         return await self.do(operations.status())
 
     async def nodes(self, *, explain: bool = False) -> list[NodeView]:
@@ -205,36 +206,36 @@ class AsyncClient:
 
 
 class AsyncJob:
-    """One job of a daemon: the twin of :class:`malletrain.api.job.Job`."""
+    """One job of a daemon: the asyncio version of :class:`malletrain.api.job.Job`."""
 
     def __init__(self, client: AsyncClient, view: JobView) -> None:
         self._client = client
         self.view = view
-        """What was known of it when the daemon was last asked."""
+        """The job's state at the last request to the daemon."""
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.id} {self.name!r} {self.view.state}>"
 
     @property
     def id(self) -> str:
-        """Such as ``j7``."""
+        """The job's id, such as ``j7``."""
         return self.view.id
 
     @property
     def name(self) -> str:
-        """As it was submitted."""
+        """The job's name."""
         return self.view.name
 
     async def refresh(self) -> JobView:
-        """Ask the daemon how it is."""
+        """Ask the daemon for the job's state and return it."""
         return (await self.detail()).job
 
     async def status(self) -> str:
-        """Its state now."""
+        """Returns its current state."""
         return self.view.state if self.view.state in ENDED else (await self.refresh()).state
 
     async def detail(self) -> JobDetail:
-        """Everything about it, as ``malletrain show``."""
+        """Returns all details of the job, as ``malletrain show``."""
         detail = await self._client.do(operations.job(self.id))
         self.view = detail.job
         return detail
@@ -247,7 +248,7 @@ class AsyncJob:
     async def logs(
         self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
     ) -> AsyncIterator[str]:
-        """What it has printed, line by line: ``async for line in job.logs(follow=True)``."""
+        """Yields its output, line by line: ``async for line in job.logs(follow=True)``."""
         tail = LogTail(self.id, stream_of(rank, launcher, service), follow)
         async for line in self._lines(tail):
             yield line
@@ -308,22 +309,22 @@ class AsyncJob:
         return events
 
     async def members(self) -> MembersView:
-        """Who is in it, where it is a service."""
+        """Returns its members, if it is a service."""
         return await self._client.do(operations.members(self.id))
 
     async def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
     ) -> JobView:
-        """Give it other goals, in the words of ``malletrain extend``."""
+        """Change its goals; the arguments are the options of ``malletrain extend``."""
         changes = changes_of(deadline, budget, work)
         return await self._client.do(operations.extend(self.id, **changes))
 
     async def scale(self, nodes: int | str | tuple[int, int]) -> str:
-        """Give it other limits of its scale; returns what comes of it, as a sentence."""
+        """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
         return await self._client.do(operations.scale(self.id, *limits_of(nodes)))
 
     async def cancel(self) -> bool:
-        """Stop it and free its nodes. False when it had ended already."""
+        """Stop it and free its nodes. Returns False if it had already ended."""
         (result,) = await self._client.do(operations.cancel([self.id]))
         if not result["ok"] and (await self.refresh()).state not in ENDED:
             raise ClientError(result["sentence"])

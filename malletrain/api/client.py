@@ -1,4 +1,4 @@
-"""A daemon, from Python: submit, look, wait, cancel. The asyncio twin is
+"""The client of a daemon in Python: submit, inspect, wait, cancel. The asyncio version is
 :class:`malletrain.api.aio.AsyncClient`.
 """
 
@@ -40,10 +40,11 @@ class Client:
     Args:
         state_dir: state directory of the daemon. Default: ``$MALLETRAIN_STATE_DIR``, your own
             daemon's, else the site's.
-        timeout_s: how long an answer may take, seconds.
+        timeout_s: maximum time for an answer, seconds.
 
     Raises:
-        malletrain.client.Unreachable: no daemon answers. Every method does when it went away.
+        malletrain.client.Unreachable: no daemon answers. Every method raises it if the daemon is
+            gone.
         malletrain.client.ClientError: the daemon refuses; the text is a sentence.
     """
 
@@ -52,35 +53,37 @@ class Client:
     ) -> None:
         place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
         self.state_dir = Path(place) if place else None
-        """Of which daemon; None: your own, else the site's."""
+        """State directory of the daemon; None: your own daemon, else the site's."""
         self.timeout_s = timeout_s
-        self._mine = threading.local()
+        self._local = threading.local()
         self._lock = threading.Lock()
         self._open: list[Connection] = []
         self._functions = FunctionExecutor(self, {})
         self._connection()
 
     def _connection(self) -> Connection:
-        """This thread's."""
-        made: Connection | None = getattr(self._mine, "connection", None)
-        if made is None:
-            made = self._mine.connection = Connection.of(self.state_dir, timeout_s=self.timeout_s)
+        """Returns this thread's connection."""
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = Connection.of(
+                self.state_dir, timeout_s=self.timeout_s
+            )
             with self._lock:
-                self._open.append(made)
-        return made
+                self._open.append(connection)
+        return connection
 
     def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
         connection = self._connection()
         try:
             return connection.do(operation)
-        except Unreachable:  # when it is started again it may be at another address
+        except Unreachable:  # after a restart it may be at another address
             self._forget(connection)
             raise
 
     def _forget(self, connection: Connection) -> None:
-        """This thread's next call looks for the daemon anew."""
-        self._mine.connection = None
+        """Close the connection, so that this thread's next call looks for the daemon again."""
+        self._local.connection = None
         with self._lock:
             if connection in self._open:
                 self._open.remove(connection)
@@ -103,8 +106,8 @@ class Client:
                 :class:`malletrain.api.options.SubmitOptions`.
 
         Raises:
-            malletrain.submission.error.SpecError: it cannot be submitted so; the sentence says
-                what is accepted.
+            malletrain.submission.error.SpecError: an option is invalid; the sentence says what is
+                accepted.
         """
         source = options.pop("resume_from", None)
         spec = spec_of(script, args, options)
@@ -120,7 +123,7 @@ class Client:
         array: str | Iterable[int],
         **options: Unpack[SubmitOptions],
     ) -> list[Job]:
-        """Submit a job for each index: ``{index}`` in arguments and variables stands for it.
+        """Submit a job for each index, which replaces ``{index}`` in arguments and variables.
 
         Args:
             script: as in :meth:`submit`.
@@ -136,21 +139,22 @@ class Client:
         return [self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
 
     def requeue(self, job: str, args: Sequence[object] = ()) -> Job:
-        """Submit an ended job once more, from its snapshot.
+        """Submit an ended job again, from its snapshot.
 
         Args:
             job: its id or name.
-            args: put after the arguments that it had.
+            args: additional arguments, appended to the old ones.
 
         Raises:
-            malletrain.submission.error.SpecError: it has not ended.
+            malletrain.submission.error.SpecError: the job has not ended, or belongs to another
+                user.
         """
         return self.submit_spec(
             requeued(self.do(operations.job(job)), args, time.time(), user_name())
         )
 
     def submit_spec(self, spec: JobSpec) -> Job:
-        """Submit a job that is put together already."""
+        """Submit a job from its specification."""
         return Job(self, self.do(operations.submit(spec)))
 
     def submit_function(
@@ -165,57 +169,57 @@ class Client:
         the future's result. The function and its arguments are packed by cloudpickle.
 
         Args:
-            function: what is called on the nodes, once or several times: from the beginning after
-                each rescale, each lost node and each failure. With :class:`malletrain.Snapshot` it
-                goes on where it was; with the option ``tries=1`` it is called once at most.
+            function: function that is called on the nodes, and again from the beginning after each
+                rescale, each lost node and each failure. With :class:`malletrain.Snapshot` it can
+                resume its state; with the option ``tries=1`` it is called at most once.
             *args: its arguments.
-            options: of the job; see :class:`malletrain.api.options.FunctionOptions`.
+            options: options of the job; see :class:`malletrain.api.options.FunctionOptions`.
             **named: its arguments by name.
 
         Raises:
             TypeError: the function does not take these arguments, one of them is an option of jobs
-                that the function would swallow by ``**``, or they cannot be sent.
+                that the function would take as a ``**`` argument, or they cannot be pickled.
         """
         return self._functions.run(function, args, named, options or {})
 
     def executor(self, **options: Unpack[FunctionOptions]) -> FunctionExecutor:
-        """A :class:`concurrent.futures.Executor` that runs functions as jobs with these options."""
+        """Returns a :class:`concurrent.futures.Executor` that runs functions as jobs."""
         return FunctionExecutor(self, options)
 
     def job(self, job: str) -> Job:
-        """A job by id or name (of several of one name the newest)."""
+        """Returns a job by id or name (the newest of several with the same name)."""
         return Job(self, self.do(operations.job(job)).job)
 
     def jobs(self, *, ended: int = 1000) -> list[Job]:
-        """Unfinished jobs and the newest of the others, the oldest first.
+        """Returns unfinished jobs and the newest ended ones, the oldest first.
 
         Args:
-            ended: so many of the others.
+            ended: maximum number of ended jobs.
         """
         return [Job(self, view) for view in self.do(operations.jobs(ended=ended))]
 
     def cancel(self, *jobs: Job | str) -> list[bool]:
-        """Cancel jobs; of each whether it had not ended yet."""
+        """Cancel jobs. Returns for each whether it had not ended yet."""
         return [(self.job(job) if isinstance(job, str) else job).cancel() for job in jobs]
 
     def wait(self, jobs: Iterable[Job | str], timeout: float | None = None) -> list[Job]:
         """Wait until all these jobs have ended; returns them.
 
         Raises:
-            TimeoutError: they have not after ``timeout`` seconds.
+            TimeoutError: some have not ended after ``timeout`` seconds.
         """
-        meant = [self.job(job) if isinstance(job, str) else job for job in jobs]
-        wait_for(self, meant, timeout)
-        return meant
+        selected = [self.job(job) if isinstance(job, str) else job for job in jobs]
+        wait_for(self, selected, timeout)
+        return selected
 
     # --- the machine ---
 
     def status(self) -> StatusView:
-        """The daemon and the machine at a glance."""
+        """Returns a summary of the daemon and the machine."""
         return self.do(operations.status())
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
-        """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or
+        """Returns idle and leased nodes; with ``explain`` all nodes with the rules they passed or
         failed.
         """
         return self.do(operations.nodes(explain=explain))
@@ -223,27 +227,28 @@ class Client:
     def events(
         self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
     ) -> list[EventView]:
-        """Lines of the audit log with ``seq > since``, the oldest first; a negative ``since``: so
-        many of the newest. When there are none, waits up to ``wait_s`` seconds for one.
+        """Returns events of the audit log with ``seq > since``, the oldest first. A negative
+        ``since`` is the number of newest events to return. If there are none, waits up to
+        ``wait_s`` seconds for one.
         """
         return self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
 
     def usage(self, **between: float) -> list[UsageView]:
-        """What was leased and what for; ``since`` and ``until`` in seconds since the epoch."""
+        """Returns the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
         return self.do(operations.usage(**between))
 
     # --- its end ---
 
     def close(self) -> None:
-        """End the connections of all threads; none may be asking. Functions go on; their futures
-        do not hear of it any more.
+        """Close the connections of all threads; no call may be in progress. Functions continue to
+        run; their futures are not updated.
         """
         self._functions.leave()
         with self._lock:
             for connection in self._open:
                 connection.close()
             self._open.clear()
-        self._mine = threading.local()
+        self._local = threading.local()
 
     def __enter__(self) -> Client:
         return self

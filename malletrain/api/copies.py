@@ -1,4 +1,4 @@
-"""What is left of a job, copied into a folder: its newest snapshot with its shards, its logs."""
+"""Copies the results of a job into a folder: its newest snapshot with its shards, its logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from malletrain.protocol.views import JobDetail
 
 SHARDS = ".shards"
 TRIES = 5
-"""A job that runs may write its next snapshot, and remove this one, while it is copied."""
+"""Maximum number of attempts: a running job may write its next snapshot, and remove this one,
+during the copy."""
 
 
 def copy_snapshot(detail: JobDetail, daemon: str, folder: Path) -> list[Path]:
@@ -19,8 +20,8 @@ def copy_snapshot(detail: JobDetail, daemon: str, folder: Path) -> list[Path]:
     shards if it has any.
 
     Raises:
-        malletrain.training.snapshot_file.SnapshotError: there is none.
-        OSError: it cannot be read, or not be written.
+        malletrain.training.snapshot_file.SnapshotError: there is no snapshot.
+        OSError: a file cannot be read or written.
     """
     source = snapshot_of(detail, daemon)
     folder.mkdir(parents=True, exist_ok=True)

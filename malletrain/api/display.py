@@ -1,7 +1,7 @@
-"""A job as a notebook shows it: its state, and pictures of its scale and of a metric over time.
-Pure: views in, HTML out, every text of a script or a person escaped.
+"""The display of a job in a notebook: its state, and plots of its scale and of a metric over time.
+Pure: views in, HTML out; every text of a script or a user is escaped.
 
-The pictures are SVG of this module's own making, so that a notebook needs nothing more.
+This module draws the plots as SVG, so that no plotting package is needed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from malletrain.api.series import MetricSeries
 from malletrain.protocol.views import JobDetail, RescaleView
 
 WIDTH, HEIGHT, EDGE = 360, 96, 4
-"""Of a picture, and of its empty border, pixels."""
+"""Size of a plot and width of its empty border, pixels."""
 PREFERRED = ("loss", "train_loss", "val_loss", "accuracy")
-"""JobMetrics that are shown before others."""
+"""Metrics that are shown before others."""
 COLOURS = {
     "running": "#2e7d32",
     "profiling": "#1565c0",
@@ -31,12 +31,12 @@ Point = tuple[float, float]
 
 
 def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float) -> str:
-    """The job as HTML.
+    """Returns the job as HTML.
 
     Args:
-        detail: what ``malletrain show`` shows.
+        detail: the details of the job.
         metrics: its metrics over time; one of them is drawn.
-        now: seconds since the epoch, where the pictures of an unfinished job end.
+        now: seconds since the epoch, at which the plots of an unfinished job end.
     """
     job = detail.job
     end = job.ended or now
@@ -65,7 +65,8 @@ def job_html(detail: JobDetail, metrics: Mapping[str, MetricSeries], now: float)
 
 
 def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Point]:
-    """Nodes over time as (time, nodes), up to ``end``; ``holds``: it has nodes then."""
+    """Returns the number of nodes over time as (time, nodes), up to ``end``; ``holds``: whether the
+    job has nodes then."""
     points = [(step.ended or step.began, float(step.to_nodes)) for step in rescales]
     if not points:
         return []
@@ -73,14 +74,15 @@ def scale(rescales: Sequence[RescaleView], end: float, holds: bool) -> list[Poin
 
 
 def shown(metrics: Mapping[str, MetricSeries]) -> str:
-    """Which metric is drawn: the first of the preferred ones, else the one with most values."""
-    there = [name for name in metrics if len(metrics[name]) > 1]
-    preferred = [name for name in PREFERRED if name in there]
-    return (preferred or sorted(there, key=lambda name: -len(metrics[name])) or [""])[0]
+    """Returns the name of the metric to plot: the first preferred one, else the one with most
+    values."""
+    plottable = [name for name in metrics if len(metrics[name]) > 1]
+    preferred = [name for name in PREFERRED if name in plottable]
+    return (preferred or sorted(plottable, key=lambda name: -len(metrics[name])) or [""])[0]
 
 
 def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str:
-    """A line, from left to right and from its smallest to its largest value."""
+    """Returns a line plot as SVG, scaled to the range of its times and values."""
     points = [point for point in points if math.isfinite(point[1])]
     if len(points) < 2:
         return ""

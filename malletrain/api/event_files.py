@@ -1,4 +1,4 @@
-"""JobMetrics as TensorBoard reads them: the records of an event file. Pure, without TensorBoard.
+"""Writes metrics as an event file of TensorBoard. Does not need TensorBoard.
 
 A file is a sequence of records, each a length, its checksum, an ``Event`` message of protocol
 buffers and its checksum (tensorflow/core/lib/io/record_writer.h, core/util/event.proto). Only the
@@ -16,24 +16,24 @@ from malletrain.protocol.views import JobDetail
 
 VERSION = b"brain.Event:2"
 NODES = "malletrain/nodes"
-"""The tag of the job's scale."""
+"""TensorBoard tag of the job's scale."""
 _POLYNOMIAL = 0x82F63B78
 
 
 def _table() -> list[int]:
-    made = []
+    values = []
     for byte in range(256):
         for _ in range(8):
             byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
-        made.append(byte)
-    return made
+        values.append(byte)
+    return values
 
 
 _TABLE = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of RFC 3720, appendix B.4."""
+    """Returns the CRC-32C checksum (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -41,9 +41,10 @@ def crc32c(data: bytes) -> int:
 
 
 def write_events(folder: Path, detail: JobDetail, series: Iterable[MetricSeries]) -> Path:
-    """Write a run of this job below ``folder``, over one written before; returns the file.
+    """Write a run of this job below ``folder``, replacing an earlier one; returns the file.
 
-    The step of a value is the script's own, else the samples processed by then.
+    The step of a value is the script's own step count, else the number of samples processed by
+    then.
     """
     job = detail.job
     run = folder / f"{job.name}-{job.id}"
@@ -54,17 +55,17 @@ def write_events(folder: Path, detail: JobDetail, series: Iterable[MetricSeries]
 
 
 def records(detail: JobDetail, series: Iterable[MetricSeries]) -> Iterator[bytes]:
-    """The records of a job's event file: its metrics, and its scale over samples as it was when
-    they were reported.
+    """Yields the records of a job's event file: its metrics, and its scale at the time of each
+    value.
     """
     yield _record(_event(detail.job.submitted, 0, b"\x1a" + _sized(VERSION)))
-    seen: dict[float, tuple[int, float]] = {}
+    scale_at: dict[float, tuple[int, float]] = {}
     for each in series:
         for point in each:
             step = round(point.samples) if point.step is None else point.step
             yield _record(_event(point.time, step, _scalar(each.name, point.value)))
-            seen[point.time] = (round(point.samples), float(point.nodes))
-    for time, (samples, nodes) in sorted(seen.items()):
+            scale_at[point.time] = (round(point.samples), float(point.nodes))
+    for time, (samples, nodes) in sorted(scale_at.items()):
         yield _record(_event(time, samples, _scalar(NODES, nodes)))
 
 
@@ -83,13 +84,13 @@ def _event(time: float, step: int, what: bytes) -> bytes:
 
 
 def _scalar(tag: str, value: float) -> bytes:
-    """A summary of one scalar."""
+    """Returns a summary of one scalar."""
     inner = b"\x0a" + _sized(tag.encode()) + b"\x15" + struct.pack("<f", _narrow(value))
     return b"\x2a" + _sized(b"\x0a" + _sized(inner))
 
 
 def _narrow(value: float) -> float:
-    """What single precision holds; more is infinite there."""
+    """Returns ``value``, or infinity if it is too large for single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -102,9 +103,9 @@ def _sized(data: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    made = bytearray()
+    values = bytearray()
     while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
+        values.append(number & 0x7F | 0x80)
         number >>= 7
-    made.append(number)
-    return bytes(made)
+    values.append(number)
+    return bytes(values)

@@ -1,5 +1,5 @@
-"""What following a job takes, without asking anybody: what to ask next, and what came of it. Pure;
-:mod:`malletrain.api.job` and its asyncio twin do the asking.
+"""The logic of following a job: what to request next, and how to handle the answer. Pure;
+:mod:`malletrain.api.job` and its asyncio version send the requests.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobView, LogView
 
 ENDED = frozenset(("completed", "failed", "cancelled"))
-"""States of a job that is over."""
+"""States of a job that has ended."""
 ENDINGS = frozenset((EventKind.JOB_COMPLETED, EventKind.JOB_FAILED, EventKind.JOB_CANCELLED))
 LISTEN_S = 5.0
-"""How long the daemon is asked to wait for news."""
+"""Time that the daemon is asked to wait for news, seconds."""
 AGAIN_S = 1.0
-"""Time between two tries to reach a daemon that went away."""
+"""Time between two attempts to reach a daemon that is gone, seconds."""
 PACE_S = 0.3
-"""Time between two looks at a log where the daemon answers at once."""
+"""Time between two requests for a log if the daemon answers at once, seconds."""
 LOG_BYTES = 256 * 1024
 
 
 class Endings:
-    """Which of some jobs have not ended yet. Do :meth:`request` first, then look at each
-    job, then ask for news again and again.
+    """Tracks which of some jobs have not ended yet. Call :meth:`request` and :meth:`receive` in
+    turn, and :meth:`update` for each job that :meth:`receive` returns.
     """
 
     def __init__(self, jobs: Iterable[str]) -> None:
         self.waiting = dict.fromkeys(jobs)
-        """Ids of those that have not ended, as far as is known."""
+        """Ids of the jobs that are not known to have ended."""
         self._since = 0
         self._listening = False
 
-    def request(self, patience_s: float) -> Operation[list[EventView]]:
-        """News of jobs; at first only where the news begins."""
+    def request(self, max_wait_s: float) -> Operation[list[EventView]]:
+        """Returns the request for news; the first one only finds the current position in
+        the log."""
         if not self._listening:
             return operations.events(since=-1, limit=1)
         return operations.events(
-            since=self._since, limit=1000, wait_s=max(0.0, min(LISTEN_S, patience_s))
+            since=self._since, limit=1000, wait_s=max(0.0, min(LISTEN_S, max_wait_s))
         )
 
     def receive(self, news: Sequence[EventView]) -> list[str]:
-        """The jobs to look at because of these news, all at first."""
+        """Returns the jobs whose state to request after these news; all jobs at the first call."""
         if news:
             self._since = news[-1].seq
         if not self._listening:
@@ -53,7 +54,7 @@ class Endings:
         return [job for job in self.waiting if job in ended]
 
     def update(self, view: JobView) -> None:
-        """How one of the jobs is."""
+        """Set the state of one of the jobs."""
         if view.state in ENDED:
             self.waiting.pop(view.id, None)
 
@@ -63,22 +64,23 @@ class LogTail:
 
     def __init__(self, job: str, stream: str, follow: bool) -> None:
         self.over = False
-        """There is nothing more to read, for ever or, without following, for now."""
+        """Whether the end of the log is reached: the final end or, without following, the current
+        one."""
         self.pause_s = 0.0
-        """How long to wait before the next request."""
+        """Time to wait before the next request, seconds."""
         self._job, self._stream, self._follow = job, stream, follow
         self._cursor = ""
         self._rest = ""
 
     def request(self) -> Operation[LogView]:
-        """The next piece."""
+        """Returns the request for the next piece."""
         waits = LISTEN_S if self._follow and self._cursor else 0.0
         return operations.logs(
             self._job, stream=self._stream, cursor=self._cursor, limit=LOG_BYTES, wait_s=waits
         )
 
     def receive(self, piece: LogView) -> list[str]:
-        """The lines that are whole with this piece, without their line feeds."""
+        """Returns the lines that this piece completes, without their line feeds."""
         progressed = piece.cursor != self._cursor
         self._cursor = piece.cursor
         *lines, self._rest = (self._rest + piece.text).split("\n")
@@ -93,12 +95,12 @@ class LogTail:
 
 
 def stream_of(rank: int, launcher: bool, service: bool) -> str:
-    """The name of the log of a rank, of the launcher or of a service."""
+    """Returns the name of the log of a rank, of the launcher or of a service."""
     return "launcher" if launcher else "service" if service else f"rank{rank}"
 
 
 def overdue(waiting: Iterable[str], timeout: float) -> str:
-    """What is said of jobs that have not ended in time."""
+    """Returns the message about jobs that have not ended in time."""
     names = list(waiting)
     if len(names) == 1:
         return f"Job {names[0]} has not ended within {timeout:g} s."

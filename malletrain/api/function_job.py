@@ -1,7 +1,7 @@
-"""A function as a job: its folder and its specification before, its result afterwards.
+"""A function as a job: its folder, its specification and its result.
 
-Decides where the function's folder is and what came of it. What runs on the nodes is
-:mod:`malletrain.training.functions`; who waits for the end is :mod:`malletrain.api.functions`.
+Decides where the function's folder is and what its result is. :mod:`malletrain.training.functions`
+runs on the nodes; :mod:`malletrain.api.functions` waits for the end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from malletrain.training.functions import (
 )
 
 FOLDER = Path(".malletrain") / "functions"
-"""Below the working directory."""
-SEEN_WITHIN_S = 15.0
-"""How long a shared file system may take to show a result that was written on a node."""
+"""Folder of functions, relative to the working directory."""
+MAX_VISIBILITY_DELAY_S = 15.0
+"""Maximum time until a shared file system shows a result that was written on a node, seconds."""
 
 
 def function_spec(
@@ -42,24 +42,23 @@ def function_spec(
     named: dict[str, Any],
     options: FunctionOptions,
 ) -> JobSpec:
-    """The job that calls ``function``; the function is packed into a folder of its own below the
-    job's working directory.
+    """Returns the job that calls ``function``. Writes the pickled function into a new folder below
+    the job's working directory.
 
     Raises:
-        TypeError: the function does not take these arguments, or they cannot be sent; the sentence
-            says so.
-        SpecError: it cannot be a job.
+        TypeError: the function does not take these arguments, or they cannot be pickled.
+        SpecError: an option is invalid.
     """
     check_arguments(function, args, named)
-    own: dict[str, Any] = dict(options)
-    tries = own.pop("tries", None)
+    job_options: dict[str, Any] = dict(options)
+    tries = job_options.pop("tries", None)
     if tries is not None and (type(tries) is not int or tries < 1):
         raise SpecError(
             f"tries is {tries!r}; accepted is 1 or more: in how many rounds of its job the "
             "function may be called. Without it, in each.",
             "tries",
         )
-    low, high = limits_of(own.get("nodes", 1))
+    low, high = limits_of(job_options.get("nodes", 1))
     if tries is not None and low != high:
         raise SpecError(
             f"tries={tries} goes with a fixed number of nodes, not with {low}:{high}: whenever its "
@@ -67,37 +66,38 @@ def function_spec(
             "tries",
         )
     if tries is not None:
-        own.setdefault("profile", False)
+        job_options.setdefault("profile", False)
     text = str(options.get("name") or getattr(function, "__name__", "") or type(function).__name__)
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
     workdir = Path(os.path.abspath(os.path.expanduser(options.get("workdir", "."))))
     folder = workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
     script = pack(folder, "call", function, args, named, tries or 0)
-    spec = spec_of(script, (), {**own, "name": name})
+    spec = spec_of(script, (), {**job_options, "name": name})
     return with_snapshots_bound(msgspec.structs.replace(spec, workdir=str(workdir)))
 
 
 def check_arguments(
     function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> None:
-    """Look whether the function takes these arguments.
+    """Check that the function takes these arguments.
 
     Raises:
-        TypeError: it does not, or swallows by ``**`` what is an option of jobs.
+        TypeError: it does not, or would take an option of jobs as a ``**`` argument.
     """
     name = getattr(function, "__name__", repr(function))
     option_names = {*FunctionOptions.__annotations__, *SubmitOptions.__annotations__}
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of one that is not written in Python nothing is known
+    except (TypeError, ValueError):  # a builtin has no signature to check
         return
-    swallows = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    takes_keywords = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     options = [word for word in named if word in option_names and word not in signature.parameters]
     if options:
         word = options[0]
         raise TypeError(
             f"{word}= is an option of jobs and would become an argument of {name}"
-            f"{' by its **' if swallows else ', which has none of that name'}. Give options of the "
+            f"{' by its **' if takes_keywords else ', which has none of that name'}. Give "
+            "options of the "
             f'job as options={{"{word}": …}}, or to executor(); an argument of that name in a '
             "functools.partial."
         )
@@ -108,11 +108,11 @@ def check_arguments(
 
 
 def result_of(detail: JobDetail) -> Any:
-    """What the function of a job that has ended returned.
+    """Returns the result of the function of a job that has ended.
 
     Raises:
-        FunctionLost: it has none; the sentence says why.
-        ClientError: the job is no function's.
+        FunctionLost: there is no result; the sentence says why.
+        ClientError: the job does not run a function.
         BaseException: what the function raised.
     """
     folder = Path(str(detail.spec.get("script", ""))).parent
@@ -121,18 +121,18 @@ def result_of(detail: JobDetail) -> Any:
             f"Job {detail.job.id} ({detail.job.name}) is a script's and not a function's, so it "
             "has no result; read its logs or its files."
         )
-    if os.stat(folder).st_uid != os.getuid():  # reading a pickle runs what is in it
+    if os.stat(folder).st_uid != os.getuid():  # unpickling runs code
         raise ClientError(
             f"The result of job {detail.job.id} is {detail.job.owner}'s, in {folder}; reading it "
             "would run code of its owner as you."
         )
     job = detail.job
-    made = outcome(folder, job.id, job.state == "completed")
-    until = time.monotonic() + SEEN_WITHIN_S
-    while made is None and job.state == "completed" and time.monotonic() < until:
+    result = outcome(folder, job.id, job.state == "completed")
+    until = time.monotonic() + MAX_VISIBILITY_DELAY_S
+    while result is None and job.state == "completed" and time.monotonic() < until:
         time.sleep(0.2)
-        made = outcome(folder, job.id, job.state == "completed")
-    if made is None or job.state == "cancelled":
+        result = outcome(folder, job.id, job.state == "completed")
+    if result is None or job.state == "cancelled":
         why = job.reason or detail.failure.strip() or "nothing more is known"
         raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
-    return made.result()
+    return result.result()

@@ -1,7 +1,7 @@
-"""Functions as jobs: :class:`concurrent.futures.Executor` whose workers are the idle nodes.
+"""Functions as jobs: a :class:`concurrent.futures.Executor` whose workers are idle nodes.
 
-Decides when a function's future is done. How a function becomes a job is
-:mod:`malletrain.api.function_job`.
+Decides when a function's future is done. :mod:`malletrain.api.function_job` converts a function to
+a job.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from malletrain.protocol.messages import JobSpec
 R = TypeVar("R")
 
 LISTEN_S = 1.0
-"""How long one request for news lasts, and so what :meth:`FunctionExecutor.leave` waits for."""
+"""Maximum duration of one request for news, seconds, and so the maximum wait of
+:meth:`FunctionExecutor.leave`."""
 
 
 class JobSubmitter(Asker, Protocol):
-    """Who submits jobs: a client."""
+    """Interface of a client that submits jobs."""
 
     def submit_spec(self, spec: JobSpec) -> Job:
-        """Submit a job that is put together already."""
+        """Submit a job from its specification."""
 
 
 class FunctionFuture(Future[R]):
@@ -41,7 +42,7 @@ class FunctionFuture(Future[R]):
         """The job: its state, logs, metrics."""
 
     def cancel(self) -> bool:
-        """Cancel the job. False when the function has ended."""
+        """Cancel the job. Returns False if the function has ended."""
         if self.done():
             return self.cancelled()
         self.job.cancel()
@@ -51,7 +52,7 @@ class FunctionFuture(Future[R]):
         return self.cancelled()
 
     def resolve(self) -> None:
-        """Take over the outcome of the job, which has ended."""
+        """Set the outcome of the job, which has ended."""
         if self.done():
             return
         if self.job.view.state == "cancelled":
@@ -70,8 +71,8 @@ class FunctionExecutor(Executor):
     """Runs functions as jobs: ``with client.executor(nodes="1:4") as pool: pool.submit(f, x)``.
 
     Args:
-        client: of which daemon.
-        options: of every job, as :meth:`malletrain.Client.submit` has them.
+        client: the client that submits the jobs.
+        options: options of every job, as for :meth:`malletrain.Client.submit`.
     """
 
     def __init__(self, client: JobSubmitter, options: FunctionOptions) -> None:
@@ -81,7 +82,7 @@ class FunctionExecutor(Executor):
         self._futures: dict[str, FunctionFuture[Any]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._shut = False
+        self._is_shut_down = False
         self._work = threading.Event()
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> FunctionFuture[R]:
@@ -100,12 +101,12 @@ class FunctionExecutor(Executor):
         named: dict[str, Any],
         options: FunctionOptions,
     ) -> FunctionFuture[R]:
-        """As :meth:`submit`, with options of this job alone."""
+        """Same as :meth:`submit`, with additional options of this job."""
         with self._lock:
-            if self._shut:
+            if self._is_shut_down:
                 raise RuntimeError("This executor was shut down; make another.")
             if self._thread is None:
-                self._listen()
+                self._start_watching()
             merged: FunctionOptions = {**self._options, **options}
             spec = function_spec(function, args, named, merged)
             future: FunctionFuture[R] = FunctionFuture(self._client.submit_spec(spec))
@@ -115,9 +116,9 @@ class FunctionExecutor(Executor):
             return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """No more functions; with ``wait`` return when all have ended."""
+        """Accept no more functions. With ``wait``, return when all have ended."""
         with self._lock:
-            self._shut = True
+            self._is_shut_down = True
             futures, thread = list(self._futures.values()), self._thread
         if cancel_futures:
             for future in futures:
@@ -127,16 +128,16 @@ class FunctionExecutor(Executor):
             thread.join()
 
     def leave(self) -> None:
-        """Hear no more of the functions that have not ended."""
+        """Stop watching the functions that have not ended."""
         with self._lock:
-            self._shut, thread = True, self._thread
+            self._is_shut_down, thread = True, self._thread
             self._futures.clear()
         self._work.set()
         if thread is not None:
             thread.join()
 
-    def _listen(self) -> None:
-        """From here on no ending is missed."""
+    def _start_watching(self) -> None:
+        """Start the thread that watches for ended jobs, from the current position in the log."""
         news = self._client.do(self._endings.request(0.0))
         self._endings.receive(news)
         self._thread = threading.Thread(target=self._watch, name="malletrain-futures", daemon=True)
@@ -145,20 +146,20 @@ class FunctionExecutor(Executor):
     def _watch(self) -> None:
         while True:
             if not self._futures:
-                if self._shut:
+                if self._is_shut_down:
                     return
                 self._work.clear()
-                if not self._futures and not self._shut:
+                if not self._futures and not self._is_shut_down:
                     self._work.wait()
                 continue
             try:
                 news = self._client.do(self._endings.request(LISTEN_S))
                 for name in self._endings.receive(news):
-                    self._ended(name)
-            except Unreachable:  # the daemon is started again, say
+                    self._resolve_if_ended(name)
+            except Unreachable:  # such as during a restart of the daemon
                 time.sleep(AGAIN_S)
 
-    def _ended(self, name: str) -> None:
+    def _resolve_if_ended(self, name: str) -> None:
         future = self._futures.get(name)
         if future is not None and future.job.refresh().state in ENDED:
             future.resolve()

@@ -1,4 +1,4 @@
-"""One job, from Python: how it is, what it prints, what it measures. The asyncio twin is
+"""One job in Python: its state, its output, its metrics. The asyncio version is
 :class:`malletrain.api.aio.AsyncJob`.
 """
 
@@ -28,56 +28,56 @@ T = TypeVar("T")
 
 
 class Asker(Protocol):
-    """Who carries out operations: a client."""
+    """Interface of a client that carries out operations."""
 
     def do(self, operation: Operation[T]) -> T:
         """Carry out one operation."""
 
 
 class Job:
-    """One job of a daemon. Made by :class:`malletrain.Client`."""
+    """One job of a daemon. Created by :class:`malletrain.Client`."""
 
     def __init__(self, asker: Asker, view: JobView) -> None:
         self._asker = asker
         self.view = view
-        """What was known of it when the daemon was last asked."""
+        """The job's state at the last request to the daemon."""
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.name!r} {self.view.state}>"
 
     @property
     def id(self) -> str:
-        """Such as ``j7``."""
+        """The job's id, such as ``j7``."""
         return self.view.id
 
     @property
     def name(self) -> str:
-        """As it was submitted."""
+        """The job's name."""
         return self.view.name
 
     def refresh(self) -> JobView:
-        """Ask the daemon how it is."""
+        """Ask the daemon for the job's state and return it."""
         return self.detail().job
 
     @property
     def status(self) -> str:
-        """Its state now: queued, profiling, running, suspended, completed, failed or cancelled."""
+        """Its current state: queued, profiling, running, suspended, completed, failed or
+        cancelled."""
         return self.view.state if self.view.state in ENDED else self.refresh().state
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether it has ended."""
         return self.status in ENDED
 
     def detail(self) -> JobDetail:
-        """Everything about it, as ``malletrain show``."""
+        """Returns all details of the job, as ``malletrain show``."""
         detail = self._asker.do(operations.job(self.id))
         self.view = detail.job
         return detail
 
     def wait(self, timeout: float | None = None) -> str:
-        """Wait until it has ended; returns its state. A daemon that is started again meanwhile is
-        waited for.
+        """Wait until it has ended; returns its state. If the daemon restarts, waits for it.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds.
@@ -101,11 +101,11 @@ class Job:
     def logs(
         self, *, follow: bool = False, rank: int = 0, launcher: bool = False, service: bool = False
     ) -> str | Iterator[str]:
-        """What it has printed; with ``follow`` an iterator of lines, as they come, until it has
+        """Returns its output; with ``follow`` an iterator of lines as they arrive, until it has
         ended.
 
         Args:
-            follow: go on over every rescale until the job has ended.
+            follow: continue over every rescale until the job has ended.
             rank: global rank of the worker.
             launcher: the launcher's log instead.
             service: the logs of a service's processes instead.
@@ -120,24 +120,25 @@ class Job:
                 time.sleep(tail.pause_s)
 
     def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
-        """What its script reported by :func:`malletrain.metric`, over time.
+        """Returns the values that its script reported with :func:`malletrain.metric`, over time.
 
         Args:
-            names: of these metrics; none: of all.
-            since: only what was reported later, seconds since the epoch.
-            most: so many points of each at most, thinned out evenly; 0: all that are kept.
+            names: names of the metrics; none: all.
+            since: only values reported later, seconds since the epoch.
+            most: maximum number of points of each metric, thinned out evenly; 0: all that are
+                stored.
         """
         series = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
         return JobMetrics(series)
 
     def result(self, timeout: float | None = None) -> Any:
-        """What its function returned, where the job is one of
-        :meth:`malletrain.Client.submit_function`; waits for its end.
+        """Wait for its end and return the result of its function, for a job of
+        :meth:`malletrain.Client.submit_function`.
 
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds.
             malletrain.training.functions.FunctionLost: it ended without a result.
-            BaseException: what the function raised.
+            BaseException: the exception that the function raised.
         """
         self.wait(timeout)
         return result_of(self.detail())
@@ -147,8 +148,8 @@ class Job:
         returns the file.
 
         Args:
-            out: where. Default: ``NAME.safetensors`` in the present directory.
-            name: what the script calls the model. Default: model, or the only one.
+            out: path of the file. Default: ``NAME.safetensors`` in the current directory.
+            name: name of the model in the snapshot. Default: model, or the only one.
 
         Raises:
             malletrain.training.snapshot_file.SnapshotError: there is no good snapshot.
@@ -163,7 +164,7 @@ class Job:
 
         Raises:
             malletrain.training.snapshot_file.SnapshotError: there is no snapshot.
-            OSError: something cannot be read, or not be written.
+            OSError: a file cannot be read or written.
         """
         place = Path(folder)
         files = copy_snapshot(self.detail(), self._daemon(), place) if snapshot else []
@@ -177,18 +178,18 @@ class Job:
         return daemon_of(self._asker.do(operations.status()).boot)
 
     def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
-        """Write its metrics and its scale as a run of TensorBoard below ``folder``, as ``malletrain
+        """Write its metrics and its scale as a TensorBoard run below ``folder``, as ``malletrain
         export --tensorboard``; returns the file.
         """
         return write_events(Path(folder), self.detail(), self.metrics().values())
 
     def _repr_html_(self) -> str:
-        """For notebooks: its state, and pictures of its scale and of a metric over time."""
+        """Returns its display in notebooks: its state, and plots of its scale and of a metric."""
         detail = self.detail()
         return job_html(detail, self.metrics(most=200), time.time())
 
     def events(self, since: int = 0) -> list[EventView]:
-        """Its lines of the audit log with a number above ``since``."""
+        """Returns its events in the audit log with a number above ``since``."""
         events: list[EventView] = []
         while True:
             request = operations.events(since=since, limit=1000, job=self.id)
@@ -199,22 +200,23 @@ class Job:
             since = page[-1].seq
 
     def members(self) -> MembersView:
-        """Who is in it, where it is a service."""
+        """Returns its members, if it is a service."""
         return self._asker.do(operations.members(self.id))
 
     def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
     ) -> JobView:
-        """Give it other goals, in the words of ``malletrain extend``."""
+        """Change its goals; the arguments are the options of ``malletrain extend``."""
         changes = changes_of(deadline, budget, work)
         return self._asker.do(operations.extend(self.id, **changes))
 
     def scale(self, nodes: int | str | tuple[int, int]) -> str:
-        """Give it other limits of its scale; returns what comes of it, as a sentence."""
+        """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
         return self._asker.do(operations.scale(self.id, *limits_of(nodes)))
 
     def cancel(self) -> bool:
-        """Stop it and free its nodes; snapshots and logs stay. False when it had ended already."""
+        """Stop it and free its nodes; snapshots and logs are kept. Returns False if it had already
+        ended."""
         (result,) = self._asker.do(operations.cancel([self.id]))
         if not result["ok"] and self.refresh().state not in ENDED:
             raise ClientError(result["sentence"])
@@ -225,7 +227,7 @@ def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
     """Wait until all these jobs have ended.
 
     Raises:
-        TimeoutError: they have not after ``timeout`` seconds.
+        TimeoutError: some have not ended after ``timeout`` seconds.
     """
     by_id = {job.id: job for job in jobs}
     endings = Endings(job.id for job in by_id.values() if job.view.state not in ENDED)

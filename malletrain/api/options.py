@@ -1,7 +1,7 @@
-"""What a job is submitted with from Python: the options of ``malletrain submit``, with Python's own
-types, and the checked job that they make.
+"""The options of ``malletrain submit`` as Python types, and their conversion to a job
+specification.
 
-Decides the types only. What is accepted is decided in :mod:`malletrain.submission.spec`.
+Decides only the types. :mod:`malletrain.submission.spec` decides which values are valid.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from malletrain.protocol.messages import JobSpec
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build, parse_nodes
 
-_SOFTWARE = tuple(field.name for field in fields(SoftwareOptions))
-_LISTS = ("module", "container_bind")
+_SOFTWARE_OPTIONS = tuple(field.name for field in fields(SoftwareOptions))
+_TUPLE_OPTIONS = ("module", "container_bind")
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -34,17 +34,17 @@ class SubmitOptions(TypedDict, total=False):
     weight: float
     """How much the job counts beside the others. Default: 1."""
     goal: str
-    """``"throughput"`` or ``"efficiency"``. Default: what the site maximises."""
+    """``"throughput"`` or ``"efficiency"``. Default: the site's ``objective``."""
     deadline: str
-    """When it is to be done: ``"friday 18:00"``, ``"18:00"``, ``"2026-12-01T08:00"`` or
-    ``"in 6 h"``; local time.
+    """Time by which the job is to complete: ``"friday 18:00"``, ``"18:00"``, ``"2026-12-01T08:00"``
+    or ``"in 6 h"``; local time.
     """
     budget: str
-    """Charged node-hours that it may cost, such as ``"200nh"``."""
+    """Maximum charged node-hours, such as ``"200nh"``."""
     work: str
-    """Samples to train on in all. Default: what the script's ``sampler.epochs(N)`` says."""
+    """Total number of samples to train on. Default: from the script's ``sampler.epochs(N)``."""
     curve: Mapping[int, float] | str | os.PathLike[str]
-    """Known scaling curve, nodes → samples/s, or a file of it."""
+    """Known scaling curve, nodes → samples/s, or the path of a file with one."""
     setup: str
     """Shell command run before Python on each node."""
     module: Sequence[str]
@@ -56,69 +56,72 @@ class SubmitOptions(TypedDict, total=False):
     container: str
     """Container image to run in."""
     no_container: bool
-    """Run in no container, whatever the site has."""
+    """Run without a container, even if the site configures one."""
     container_runtime: str
-    """What runs the image."""
+    """Container runtime that runs the image, such as ``"apptainer"``."""
     container_bind: Sequence[str]
-    """Paths that the container sees too, ``SRC`` or ``SRC:DST``."""
+    """Additional paths that the container sees, ``SRC`` or ``SRC:DST``."""
     env: Mapping[str, str]
     """Environment variables of the script."""
     workdir: str | os.PathLike[str]
-    """Directory the script runs in. Default: the present one."""
+    """Directory the script runs in. Default: the current directory."""
     launcher: str
     """``"builtin"`` or ``"torchrun"``."""
     profile: bool
-    """Measure how the job scales while it trains. Default: yes, but not with a curve."""
+    """Measure how the job scales while it trains. Default: True, but a job with ``curve`` is not
+    profiled."""
     profile_sizes: Sequence[int]
     """Measure at these numbers of nodes."""
     profile_key: str
-    """Jobs of one key scale alike."""
+    """Jobs with the same key start from each other's scaling curves."""
     model_size: str
-    """Its model's parameters, and after a comma the FLOPs per sample: it begins with what similar
-    ones showed."""
+    """Number of model parameters, optionally followed by a comma and the FLOPs per sample. The job
+    starts from the scaling curves of similar jobs."""
     as_module: bool
-    """``script`` is the name of a module, and run as ``python -m`` runs it."""
+    """``script`` is the name of a module, which runs as with ``python -m``."""
     live: bool
     """The script uses malletrain.elastic."""
     service: bool
     """The script is a service."""
     value: str | os.PathLike[str]
-    """File that says what nodes are worth to a service."""
+    """File with the value of each number of nodes to a service."""
     after: Sequence[str]
-    """Begin only when these jobs (ids or names) have completed."""
+    """Start only after these jobs (ids or names) have completed."""
     time_limit: float | str
-    """Cancel it when it has had nodes for so long: seconds, or text such as ``"90 min"``."""
+    """Maximum time with nodes, after which the job is cancelled: seconds, or text such as ``"90
+    min"``."""
     on_hang: str
-    """When its workers hang: ``"tell"`` its owner (default), or ``"restart"`` them too."""
+    """Action when workers hang: ``"tell"`` notifies the owner (default); ``"restart"`` also
+    restarts the workers."""
     notify: Sequence[str]
-    """Who is told of its start, end and failure: mail addresses, web hooks, commands."""
+    """Recipients of notices about its start, end and failure: mail addresses, web hooks,
+    commands."""
     resume_from: str
-    """Begin from the snapshot of another job (id or name), or from this file."""
+    """Start from the snapshot of another job (id or name), or from this file."""
 
 
 class FunctionOptions(SubmitOptions, total=False):
     """The options of a function's job."""
 
     tries: int
-    """In how many rounds of its job the function may be called; 1: it is not called again when its
-    nodes change or it fails. Default: in each round.
+    """Maximum number of rounds in which the function is called. With 1 it is not called again after
+    a rescale or a failure. Default: no limit.
     """
 
 
 def spec_of(
     script: str | os.PathLike[str], args: Sequence[object], options: Mapping[str, Any]
 ) -> JobSpec:
-    """The checked job.
+    """Returns the validated job specification.
 
     Args:
         script: the Python file that runs on every node, or the name of a module (``as_module``).
-        args: its arguments; made text.
+        args: its arguments, converted by ``str()``.
         options: a :class:`SubmitOptions`, without ``resume_from``.
 
     Raises:
-        malletrain.submission.error.SpecError: it cannot be submitted; the sentence says what is
-            accepted.
-        TypeError: an option that there is not.
+        malletrain.submission.error.SpecError: an option is invalid; the message says what is valid.
+        TypeError: an option does not exist.
     """
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(values.keys() - SubmitOptions.__annotations__.keys()):
@@ -126,8 +129,8 @@ def spec_of(
             f"submit() has no option {unknown[0]!r}; it has "
             f"{', '.join(sorted(SubmitOptions.__annotations__))}."
         )
-    software = {name: values.pop(name) for name in _SOFTWARE if name in values}
-    software.update({name: tuple(software[name]) for name in _LISTS if name in software})
+    software = {name: values.pop(name) for name in _SOFTWARE_OPTIONS if name in values}
+    software.update({name: tuple(software[name]) for name in _TUPLE_OPTIONS if name in software})
     curve = values.pop("curve", None)
     if isinstance(curve, Mapping):
         rates = {str(int(nodes)): float(rate) for nodes, rate in curve.items()}
@@ -135,7 +138,7 @@ def spec_of(
         rates = None
         values["curve"] = Path(curve) if curve is not None else None
     if "nodes" in values:
-        values["nodes"] = _nodes(values["nodes"])
+        values["nodes"] = _nodes_text(values["nodes"])
     if "profile_sizes" in values:
         values["profile_sizes"] = ",".join(map(str, values["profile_sizes"]))
     if isinstance(values.get("time_limit"), int | float):
@@ -148,15 +151,15 @@ def spec_of(
     if "workdir" in values:
         values["workdir"] = os.fspath(values["workdir"])
     values["env"] = [f"{name}={value}" for name, value in values.pop("env", {}).items()]
-    words = [str(arg) for arg in args]
-    spec = build(os.fspath(script), words, software=SoftwareOptions(**software), **values)
+    arguments = [str(arg) for arg in args]
+    spec = build(os.fspath(script), arguments, software=SoftwareOptions(**software), **values)
     return spec if rates is None else msgspec.structs.replace(spec, curve=rates)
 
 
 def limits_of(nodes: int | str | tuple[int, int]) -> tuple[int, int]:
-    """The fewest and the most nodes, as :func:`spec_of` takes them."""
-    return parse_nodes(_nodes(nodes))
+    """Returns the minimum and maximum number of nodes in the ``nodes`` option."""
+    return parse_nodes(_nodes_text(nodes))
 
 
-def _nodes(nodes: int | str | tuple[int, int]) -> str:
+def _nodes_text(nodes: int | str | tuple[int, int]) -> str:
     return ":".join(map(str, nodes)) if isinstance(nodes, tuple) else str(nodes)

@@ -1,4 +1,5 @@
-"""A job's metrics over time: numbers in columns, points, a data frame where pandas is there."""
+"""A job's metrics over time: numbers in columns, points, and a data frame if pandas is
+installed."""
 
 from __future__ import annotations
 
@@ -21,41 +22,41 @@ class MetricPoint(NamedTuple):
     """One value of a metric."""
 
     value: float
-    """What :func:`malletrain.metric` was told."""
+    """Value passed to :func:`malletrain.metric`."""
     time: float
-    """When, in seconds since the epoch."""
+    """Time of the report, seconds since the epoch."""
     samples: float
-    """What the job had processed by then, all ranks together."""
+    """Samples that the job had processed by then, all ranks together."""
     nodes: int
-    """The job's scale then; 0 where it is not known."""
+    """The job's scale at that time; 0 if not known."""
     step: int | None
-    """The script's own count, where it gave one."""
+    """The script's own step count; None if it gave none."""
 
 
 @dataclass(frozen=True)
 class MetricSeries(Sequence[MetricPoint]):
-    """One metric over time, the oldest value first. A long one is thinned out evenly; its first,
-    last, smallest and largest values are always there.
+    """One metric over time, the oldest value first. A long series is thinned out evenly, but keeps
+    its first, last, smallest and largest values.
     """
 
     name: str
-    """Of the metric."""
+    """Name of the metric."""
     values: tuple[float, ...]
-    """What the script reported."""
+    """Reported values."""
     times: tuple[float, ...]
-    """When, in seconds since the epoch."""
+    """Times of the reports, seconds since the epoch."""
     samples: tuple[float, ...]
-    """What the job had processed by then."""
+    """Samples that the job had processed by then, all ranks together."""
     nodes: tuple[int, ...]
-    """The job's scale then."""
+    """The job's scale at these times; 0 if not known."""
     steps: tuple[int | None, ...]
-    """The script's own counts."""
+    """The script's own step counts; None if it gave none."""
     reported: int
-    """How many values were reported in all, those thinned out too."""
+    """Number of values reported in all, including thinned-out ones."""
 
     @classmethod
     def of(cls, view: SeriesView) -> MetricSeries:
-        """As the daemon tells it."""
+        """Returns the series in a view of the daemon."""
         return cls(
             view.name, view.values, view.times, view.samples, view.nodes, view.steps, view.count
         )
@@ -99,7 +100,7 @@ class JobMetrics(Mapping[str, MetricSeries]):
         return f"<JobMetrics {inside or 'none yet'}>"
 
     def rows(self) -> list[tuple[str, float, int | None, float, int, float]]:
-        """A row for each value: :data:`COLUMNS`."""
+        """Returns a row for each value, with the columns :data:`COLUMNS`."""
         return [
             (name, p.time, p.step, p.samples, p.nodes, p.value)
             for name, series in self.items()
@@ -107,18 +108,18 @@ class JobMetrics(Mapping[str, MetricSeries]):
         ]
 
     def frame(self) -> Any:
-        """All values as a :class:`pandas.DataFrame`, a row each, in order of time: ``metric``,
-        ``time`` (UTC), ``step``, ``samples``, ``nodes``, ``value``.
+        """Returns all values as a :class:`pandas.DataFrame`, a row each, in order of time:
+        ``metric``, ``time`` (UTC), ``step``, ``samples``, ``nodes``, ``value``.
 
         Raises:
             ImportError: pandas is not installed.
         """
         import pandas
 
-        made = pandas.DataFrame(self.rows(), columns=COLUMNS)
-        made["time"] = pandas.to_datetime(made["time"].astype(float), unit="s", utc=True)
-        made["step"] = made["step"].astype("Int64")
-        return made.sort_values("time", kind="stable", ignore_index=True)
+        frame = pandas.DataFrame(self.rows(), columns=COLUMNS)
+        frame["time"] = pandas.to_datetime(frame["time"].astype(float), unit="s", utc=True)
+        frame["step"] = frame["step"].astype("Int64")
+        return frame.sort_values("time", kind="stable", ignore_index=True)
 
 
 def write_csv(file: Path, metrics: JobMetrics) -> Path:

@@ -1,4 +1,4 @@
-"""Where the newest snapshot of a job is, and its weights in one file."""
+"""Finds the newest snapshot of a job, and exports its weights to one file."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from malletrain.submission.snapshot_paths import snapshot_paths
 
 
 def snapshot_of(detail: JobDetail, daemon: str) -> str:
-    """The path of the job's snapshot: one that its command or script names, else that in its
-    default folder. One that says that it is another job's is none of this job.
+    """Returns the path of the job's snapshot: one that its command or script names, else the one in
+    its default folder. Snapshots that record another job as their owner are ignored.
 
     Args:
         detail: the job.
         daemon: the name of its daemon (:func:`malletrain.protocol.boot.daemon_of`).
 
     Raises:
-        malletrain.training.snapshot_file.SnapshotError: there is none, or more than one.
+        malletrain.training.snapshot_file.SnapshotError: there is no snapshot, or more than one.
     """
     from malletrain.training.owner import Owner, path_of
     from malletrain.training.snapshot_file import SnapshotError
     from malletrain.training.snapshot_records import owner_in
 
     spec, job = detail.spec, detail.job.id
-    mine = Owner(job, "", "", daemon)
+    own_job = Owner(job, "", "", daemon)
     named = snapshot_paths(spec["script"], spec.get("args", ()), spec["workdir"])
-    there = {path: owner_in(path) for path in sorted(named) if os.path.isfile(path)}
-    for path, theirs in there.items():
-        if theirs is None or (theirs.job == job and theirs.may_share(mine)):
+    owner_of = {path: owner_in(path) for path in sorted(named) if os.path.isfile(path)}
+    for path, owner in owner_of.items():
+        if owner is None or (owner.job == job and owner.may_share(own_job)):
             return path
     try:
         return path_of(job, spec["workdir"], daemon)
     except SnapshotError as error:
-        for path, theirs in there.items():
+        for path, owner in owner_of.items():
             raise SnapshotError(
-                f"The snapshot {path}, which job {job} names, belongs to {theirs}"
-                f"{'' if theirs is None or theirs.may_share(mine) else ' of another daemon'}. "
+                f"The snapshot {path}, which job {job} names, belongs to {owner}"
+                f"{'' if owner is None or owner.may_share(own_job) else ' of another daemon'}. "
                 f"To have that one, name it by its path. {error}"
             ) from None
         raise

@@ -1,5 +1,3 @@
-"""What a machine would yield, from its own accounting: its gaps, what MalleTrain would harvest in
-them, and a report to read.
-
-Runs where a person asks for it, without a daemon.
+"""Estimates the yield of a machine from its own accounting: its gaps, what MalleTrain would harvest
+in them, and a report. Runs in the command line, without a daemon.
 """

@@ -1,6 +1,4 @@
-"""What the idle nodes of a machine look like: how many, when, for how long. Counts; decides
-nothing.
-"""
+"""Statistics of the idle nodes of a machine: number, times, lengths. Decides nothing."""
 
 from __future__ import annotations
 
@@ -28,14 +26,12 @@ LENGTH_EDGES_S = (
 )
 """Edges of the histogram of gap lengths."""
 POINTS = 400
-"""Points of the curve of idle nodes over time."""
+"""Number of points of the curve of idle nodes over time."""
 
 
 @dataclass(frozen=True)
 class LengthBin:
-    """Gaps of at least ``from_s`` and less than ``to_s`` seconds: how many, and how many node-hours
-    in them.
-    """
+    """Gaps of at least ``from_s`` and less than ``to_s`` seconds: their number and node-hours."""
 
     from_s: float
     to_s: float
@@ -50,11 +46,12 @@ class GapReport:
     Args:
         nodes, hours: size of the machine, length of the observation.
         idle_mean, idle_fraction: idle nodes on average, and as a fraction of the machine.
-        idle_node_hours: all of them.
-        gaps, median_s, mean_s: complete gaps and their lengths (None: there is none). Gaps open at
+        idle_node_hours: total idle node-hours.
+        gaps, median_s, mean_s: number of complete gaps and their lengths (None if there is none).
+        Gaps open at
             an end of the observation count in the node-hours and not here.
-        bins: the histogram; gaps cut off by an end of the observation count with what was seen of
-            them.
+        bins: the histogram; gaps cut off by an end of the observation count with their observed
+            part.
         over_time: (hour, fewest, mean, most idle nodes) of equal pieces of the observation.
     """
 
@@ -70,14 +67,14 @@ class GapReport:
     over_time: tuple[tuple[float, int, float, int], ...]
 
     def longer_than(self, seconds: float) -> float:
-        """Fraction of the idle node-hours that lies in gaps of at least this length (an edge of the
-        bins).
+        """Returns the fraction of the idle node-hours in gaps of at least this length (an edge of
+        the bins).
         """
         total = sum(b.node_hours for b in self.bins)
         return sum(b.node_hours for b in self.bins if b.from_s >= seconds) / total if total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; the open edge of the last bin is None."""
+        """Returns plain values for JSON; the open edge of the last bin is None."""
         plain = {
             name: getattr(self, name)
             for name in ("nodes", "hours", "idle_mean", "idle_fraction", "idle_node_hours")
@@ -99,7 +96,7 @@ class GapReport:
 
 
 def gap_report(trace: Trace) -> GapReport:
-    """The gaps in ``trace``. Raises WorkloadError when it lasts no time or has no nodes."""
+    """Returns the gaps in ``trace``. Raises WorkloadError if it has no duration or no nodes."""
     if not trace.names:
         raise WorkloadError("The trace has no nodes; there is nothing to assess.")
     require_time(trace)
@@ -145,10 +142,12 @@ def _over_time(trace: Trace) -> tuple[tuple[float, int, float, int], ...]:
 
 
 def typical_window(trace: Trace, hours: float) -> tuple[float, float]:
-    """Begin and end (seconds) of the window of this length whose mean number of idle nodes is
-    nearest to that of the whole trace. One without idle nodes is typical of a machine without any.
+    """Returns begin and end (seconds) of the window of this length whose mean number of idle nodes
+    is nearest to that of the whole trace. A window without idle nodes is typical only if the trace
+    has none.
 
-    Windows begin a quarter of their length apart. A trace that is not longer is a window itself.
+    Windows begin a quarter of their length apart. If the trace is not longer than ``hours``, it is
+    the window.
     """
     length = hours * 3600.0
     if length >= trace.duration_s:

@@ -1,5 +1,5 @@
-"""The report as one HTML file that needs nothing else: text, tables, pictures inside. Decides what
-is said, in which order.
+"""The report as one self-contained HTML file: text, tables, plots. Decides the content and its
+order.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ svg{width:100%;height:auto}.lead{font-size:1.15rem}
 
 @dataclass(frozen=True)
 class Assessment:
-    """Everything the report tells.
-
-    ``source``: what was read. ``window``: begin and end of the simulated part, hours of the
-    observation. ``assumptions``: sentences. ``command``: how to make the report again.
+    """The content of the report. ``source``: the log or trace that was read. ``window``: begin and
+    end of the simulated part, hours of the observation. ``assumptions``: sentences. ``command``:
+    the command that creates the report again.
     """
 
     source: str
     gaps: GapReport
     cases: tuple[Case, ...]
-    """The simulations, the settings asked for first; empty when no node was ever idle."""
+    """The simulations, with the requested settings first; empty if no node was ever idle."""
     window: tuple[float, float]
     assumptions: tuple[str, ...]
     command: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
+        """Returns plain values for JSON."""
         return {
             "source": self.source,
             "gaps": self.gaps.to_dict(),
@@ -52,7 +51,7 @@ class Assessment:
 
 
 def verdict(assessment: Assessment) -> list[str]:
-    """The answer in a few sentences."""
+    """Returns the result in a few sentences."""
     g = assessment.gaps
     if not assessment.cases:
         return [
@@ -89,7 +88,7 @@ def verdict(assessment: Assessment) -> list[str]:
 
 
 def page(assessment: Assessment) -> str:
-    """The report. Raises ImportError without matplotlib."""
+    """Returns the report as HTML. Raises ImportError without matplotlib."""
     g, cases = assessment.gaps, assessment.cases
     parts = [
         f"<h1>What would MalleTrain harvest?</h1><p class=note>{_e(assessment.source)}</p>",
@@ -115,7 +114,7 @@ def page(assessment: Assessment) -> str:
 
 
 def _harvest(assessment: Assessment) -> Sequence[str]:
-    """What was simulated; only where there was an idle node."""
+    """Returns the part about the simulations; only if there was an idle node."""
     g, cases = assessment.gaps, assessment.cases
     begin, end = assessment.window
     return (
@@ -187,7 +186,7 @@ def _comparison(cases: Sequence[Case]) -> str:
 
 
 def text(assessment: Assessment) -> Iterable[str]:
-    """The answer for a terminal, line by line."""
+    """Yields the result for a terminal, line by line."""
     yield assessment.source
     yield from verdict(assessment)
     for c in assessment.cases[1:]:

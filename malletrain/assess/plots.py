@@ -1,5 +1,5 @@
-"""The pictures of the report, as SVG text. Needs matplotlib (``pip install 'malletrain[demo]'``),
-imported when drawing; no display.
+"""The plots of the report, as SVG text. Imports matplotlib (``pip install 'malletrain[demo]'``)
+when drawing; needs no display.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PINK, SKY, GREY = JOB_COLOURS[3], JOB_COLOURS[4], "#BDBDBD"
 
 
 def idle_over_time(report: GapReport) -> str:
-    """Idle nodes over the observation: mean, and between which numbers they swing."""
+    """Plots idle nodes over the observation: mean and range."""
     figure, axes = _figure(2.6)
     hours = [h for h, *_ in report.over_time]
     unit, name = (24.0, "days") if report.hours > 72 else (1.0, "hours")
@@ -42,7 +42,7 @@ def idle_over_time(report: GapReport) -> str:
 
 
 def gap_lengths(report: GapReport) -> str:
-    """Histogram of gap lengths: how many gaps, and how many of the idle node-hours lie in them."""
+    """Plots the histogram of gap lengths: number of gaps, and their idle node-hours."""
     figure, axes = _figure(2.6)
     total, hours = (
         max(1, sum(b.gaps for b in report.bins)),
@@ -70,7 +70,7 @@ def gap_lengths(report: GapReport) -> str:
 
 
 def use_over_time(case: Case) -> str:
-    """Idle nodes, and those with a job, over the simulated time."""
+    """Plots idle nodes, and nodes with a job, over the simulated time."""
     figure, axes = _figure(2.6)
     unit, name = (24.0, "days") if case.result.hours > 72 else (1.0, "hours")
     at = [h / unit for h, _, _ in case.series]
@@ -93,7 +93,7 @@ def use_over_time(case: Case) -> str:
 
 
 def where_it_went(cases: Sequence[Case]) -> str:
-    """What became of the idle node-hours in each case."""
+    """Plots the use of the idle node-hours in each case."""
     figure, axes = _figure(0.8 + 0.42 * len(cases))
     parts = (
         ("harvested", GREEN, "harvested_fraction"),
@@ -132,7 +132,7 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 
 def _svg(figure: Any, title: str) -> str:
-    """The figure as an element to put into a page, the same text for the same figure."""
+    """Returns the figure as an SVG element for a page; the same figure gives the same text."""
     from matplotlib import rc_context
 
     out = io.StringIO()

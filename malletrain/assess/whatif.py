@@ -1,5 +1,5 @@
-"""What MalleTrain would harvest: a few simulations of the same jobs on the same idle nodes. Decides
-which ones are worth comparing.
+"""Simulates what MalleTrain would harvest: a few settings with the same jobs on the same idle
+nodes. Decides which settings are compared.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from malletrain.sim.workloads import SimJob
 from scavenger.trace.trace import Trace
 
 SAMPLES = 600
-"""Points of the curve of nodes in use over time."""
+"""Number of points of the curve of nodes in use over time."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One simulation: ``name`` and ``what`` say what is different from the first. ``series``:
+    """One simulation: ``name`` and ``what`` describe the difference from the first. ``series``:
     (hour, idle nodes, nodes with a job).
     """
 
@@ -35,12 +35,13 @@ class Case:
 
 
 def enough_at_a_time(trace: Trace, jobs: Sequence[SimJob], fewest: int) -> int:
-    """How many jobs at a time could use the idle nodes that are there for 95 % of the time.
+    """Returns the number of simultaneous jobs that could use the number of idle nodes that is not
+    exceeded for 95 % of the time.
 
     Args:
         trace: the idle nodes.
-        jobs: what they would train; a job uses as many nodes as its scaling curve reaches.
-        fewest: never less than this.
+        jobs: the jobs; each uses as many nodes as its scaling curve reaches.
+        fewest: minimum of the result.
     """
     times, counts = trace.idle_count()
     lengths = np.diff(np.append(times, trace.duration_s))
@@ -48,19 +49,19 @@ def enough_at_a_time(trace: Trace, jobs: Sequence[SimJob], fewest: int) -> int:
     reached = np.cumsum(lengths[order]) >= 0.95 * trace.duration_s
     many = float(counts[order][np.argmax(reached)]) if reached.any() else 0.0
     each = sum(job.max_nodes for job in jobs) / len(jobs) if jobs else 1.0
-    return max(fewest, min(MOST_AT_A_TIME, math.ceil(many / each)))
+    return max(fewest, min(MAX_SIMULTANEOUS_JOBS, math.ceil(many / each)))
 
 
-MOST_AT_A_TIME = 200
-"""More jobs at a time are not simulated unless asked for: every decision would take longer."""
+MAX_SIMULTANEOUS_JOBS = 200
+"""Maximum number of simultaneous jobs unless requested: with more, every decision takes longer."""
 
 
 def lasting(jobs: Sequence[SimJob], node_s: float) -> int:
-    """How many jobs such as these have work for ``node_s`` node-seconds, however they are placed.
+    """Returns the number of such jobs that have work for ``node_s`` node-seconds at any placement.
 
     Args:
         jobs: a sample of them. At its most efficient size a job needs the fewest node-seconds.
-        node_s: the idle node-seconds that they are to use.
+        node_s: the idle node-seconds to use.
     """
     least = (job.samples / max(rate / nodes for nodes, rate in job.curve.points) for job in jobs)
     return math.ceil(node_s / (sum(least) / len(jobs))) + 1
@@ -72,13 +73,13 @@ def cases(
     settings: SimSettings,
     on_progress: Callable[[str, float], None] = lambda what, part: None,
 ) -> list[Case]:
-    """The settings asked for, and what each of a few changes would bring.
+    """Simulates the requested settings, and a few changes of them.
 
     Args:
         trace: the idle nodes.
-        jobs: what is trained on them.
-        settings: as asked for.
-        on_progress: called with the name of a case and how much of it is done, 0 to 1.
+        jobs: the jobs to train on them.
+        settings: the requested settings.
+        on_progress: called with the name of a case and the fraction of it that is done, 0 to 1.
 
     Raises:
         WorkloadError: there is nothing to simulate.
@@ -123,6 +124,6 @@ def cases(
 
 
 def _until(trace: Trace, settings: SimSettings) -> float:
-    """Seconds that are simulated."""
+    """Returns the simulated time, seconds."""
     hours = math.inf if settings.hours is None else settings.hours
     return min(trace.duration_s, hours * 3600.0)

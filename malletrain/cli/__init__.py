@@ -1,8 +1,8 @@
 """The command line: ``malletrain COMMAND``. One module per family of commands; this one only
-gathers them. Runs where a person types it.
+collects them. Runs on the user's machine.
 
-Modules of commands import click alone at their top, so that ``malletrain --help`` and shell
-completion answer at once.
+Modules of commands import only click at their top, so that ``malletrain --help`` and shell
+completion are fast.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from malletrain.cli.web import web
 )
 @click.version_option(__version__, prog_name="malletrain")
 def main() -> None:
-    """Train neural networks on the supercomputer nodes that nobody else can fill.
+    """Train neural networks on supercomputer nodes that would otherwise be idle.
 
-    A daemon holds idle nodes for as long as the main scheduler does not want them, and keeps
-    malleable training jobs running on them. Without an own daemon running yet, see 'malletrain
-    daemon --help'; to see everything at work on this machine, run 'malletrain demo'.
+    A daemon holds idle nodes as long as the main scheduler does not need them, and runs malleable
+    training jobs on them. To start your own daemon, see 'malletrain daemon --help'; to see the
+    whole system at work on this machine, run 'malletrain demo'.
 
     \b
     A first job:

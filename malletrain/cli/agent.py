@@ -1,6 +1,4 @@
-"""``malletrain agent``: what a lease's batch script starts. Hidden, because people never type
-it.
-"""
+"""``malletrain agent``: started by a lease's batch script. Hidden, because users do not call it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``malletrain assess``: what would this machine yield?"""
+"""``malletrain assess``: estimates the yield of MalleTrain on a machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from malletrain.cli.progress import ProgressLine
 from malletrain.cli.simulate import COUNT, FILE, jobs_of, settings_of, simulation_options
 
 DEFAULT_HOURS = 168.0
-MOST_JOBS = 20_000
-"""More jobs are not simulated unless asked for."""
+MAX_JOBS = 20_000
+"""Maximum number of simulated jobs, unless ``--jobs`` asks for more."""
 
 
 @click.command()
@@ -38,19 +38,27 @@ MOST_JOBS = 20_000
     "--trace",
     type=FILE,
     metavar="FILE",
-    help="Which node is idle when (CSV time_s,node,event; also .gz).",
+    help="Trace of which node is idle when (CSV time_s,node,event; also .gz).",
 )
 @click.option(
-    "--nodes", type=COUNT, metavar="N", help="Size of the machine.  [default: as the log says]"
+    "--nodes",
+    type=COUNT,
+    metavar="N",
+    help="Number of nodes of the machine.  [default: from the log]",
 )
 @click.option(
     "--from",
     "begin",
     metavar="TIME",
-    help="Where the log begins to list every job: a date, or '30 d' after its first submission.  "
+    help="Time from which the log lists every job: a date, or '30 d' after its first submission.  "
     "[default: found by rule]",
 )
-@click.option("--to", "end", metavar="TIME", help="Where it ends to.  [default: found by rule]")
+@click.option(
+    "--to",
+    "end",
+    metavar="TIME",
+    help="Time until which the log lists every job.  [default: found by rule]",
+)
 @simulation_options
 @click.option(
     "--output",
@@ -58,13 +66,13 @@ MOST_JOBS = 20_000
     default=Path("assessment.html"),
     show_default=True,
     metavar="FILE",
-    help="Where the report goes.",
+    help="Path of the report.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object instead of text; the report is written all the same.",
+    help="Print one JSON object instead of text; the report is written, too.",
 )
 def assess(
     sacct: Path | None,
@@ -78,12 +86,12 @@ def assess(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Say what this machine would yield: its gaps, and what MalleTrain would harvest in them with
+    """Estimate the yield of this machine: its gaps, and what MalleTrain would harvest in them with
     given jobs.
 
-    Reads one log of what ran (or a trace of idle nodes), and writes a report: one HTML file with
-    pictures that needs nothing else. Gaps are counted over the whole log; a typical week of it (or
-    --hours) is simulated.
+    Reads one log of the jobs that ran (or a trace of idle nodes), and writes a report: one
+    self-contained HTML file with plots. Gaps are counted over the whole log; a typical week of it
+    (or --hours) is simulated.
 
     \b
     Slurm's accounting:
@@ -143,7 +151,7 @@ def assess(
         settings = settings_of(options)
         if all(map(_is_default, ("jobs", "samples"))) and options["workload"] in ("hpo", "nas"):
             count = lasting(jobs, float(part.gaps().length.sum()))
-            options["jobs"] = str(max(len(jobs), min(MOST_JOBS, count)))
+            options["jobs"] = str(max(len(jobs), min(MAX_JOBS, count)))
             jobs = jobs_of(options)
         with ProgressLine() as progress:
             runs = cases(part, jobs, settings, progress.update) if gaps.idle_node_hours else []
@@ -175,13 +183,13 @@ def assess(
 
 
 def _is_default(option: str) -> bool:
-    """Whether the option was not given on the command line."""
+    """Returns whether the option was not given on the command line."""
     source = click.get_current_context().get_parameter_source(option)
     return source is ParameterSource.DEFAULT
 
 
 def _assumptions(o: dict[str, Any]) -> list[str]:
-    """What the simulation takes for granted, as sentences."""
+    """Returns the assumptions of the simulation, as sentences."""
     jobs = (
         f"{o['jobs']} jobs"
         if o["jobs"].isdigit()

@@ -1,9 +1,8 @@
-"""``malletrain check``: what would and would not work with a configuration, before anything is
-started.
+"""``malletrain check``: checks what works with a configuration before anything is started.
 
-What would keep the daemon from starting is asked of :mod:`malletrain.daemon.startup`, as the daemon
-does. Each thing is tested as the daemon would use it, and nothing is left behind. A line per thing:
-whether it works, and if not what to do.
+:mod:`malletrain.daemon.startup` tests what would prevent a start, as it does in the daemon. Each
+test uses the daemon's own code and leaves nothing behind. Prints one line per test: whether it
+works, and if not, what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from malletrain.protocol.views import NetworkView
 
 Finding = tuple[str, bool | None, str]
-"""(what was tested, whether it works or None: it works but look at it, a sentence)"""
+"""(what was tested, whether it works or None: works but needs attention, a sentence)"""
 Test = tuple[str, "Callable[[Config], Iterator[tuple[bool | None, str]]]"]
 
 
@@ -37,26 +36,25 @@ Test = tuple[str, "Callable[[Config], Iterator[tuple[bool | None, str]]]"]
 @click.option(
     "--user",
     metavar="NAME",
-    help="Where the daemon serves several users: try submissions as this one. Else the first of "
-    "the list in [daemon] users is tried, and nobody where MUNGE alone knows them.",
+    help="If the daemon serves several users: try submissions as this user. Default: the first "
+    "user in the list of [daemon] users; none if users are known to MUNGE only.",
 )
 @click.option(
     "--lease",
     "trial",
     is_flag=True,
-    help="Take one lease to its end as well: poll, submit, wait for its start, give it back. Takes "
-    "a node that is idle for some seconds, minutes where the main scheduler is slow.",
+    help="Also test one whole lease: poll, submit, wait for its start, give it back. Uses "
+    "an idle node for some seconds, for minutes if the main scheduler is slow.",
 )
 @json_option
 def check(config_file: Path, user: str | None, trial: bool, as_json: bool) -> None:
-    """Say what would and would not work with a configuration, and what to do about it. Starts
-    nothing unless --lease is given; on PBS a held job is submitted and deleted.
+    """Check what works with a configuration, and what to do if it does not. Starts nothing unless
+    --lease is given; on PBS a held job is submitted and deleted.
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (where there are several), the network of the jobs, what a node that leaves can hand over
-    in the time it has, allocation, accounting, shares and trainers.
-    Exit code 1 when something would not work.
+    users (if there are several), the network of the jobs, what a leaving node can hand over in
+    time, allocation, accounting, shares and trainers. Exit code 1 if a test fails.
 
     \b
     Examples:
@@ -69,7 +67,7 @@ def check(config_file: Path, user: str | None, trial: bool, as_json: bool) -> No
         findings += _startup(config)
     except ModuleNotFoundError as error:
         raise missing(error) from None
-    more: tuple[Test, ...] = (*MORE, ("users", partial(users, name=user)))
+    more: tuple[Test, ...] = (*MORE_TESTS, ("users", partial(users, name=user)))
     if trial:
         more = (*more, ("lease", partial(trial_lease, user=user)))
     for name, test in more:
@@ -118,7 +116,7 @@ def _print(findings: list[Finding]) -> None:
 
 
 def privacy(config: Config) -> Iterator[tuple[bool, str]]:
-    """Nobody else may enter the state directory."""
+    """Checks that other users cannot enter the state directory."""
     path = config.state_dir
     if path.is_dir() and path.stat().st_mode & 0o077:
         yield (
@@ -128,14 +126,14 @@ def privacy(config: Config) -> Iterator[tuple[bool, str]]:
 
 
 def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
-    """What the backend of the main scheduler finds when it tests its commands."""
+    """Yields the results of the main scheduler's backend, which tests its commands."""
     from malletrain.daemon.backends import backend
 
     yield from backend(config).check(config)
 
 
 def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None, str]]:
-    """One lease of the main scheduler, taken to its end as the daemon would."""
+    """Tests one lease of the main scheduler from submission to end, as the daemon does it."""
     from malletrain.daemon.backends import backend
     from scavenger.batch.scavenger import BatchScavenger
     from scavenger.batch.trial_lease import try_lease, use_trial_prefix
@@ -155,7 +153,7 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
 
 
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Plans can start jobs."""
+    """Checks that plans can start jobs."""
     from malletrain.daemon.settings import controller_settings
 
     if config.allocation.policy == "freetrain":
@@ -178,7 +176,7 @@ def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def network(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """The network of the jobs, and what a running daemon has measured there."""
+    """Reports the network of the jobs, and its bandwidth as measured by a running daemon."""
     from malletrain.client import ClientError, Connection
 
     interfaces = [config.nodes.interface, *config.nodes.interface_of]
@@ -200,7 +198,7 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Whether nodes that leave can hand over what they have of a snapshot in memory."""
+    """Checks whether leaving nodes can hand over their part of a snapshot in memory."""
     from malletrain.client import ClientError, Connection
     from malletrain.daemon.backends import notice_of
 
@@ -216,10 +214,10 @@ def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def _startup(config: Config) -> Iterator[Finding]:
-    """What would keep the daemon from starting."""
+    """Yields problems that would prevent the daemon from starting."""
     from malletrain.daemon.startup import ADDRESS, startup_findings
 
-    answers = _answers(config)
+    answers = _daemon_answers(config)
     yield from startup_findings(config, (ADDRESS,) if answers else ())
     if answers:
         yield (
@@ -230,7 +228,7 @@ def _startup(config: Config) -> Iterator[Finding]:
         )
 
 
-def _answers(config: Config) -> bool:
+def _daemon_answers(config: Config) -> bool:
     from malletrain.client import ClientError, Connection
 
     try:
@@ -241,7 +239,7 @@ def _answers(config: Config) -> bool:
     return True
 
 
-MORE: tuple[Test, ...] = (
+MORE_TESTS: tuple[Test, ...] = (
     ("state directory", privacy),
     ("main scheduler", scheduler),
     ("network", network),
@@ -251,4 +249,4 @@ MORE: tuple[Test, ...] = (
     ("shares", shares),
     ("trainers", trainers),
 )
-"""Beyond what keeps the daemon from starting."""
+"""Tests besides those at the daemon's start."""

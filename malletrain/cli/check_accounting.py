@@ -1,4 +1,4 @@
-"""What the site's rules about the length and price of leases will do: for ``malletrain check``."""
+"""The part of ``malletrain check`` for the effects of minimum charges and lease lengths."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Least charge, least length, and what nodes draw."""
+    """Reports the minimum charge, the minimum length and the power of nodes."""
     from malletrain.config.units import show_duration
     from malletrain.core.gaps import least_horizon_s
     from malletrain.daemon.settings import controller_settings
 
     settings = controller_settings(config)
-    least_s, charge_s = least_horizon_s(settings), settings.min_charge_s
+    min_gap_s, charge_s = least_horizon_s(settings), settings.min_charge_s
     expected_s = config.gaps.expected_length
     batch = config.scheduler.kind != "local"
     where = f"[scheduler.{config.scheduler.kind}]"
@@ -25,8 +25,8 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
         due = show_duration(settings.due_s)
         yield (
             True,
-            f"Gaps expected to last less than {show_duration(least_s)} are not leased; a lease is "
-            f"kept for {due}, which {why}, while its user has work for it.",
+            f"Gaps expected to last less than {show_duration(min_gap_s)} are not leased; a lease "
+            f"is kept for {due}, which {why}, while its user has work for it.",
         )
         if batch and expected_s < settings.due_s:
             yield (
@@ -57,4 +57,4 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
         elif missing := sorted(set(config.gaps.classes) - watts.keys()):
             yield None, f"watts in [accounting] says nothing of {', '.join(missing)}; kWh lack it."
         else:
-            yield True, "Usage and metrics tell kWh by node class."
+            yield True, "Usage and metrics report kWh by node class."

@@ -1,5 +1,5 @@
-"""The part of ``malletrain check`` that is about ``malletrain-lease``: whether it keeps the
-daemon's account to leases, and whether those of this site get through.
+"""The part of ``malletrain check`` for ``malletrain-lease``: whether it restricts the daemon's
+account to leases, and whether it accepts the leases of this site.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TRY_S = 20.0
 
 
 def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
-    """Whether it stands in submit_as, and what it says of a lease of the user ``name``."""
+    """Checks that it is in submit_as, and that it accepts a lease of the user ``name``."""
     at = [n for n, word in enumerate(config.submit_as) if Path(word).name == GATE]
     if not at:
         yield (
@@ -53,8 +53,8 @@ def gate(config: Config, name: str | None) -> Iterator[tuple[bool | None, str]]:
 
 
 def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
-    """A lease of ``owner`` as the scavenger would ask for it. Raises SchedulerError where the
-    site's batch script cannot be read.
+    """Returns the command and batch script of a lease of ``owner``, as the scavenger submits it.
+    Raises SchedulerError if the site's batch script cannot be read.
     """
     from malletrain.daemon.agent_python import agent_program
     from malletrain.daemon.batch import pbs_settings, slurm_settings

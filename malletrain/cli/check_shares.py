@@ -1,4 +1,4 @@
-"""Whose shares would be counted, and by which weights: for ``malletrain check``."""
+"""The part of ``malletrain check`` for shares: which are counted, and with which weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from malletrain.config.model import Config
 
-SHOWN = 5
+MAX_SHOWN_WEIGHTS = 5
 
 
 def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Weights, accounts, and whether Slurm tells its own."""
+    """Reports weights and accounts, and checks Slurm's associations."""
     from malletrain.daemon.batch import slurm_associations
     from malletrain.daemon.parties import Parties
 
@@ -20,7 +20,7 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
     limits = config.quotas.account_nodes or config.quotas.account_jobs
     parties = Parties(config)
     if section.weights_from == "slurm":
-        associations = slurm_associations(config)  # what it cannot do is told as a sentence
+        associations = slurm_associations(config)  # errors are reported as a finding
         parties.learned(associations)
         yield True, f"Slurm tells the accounts of {len(associations.accounts)} users."
     elif (section.by == "account" or limits) and not section.account_of:
@@ -33,8 +33,10 @@ def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
         yield True, "Nobody's share is counted (by in [shares])."
         return
     weights = sorted(parties.weights().items(), key=lambda item: (-item[1], item[0]))
-    named = ", ".join(f"{name} {weight:.3g}" for name, weight in weights[:SHOWN])
-    more = f" and {len(weights) - SHOWN} more" if len(weights) > SHOWN else ""
+    named = ", ".join(f"{name} {weight:.3g}" for name, weight in weights[:MAX_SHOWN_WEIGHTS])
+    more = (
+        f" and {len(weights) - MAX_SHOWN_WEIGHTS} more" if len(weights) > MAX_SHOWN_WEIGHTS else ""
+    )
     others = f"others {section.others:g}"
     yield (
         True,

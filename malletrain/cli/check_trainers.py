@@ -1,4 +1,5 @@
-"""Which jobs would be planned for with which, on which nodes: for ``malletrain check``."""
+"""The part of ``malletrain check`` for trainers: which jobs are planned together, on which
+nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """A sentence for each trainer, and what deserves a look."""
+    """Reports each trainer, and possible mistakes."""
     from malletrain.core.trainers import REST
     from malletrain.daemon.settings import trainers as made
 
@@ -21,9 +22,9 @@ def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
     for trainer in made(config):
         section = sections.get(trainer.name)
         named = [
-            f"{what} {', '.join(names)}"
-            for what in ("users", "accounts", "groups")
-            if section is not None and (names := getattr(section, what))
+            f"{kind} {', '.join(names)}"
+            for kind in ("users", "accounts", "groups")
+            if section is not None and (names := getattr(section, kind))
         ]
         whose = " and ".join(named) or "whom no other trainer names"
         yield True, f"{trainer.phrase()}; its jobs are those of {whose}."

@@ -1,5 +1,5 @@
-"""The part of ``malletrain check`` that is about a daemon of several users: whether they are known,
-and can run and be run as.
+"""The part of ``malletrain check`` for a daemon of several users: whether they are known, can run
+MalleTrain, and can be submitted as.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SUBMIT = {"slurm": "sbatch", "pbs": "qsub"}
 
 
 def users(config: Config, name: str | None = None) -> Iterator[tuple[bool | None, str]]:
-    """Everything that [daemon] users, munge, announce and submit_as need.
+    """Checks everything that [daemon] users, munge, announce and submit_as need.
 
     Args:
-        config: of the site.
-        name: the user as whom submissions are tried; None: the first of the list.
+        config: configuration of the site.
+        name: user whose submissions are tried; None: the first in the list.
     """
     if not config.daemon.several_users:
         yield True, "The daemon serves the user who runs it, and nobody else."
@@ -37,13 +37,13 @@ def users(config: Config, name: str | None = None) -> Iterator[tuple[bool | None
     yield from _python()
     if name is None:
         yield from _submitting(config, listed[0] if listed else None)
-    elif _unknown(name):
+    elif _is_unknown(name):
         yield False, f"{name}, as whom submissions were to be tried, is no user of this host."
     else:
         yield from _submitting(config, name)
 
 
-def _unknown(name: str) -> bool:
+def _is_unknown(name: str) -> bool:
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -64,7 +64,7 @@ def _list(config: Config, listed: list[str]) -> Iterator[tuple[bool | None, str]
     else:
         for problem in users_list.problems:
             yield False, problem
-        for name in filter(_unknown, listed):
+        for name in filter(_is_unknown, listed):
             yield None, f"{config.daemon.users} lists {name}, whom this host does not know."
         yield (
             True,
@@ -138,7 +138,7 @@ def _submitting(config: Config, name: str | None) -> Iterator[tuple[bool | None,
 def _as_others(
     config: Config, name: str | None, program: str, what: str
 ) -> Iterator[tuple[bool | None, str]]:
-    """Whether sudo, or whatever stands before it, lets this program run as ``name``."""
+    """Checks whether submit_as (such as sudo) allows this program to run as ``name``."""
     command = shutil.which(program, path=_path(config))
     if name is None or command is None:
         trial = f"{' '.join(config.submit_as)} {command or program} --version"
@@ -151,10 +151,10 @@ def _as_others(
         return
     argv = [*(word.replace("{owner}", name) for word in config.submit_as), command, "--version"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv, capture_output=True, text=True, timeout=TRY_S, stdin=subprocess.DEVNULL
         )
-        why = " ".join((done.stderr or done.stdout).split()) if done.returncode else ""
+        why = " ".join((process.stderr or process.stdout).split()) if process.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
     if why:
@@ -165,7 +165,7 @@ def _as_others(
 
 
 def _path(config: Config) -> str | None:
-    """Where the commands of the main scheduler are looked for; None: in ``PATH``."""
+    """Returns the search path of the main scheduler's commands; None: ``PATH``."""
     if config.scheduler.kind != "pbs":
         return None
     from scavenger.pbs.source import asking_environment
@@ -174,7 +174,7 @@ def _path(config: Config) -> str | None:
 
 
 def _closed(path: Path) -> Path | None:
-    """The first directory on the way to ``path`` that not everybody may enter."""
+    """Returns the first directory on the path ``path`` that not every user may enter."""
     return next(
         (p for p in reversed([path, *path.parents]) if p.is_dir() and not p.stat().st_mode & 0o001),
         None,

@@ -1,4 +1,4 @@
-"""``malletrain cluster``: the embedded cluster of a configuration, looked at and stopped. It runs
+"""``malletrain cluster``: shows and stops the embedded cluster of a configuration. The cluster runs
 with or without a daemon, so no daemon is asked.
 """
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 of_cluster = config_option("Configuration with which the daemon started the cluster (TOML).")
 
 SLACK_S = 30.0
-"""How long the cluster may take to end beyond its grace time."""
+"""Maximum time for the cluster to end beyond its grace time, seconds."""
 
 
 @click.group(cls=Sentences)
 def cluster() -> None:
-    """Look at the embedded cluster, or stop it.
+    """Show or stop the embedded cluster.
 
     The embedded cluster is the main scheduler of a configuration with kind = "local". It is a
-    process of its own and outlives the daemon, with the jobs on its nodes. A changed
-    [scheduler.local] counts once it was stopped: the daemon starts it anew.
+    separate process and outlives the daemon, with the jobs on its nodes. A changed
+    [scheduler.local] takes effect after the cluster was stopped and the daemon has started it
+    again.
 
     \b
     Example:
@@ -41,7 +42,7 @@ def cluster() -> None:
 @of_cluster
 @json_option
 def status(config_file: Path, as_json: bool) -> None:
-    """Say whether the embedded cluster runs, and with what.
+    """Show whether the embedded cluster runs, and its options.
 
     With --json: directory, pid, options, nodes.
     """
@@ -71,10 +72,10 @@ def status(config_file: Path, as_json: bool) -> None:
 @cluster.command()
 @of_cluster
 def stop(config_file: Path) -> None:
-    """Stop the embedded cluster with everything that runs on its nodes.
+    """Stop the embedded cluster with all processes on its nodes.
 
-    Jobs are told as at a preemption and have the grace time to save what they did; they go on when
-    there are nodes again. A daemon that runs has no nodes from then on: restart it, too.
+    Jobs get the notice of a preemption and have the grace time to save; they continue when there
+    are nodes again. A running daemon has no nodes from then on: restart it, too.
     """
     from scavenger.interface import SchedulerError
 
@@ -97,7 +98,7 @@ def _states(running: ClusterProcess) -> dict[str, str]:
 
 
 def _running(config_file: Path) -> ClusterProcess:
-    """The cluster of the configuration. Raises Refused when there is none."""
+    """Returns the running cluster of the configuration. Raises Refused if there is none."""
     config = load(config_file)
     if config.scheduler.kind != "local":
         raise Refused(

@@ -1,9 +1,9 @@
-"""What every command shares: options, the way to the daemon, output, and errors as one sentence
-with an exit code.
+"""Common parts of all commands: options, the connection to the daemon, output, and errors as one
+sentence with an exit code.
 
-Exit codes: 0 done, 1 refused (by the daemon, the machine or the facts), 2 usage (the command line
-itself is wrong), 130 stopped with Ctrl-C. :mod:`malletrain.cli.exit_codes` has those of commands
-that wait until a job has ended.
+Exit codes: 0 done, 1 refused (by the daemon, the machine or a check), 2 usage (the command line
+itself is wrong), 130 stopped with Ctrl-C. :mod:`malletrain.cli.exit_codes` has the exit codes of
+commands that wait until a job has ended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Refused(click.ClickException):
-    """Something was refused; the message is a sentence for the person at the terminal."""
+    """A command was refused; the message is a sentence for the user."""
 
     exit_code = REFUSED
 
 
 class Away(Refused):
-    """The daemon could not be reached, or went away before it answered."""
+    """The daemon could not be reached, or the connection broke before it answered."""
 
 
 class _Sentenced(click.Command):
@@ -81,8 +81,8 @@ class _Sentenced(click.Command):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As :meth:`click.Command.invoke`; that the reader of our pipe (head, less) has seen enough
-        is no error.
+        """As :meth:`click.Command.invoke`; it is not an error if the reader of the pipe (head,
+        less) ends.
         """
         try:
             return super().invoke(ctx)
@@ -93,7 +93,7 @@ class _Sentenced(click.Command):
 
 
 class SentenceCommand(_Sentenced):
-    """One command that is also a program of its own."""
+    """A command that is also a console script."""
 
 
 class Sentences(_Sentenced, click.Group):
@@ -101,13 +101,13 @@ class Sentences(_Sentenced, click.Group):
 
 
 def say(sentence: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     with contextlib.suppress(BrokenPipeError, ValueError):
         click.echo(sentence, err=True)
 
 
 def state_dir_option(command: F) -> F:
-    """``--state-dir``: which daemon is meant."""
+    """Adds ``--state-dir``, the state directory of the daemon."""
     return click.option(
         "--state-dir",
         metavar="DIR",
@@ -120,7 +120,8 @@ def state_dir_option(command: F) -> F:
 
 
 def config_option(purpose: str) -> Callable[[F], F]:
-    """``--config FILE``, which the command needs; ``purpose``: its help."""
+    """Returns a decorator that adds the required option ``--config FILE``; ``purpose``: its
+    help."""
     return click.option(
         "--config",
         "config_file",
@@ -134,7 +135,7 @@ def config_option(purpose: str) -> Callable[[F], F]:
 
 
 def json_option(command: F) -> F:
-    """``--json``: data instead of a table."""
+    """Adds ``--json``: data instead of a table."""
     return click.option(
         "--json",
         "as_json",
@@ -144,7 +145,7 @@ def json_option(command: F) -> F:
 
 
 def connect(state_dir: Path | None) -> Connection:
-    """A client of the daemon of ``state_dir``. Raises Refused when there is none."""
+    """Returns a client of the daemon of ``state_dir``. Raises Refused if there is none."""
     from malletrain.client import ClientError, Connection
 
     try:
@@ -155,7 +156,7 @@ def connect(state_dir: Path | None) -> Connection:
 
 @contextlib.contextmanager
 def asking(state_dir: Path | None) -> Any:
-    """A client for the body; what the daemon refuses becomes a sentence and its exit code."""
+    """Yields a client; a refusal of the daemon becomes a sentence and its exit code."""
     from malletrain.client import ClientError
 
     client = connect(state_dir)
@@ -168,21 +169,21 @@ def asking(state_dir: Path | None) -> Any:
 
 
 def refusal(error: Any) -> click.ClickException:
-    """The exception that ends the command for what the client raised."""
+    """Returns the exception that ends the command, for an error of the client."""
     if error.code == "usage":
         return click.UsageError(str(error), click.get_current_context(silent=True))
     return Away(str(error)) if error.code == "unreachable" else Refused(str(error))
 
 
 def print_json(data: object) -> None:
-    """``data`` (views, or what JSON knows) as one JSON document on stdout."""
+    """Print ``data`` (views, or types that JSON supports) as one JSON document on stdout."""
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode())
 
 
 def print_json_line(data: object) -> None:
-    """``data`` as JSON on one line, for streams (``--follow --json``)."""
+    """Print ``data`` as JSON on one line, for streams (``--follow --json``)."""
     import msgspec
 
     click.echo(msgspec.json.encode(data).decode())
@@ -190,7 +191,7 @@ def print_json_line(data: object) -> None:
 
 
 def print_text(*renderables: Any) -> None:
-    """Tables and texts on stdout."""
+    """Print tables and texts on stdout."""
     from malletrain.render.console import console
 
     terminal = console()
@@ -201,6 +202,5 @@ def print_text(*renderables: Any) -> None:
     with terminal.capture() as captured:
         for each in renderables:
             terminal.print(each)
-    # Tables fill their lines with blanks up to the width of the console, which nobody wants in a
-    # file.
+    # Tables pad their lines with blanks to the width of the console; strip them in a file.
     click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -1,6 +1,6 @@
-"""What the shell completes: names of jobs asked of the daemon, and files.
+"""Shell completion: names of jobs, requested from the daemon, and files.
 
-Whatever goes wrong, nothing is offered and nothing is said: the person is in the middle of a line.
+On any error nothing is offered and no message is printed, because the user is typing a line.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-PATIENCE_S = 1.0
-"""How long a pressed Tab waits for the daemon."""
+TIMEOUT_S = 1.0
+"""Maximum time that a completion waits for the daemon, seconds."""
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files and directories, which the shell itself lists."""
+    """Completes files and directories; the shell lists them."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Directories, which the shell itself lists."""
+    """Completes directories; the shell lists them."""
     return [CompletionItem(incomplete, type="dir")]
 
 
 def conda_environments(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of the user's conda environments, from the list that conda keeps of them."""
+    """Completes names of the user's conda environments, from conda's own list."""
     try:
         lines = Path("~/.conda/environments.txt").expanduser().read_text().splitlines()
     except (OSError, ValueError, RuntimeError):
@@ -40,8 +40,8 @@ def conda_environments(
 
 
 def job_names(*, unfinished: bool = False) -> Completer:
-    """Names of jobs, the newest first; ids to those who began to type one. ``unfinished``: only of
-    jobs that have not ended.
+    """Returns a completer of job names, the newest first, and of ids if the user has begun to type
+    one. ``unfinished``: only jobs that have not ended.
     """
 
     def complete(
@@ -50,7 +50,7 @@ def job_names(*, unfinished: bool = False) -> Completer:
         from malletrain.client import ClientError, Connection
 
         try:
-            with Connection.of(ctx.params.get("state_dir"), timeout_s=PATIENCE_S) as client:
+            with Connection.of(ctx.params.get("state_dir"), timeout_s=TIMEOUT_S) as client:
                 jobs = client.jobs()
         except ClientError:
             return []

@@ -1,4 +1,4 @@
-"""``malletrain cp``: what is left of a job, in a folder of one's own."""
+"""``malletrain cp``: copies the results of a job into a folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cp(
 ) -> None:
     """Copy the newest snapshot and the logs of JOB (id or name) into FOLDER.
 
-    A snapshot in shards is copied with them. It is read where the job wrote it, so on a machine
-    that sees that folder; logs come from the daemon. The job may still run.
+    A snapshot in shards is copied with them. It is read from the folder to which the job wrote it,
+    so this machine must see that folder; logs come from the daemon. The job may still run.
 
     \b
     Examples:

@@ -12,12 +12,12 @@ from malletrain.cli.common import Refused, SentenceCommand, config_option
 @click.command(cls=SentenceCommand)
 @config_option("Configuration of the site (TOML).")
 def daemon(config_file: Path) -> None:
-    """Run the daemon until it gets SIGTERM or SIGINT. Jobs go on without it; the next daemon of
+    """Run the daemon until it gets SIGTERM or SIGINT. Jobs continue without it; the next daemon of
     this state directory adopts them.
 
     \b
     Examples:
-      malletrain check --config site.toml     see first whether it would work
+      malletrain check --config site.toml     check first whether it works
       malletrain daemon --config site.toml
       malletraind --config site.toml          the same, for systemd
     """
@@ -32,7 +32,7 @@ def daemon(config_file: Path) -> None:
 
 
 def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the daemon's extra
-    """The configuration in ``config_file``. Raises Refused with every problem it has."""
+    """Returns the configuration in ``config_file``. Raises Refused with all its problems."""
     try:
         from malletrain.config.model import ConfigError, load_config
     except ModuleNotFoundError as error:
@@ -44,7 +44,7 @@ def load(config_file: Path):  # type: ignore[no-untyped-def]  # Config needs the
 
 
 def missing(error: ModuleNotFoundError) -> Refused:
-    """What to do when a package of the daemon's extra is not installed."""
+    """Returns the error for a package of the daemon's extra that is not installed."""
     if error.name is None or error.name.split(".")[0] in (
         "malletrain",
         "scavenger",

@@ -1,6 +1,4 @@
-"""``malletrain db``: copies of the daemon's database, while it runs; what it holds, and whether it
-is whole.
-"""
+"""``malletrain db``: backs up, restores, checks and exports the daemon's database."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ config_file = config_option("Configuration of the site (TOML), which names the d
 def db() -> None:
     """Back up, restore, check and export the daemon's database.
 
-    SQLite is copied while the daemon runs, by its own means. PostgreSQL has tools for all of this:
-    pg_dump and pg_restore.
+    A SQLite database is copied with SQLite's online backup, so the daemon can run. For PostgreSQL
+    use pg_dump and pg_restore.
 
     \b
     Examples:
@@ -36,7 +34,7 @@ def db() -> None:
     """
 
 
-def _copies() -> Any:
+def _import_copies() -> Any:
     try:
         from malletrain.store import copies
     except ModuleNotFoundError as error:
@@ -45,19 +43,20 @@ def _copies() -> Any:
 
 
 @contextlib.contextmanager
-def _alone(config: Config) -> Iterator[None]:
-    """No daemon has the state directory, and none the database from another one. Raises Refused."""
+def _exclusive_access(config: Config) -> Iterator[None]:
+    """Lock the state directory and the database, so that no daemon uses them. Raises Refused if one
+    does."""
     from malletrain.identity.state_directory import StateDirError, lock_state_dir
     from malletrain.store.database import StoreError
     from malletrain.store.ownership import own
 
-    def in_use(owner: str) -> None:
-        raise Refused(f"The database is in use: {owner} has it. Stop that one first.")
+    def raise_in_use(owner: str) -> None:
+        raise Refused(f"The database is in use by {owner}. Stop it first.")
 
     try:
         with (
             lock_state_dir(config.state_dir),
-            own(config.database_url, f"malletrain db, pid {os.getpid()}", in_use),
+            own(config.database_url, f"malletrain db, pid {os.getpid()}", raise_in_use),
         ):
             yield
     except (StateDirError, StoreError) as error:
@@ -68,15 +67,15 @@ def _alone(config: Config) -> Iterator[None]:
 @config_file
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def backup(config_file: Path, file: Path) -> None:
-    """Copy the database to FILE, which must not be there yet. The daemon may run.
+    """Copy the database to FILE, which must not exist. The daemon can be running.
 
-    The copy is of one moment, and is checked before it gets its name.
+    The copy is a consistent snapshot. It is checked before it is renamed to FILE.
 
     \b
     Example:
       malletrain db backup --config site.toml /backup/malletrain-$(date +%F).db
     """
-    copies, config = _copies(), load(config_file)
+    copies, config = _import_copies(), load(config_file)
     try:
         size = copies.backup(config.database_url, file)
     except copies.CopyError as error:
@@ -88,77 +87,77 @@ def backup(config_file: Path, file: Path) -> None:
 @config_file
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 def restore(config_file: Path, file: Path) -> None:
-    """Put the copy in FILE in the place of the database. The daemon must not run.
+    """Replace the database with the copy in FILE. The daemon must not be running.
 
-    What was there is kept beside it. The copy knows nothing of jobs and leases that came after it:
-    give all leases back first ('malletrain pause --release'), then stop the daemon.
+    The old database is kept next to the new one. The copy lacks all later jobs and leases. So first
+    release all leases ('malletrain pause --release'), then stop the daemon.
 
     \b
     Example:
       malletrain db restore --config site.toml /backup/malletrain-2026-11-22.db
     """
-    copies, config = _copies(), load(config_file)
+    copies, config = _import_copies(), load(config_file)
     try:
-        with _alone(config):
+        with _exclusive_access(config):
             backup = copies.restore(config.database_url, file)
     except copies.CopyError as error:
         raise Refused(str(error)) from None
     click.echo(
-        f"The database is that of {file} now." + (f" {backup} is what was." if backup else "")
+        f"The database is restored from {file}." + (f" The old one is {backup}." if backup else "")
     )
 
 
 @db.command()
 @config_file
 def adopt(config_file: Path) -> None:
-    """Take over a database that another daemon had at another place. That daemon must not run any
-    more.
+    """Take over a database that was moved here from another daemon. That daemon must not be
+    running.
 
-    Its leases are ended when the daemon starts, and jobs go on from their snapshots. Not needed
-    where the other daemon's folder 'keys' was copied, too.
+    When the daemon starts, it ends the old leases, and jobs resume from their snapshots. Not needed
+    if you also copied the other daemon's folder 'keys'.
 
     \b
     Example:
       malletrain db adopt --config site.toml
     """
-    _copies()
+    _import_copies()
     config = load(config_file)
     from malletrain.daemon.origin import adopt as adopt_database
     from malletrain.store.store import Store
 
-    with _alone(config), Store.open(config.database_url) as store:
+    with _exclusive_access(config), Store.open(config.database_url) as store:
         adopt_database(config, store)
-    click.echo(f"The database is that of the daemon of {config.state_dir} from its next start.")
+    click.echo(f"The daemon of {config.state_dir} takes over this database at its next start.")
 
 
 @db.command()
 @config_file
 def vacuum(config_file: Path) -> None:
-    """Give the room of what was deleted back to the file system. The daemon must not run.
+    """Return the disk space of deleted rows to the file system. The daemon must not be running.
 
-    Only of use after much was deleted ([accounting] keep): the daemon uses that room again. It
-    needs as much room once more while it works.
+    Useful only after large deletions ([accounting] keep), because the daemon reuses the space.
+    While it runs, it needs free disk space of the size of the database.
 
     \b
     Example:
       malletrain db vacuum --config site.toml
     """
-    copies, config = _copies(), load(config_file)
+    copies, config = _import_copies(), load(config_file)
     try:
-        with _alone(config):
+        with _exclusive_access(config):
             before, after = copies.vacuum(config.database_url)
     except copies.CopyError as error:
         raise Refused(str(error)) from None
-    click.echo(f"The database had {before:,} bytes and has {after:,}.")
+    click.echo(f"The database had {before:,} bytes and now has {after:,}.")
 
 
 @db.command()
 @config_file
 def check(config_file: Path) -> None:
-    """Say whether the database is whole, of which version it is and what is in it. The daemon may
-    run.
+    """Check the integrity of the database, and print its version and what it contains. The daemon
+    can be running.
     """
-    copies, config = _copies(), load(config_file)
+    copies, config = _import_copies(), load(config_file)
     try:
         click.echo(copies.check(config.database_url))
     except copies.CopyError as error:
@@ -168,13 +167,13 @@ def check(config_file: Path) -> None:
 @db.command()
 @config_file
 def export(config_file: Path) -> None:
-    """Print jobs, leases and events as JSON, one a line, for other programs. The daemon may run.
+    """Print jobs, leases and events as JSON, one per line. The daemon can be running.
 
     \b
     Example:
       malletrain db export --config site.toml | gzip > malletrain.jsonl.gz
     """
-    copies, config = _copies(), load(config_file)
+    copies, config = _import_copies(), load(config_file)
     try:
         copies.export(config.database_url, sys.stdout)
     except copies.CopyError as error:

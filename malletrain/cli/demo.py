@@ -1,4 +1,4 @@
-"""``malletrain demo``: the main job, end to end, on this machine."""
+"""``malletrain demo``: the whole system at work on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from malletrain.cli.common import Refused
     "--trace",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Replay this trace (CSV time_s,node,event; also .gz). Default: one made from the "
+    help="Replay this trace (CSV time_s,node,event; also .gz). Default: a trace drawn from the "
     "statistics of Summit.",
 )
 @click.option(
@@ -31,8 +31,8 @@ from malletrain.cli.common import Refused
     default=100.0,
     show_default=True,
     metavar="S",
-    help="Seconds of the trace: a calm beginning, then nodes come and go; after it all are idle "
-    "until the jobs are done.",
+    help="Seconds of the trace: a calm beginning, then nodes become idle and busy; after it all "
+    "are idle until the jobs are done.",
 )
 @click.option(
     "--seed",
@@ -58,8 +58,7 @@ from malletrain.cli.common import Refused
 @click.option(
     "--web",
     is_flag=True,
-    help="Serve the page of 'malletrain web' while it runs; its address is printed at the "
-    "beginning.",
+    help="Serve the page of 'malletrain web' while it runs; its address is printed at the start.",
 )
 @click.option(
     "--output",
@@ -67,7 +66,7 @@ from malletrain.cli.common import Refused
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("demo-output"),
     show_default=True,
-    help="Where timeline.png, timeline.svg, the logs and the state directory go. A folder of an "
+    help="Folder of timeline.png, timeline.svg, the logs and the state directory. A folder of an "
     "earlier demo is replaced.",
 )
 def demo(
@@ -81,12 +80,12 @@ def demo(
     web: bool,
     output: Path,
 ) -> int:
-    """Run everything for real on this machine, in at most three minutes on two cores.
+    """Run the whole system on this machine, in at most three minutes on two cores.
 
     An embedded cluster of virtual nodes, whose main scheduler replays a trace; a real daemon; three
-    training jobs submitted as 'malletrain submit' does it, which follow the idle nodes; and beside
-    them each job once more undisturbed, to compare the accuracy. At the end a summary and a picture
-    of who used which node when.
+    training jobs, submitted as by 'malletrain submit', which follow the idle nodes; and a second
+    copy of each job that runs undisturbed, to compare the accuracy. At the end it prints a summary
+    and plots the use of each node over time.
 
     \b
     Examples:

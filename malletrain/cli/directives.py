@@ -1,8 +1,8 @@
-"""Options of ``malletrain submit`` that stand at the head of the script, put among those of the
-command line.
+"""Merges options of ``malletrain submit`` at the head of the script with those of the command line.
 
-Decides what wins: an option that is given on the command line, with whatever it excludes;
-``--env`` adds. Which lines count is decided in :mod:`malletrain.submission.directives`.
+Decides precedence: an option on the command line overrides the script's, and those that it
+excludes; ``--env`` adds. :mod:`malletrain.submission.directives` decides which lines are
+directives.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from click.core import ParameterSource
 from malletrain.cli.common import say
 
 LINES = "malletrain.directives"
-"""Under this key of a context's ``meta``: parameter → the line of the script that it comes from."""
+"""Key of a context's ``meta``: parameter → the line of the script that set it."""
 NOT_OF_A_JOB = frozenset(("state_dir", "as_json", "help", "wait", "as_module"))
-"""Options that are about the submission and not the job: not for a script to say."""
+"""Options of the submission and not of the job, which a script cannot set."""
 EXCLUDES = {
     "container": ("no_container", "conda"),
     "no_container": ("container", "container_runtime", "container_bind"),
     "conda": ("venv", "container"),
     "venv": ("conda",),
 }
-"""What of the script an option of the command line takes away with it."""
-_LARGEST = 16 * 1024 * 1024
+"""Option on the command line → options of the script that it overrides as well."""
+_MAX_SCRIPT_BYTES = 16 * 1024 * 1024
 
 
 def apply_directives(command: click.Command, ctx: click.Context, script: str) -> None:
@@ -41,9 +41,9 @@ def apply_directives(command: click.Command, ctx: click.Context, script: str) ->
 
     try:
         with open(Path(script).expanduser(), "rb") as file:
-            text = file.read(_LARGEST).decode("utf-8", "replace")
+            text = file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
     except OSError:
-        return  # what is wrong with the script itself is said elsewhere
+        return  # problems of the script itself are reported elsewhere
     try:
         directive_lines, late = directives(text, script)
     except SpecError as error:
@@ -65,7 +65,7 @@ def apply_directives(command: click.Command, ctx: click.Context, script: str) ->
 
 
 def line_of(ctx: click.Context, options: tuple[str, ...]) -> int | None:
-    """The line of the script that the first of these options comes from; None: none does."""
+    """Returns the line of the script that set the first of these options; None if none did."""
     lines: Mapping[str, int] = ctx.meta.get(LINES, {})
     return next((lines[name] for name in options if name in lines), None)
 
@@ -73,7 +73,7 @@ def line_of(ctx: click.Context, options: tuple[str, ...]) -> int | None:
 def _parameters(
     command: click.Command, ctx: click.Context, script: str, line: int, words: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The parameters that one line gives, converted as on the command line."""
+    """Returns the parameters that one line sets, converted as on the command line."""
     options: list[click.Parameter] = [
         param
         for param in command.params
@@ -92,15 +92,17 @@ def _parameters(
 
 
 def _merge(ctx: click.Context, values: dict[str, Any], lines: dict[str, int]) -> dict[str, int]:
-    """Take over what the command line leaves open; returns where each parameter taken stands."""
+    """Set the parameters that the command line does not set; returns the line of each."""
     explicit = {
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     excluded = explicit.union(*(EXCLUDES.get(name, ()) for name in explicit)) - {"env"}
-    taken: dict[str, int] = {}
+    line_by_name: dict[str, int] = {}
     for name, value in values.items():
         if name not in excluded:
-            own = ctx.params.get(name) if name in explicit else ()
-            ctx.params[name] = (*value, *(own or ())) if isinstance(value, tuple) else value
-            taken[name] = lines[name]
-    return taken
+            value_on_command_line = ctx.params.get(name) if name in explicit else ()
+            ctx.params[name] = (
+                (*value, *(value_on_command_line or ())) if isinstance(value, tuple) else value
+            )
+            line_by_name[name] = lines[name]
+    return line_by_name

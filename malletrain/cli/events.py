@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from malletrain.protocol.views import EventView
 
 PAGE = 1000
-BACK_EVERY_S = 1.0
+RETRY_INTERVAL_S = 1.0
 
 
 @click.command()
@@ -32,7 +32,7 @@ BACK_EVERY_S = 1.0
     "--follow",
     "-f",
     is_flag=True,
-    help="Go on as things happen, until Ctrl-C, also when the daemon is started anew.",
+    help="Continue with new events until Ctrl-C, also after a restart of the daemon.",
 )
 @click.option(
     "--job",
@@ -56,7 +56,7 @@ BACK_EVERY_S = 1.0
 @click.option(
     "--as-trace",
     is_flag=True,
-    help="Print when which node was held instead, as a trace for `malletrain simulate --trace`.",
+    help="Instead print which node was held when, as a trace for `malletrain simulate --trace`.",
 )
 @click.option(
     "--output",
@@ -77,9 +77,9 @@ def events(
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Print everything that happened to nodes, leases and jobs, oldest first.
+    """Print the events of nodes, leases and jobs, oldest first.
 
-    With --json, one event a line: seq, time, kind, job, node, lease, sentence, data.
+    With --json, one event per line: seq, time, kind, job, node, lease, sentence, data.
 
     \b
     Examples:
@@ -112,7 +112,7 @@ def events(
                     raise
                 click.echo(f"{error} Its events follow when it runs again.", err=True)
                 client.close()
-                client = _back(state_dir)
+                client = _reconnect(state_dir)
                 continue
             for event in page:
                 if as_json:
@@ -125,12 +125,12 @@ def events(
                 return
 
 
-def _back(state_dir: Path | None) -> Connection:
-    """A client of the daemon once it runs again."""
+def _reconnect(state_dir: Path | None) -> Connection:
+    """Wait until the daemon runs again and return a client of it."""
     from malletrain.client import Connection, Unreachable
 
     while True:
-        time.sleep(BACK_EVERY_S)
+        time.sleep(RETRY_INTERVAL_S)
         try:
             client = Connection.of(state_dir)
         except Unreachable:
@@ -146,7 +146,7 @@ def _back(state_dir: Path | None) -> Connection:
 def _write_trace(client: Connection, output: IO[str] | None) -> None:
     from malletrain.render.lease_trace import lease_trace
 
-    events = list(_all(client))
+    events = list(_all_events(client))
     lines = list(lease_trace(events, client.status().now))
     if len(lines) == 1:
         raise Refused("No node has been held yet, so there is nothing to make a trace of.")
@@ -154,7 +154,7 @@ def _write_trace(client: Connection, output: IO[str] | None) -> None:
         click.echo(line, file=output)
 
 
-def _all(client: Connection) -> Iterator[EventView]:
+def _all_events(client: Connection) -> Iterator[EventView]:
     since = 0
     while page := client.events(since=since, limit=PAGE):
         yield from page

@@ -8,19 +8,21 @@ from collections.abc import Iterable
 from typing import Any
 
 COMPLETED, FAILED, CANCELLED = 0, 1, 3
-"""2 is a wrong command line."""
+"""2 means a wrong command line."""
 EXIT_CODES = {"completed": COMPLETED, "cancelled": CANCELLED, "failed": FAILED}
 """State of an ended job → exit code."""
 
 
 def exit_code(states: Iterable[str]) -> int:
-    """The exit code for ended jobs: that of a failed one, else of a cancelled one, else 0."""
+    """Returns the exit code for ended jobs: 1 if one failed, else 3 if one was cancelled,
+    else 0."""
     codes = {EXIT_CODES[state] for state in states}
     return FAILED if FAILED in codes else max(codes, default=COMPLETED)
 
 
 def exit_code_of_failed(failures: Iterable[Any]) -> int:
-    """The exit code for one failed job: that of the worker that failed first in the last try.
+    """Returns the exit code for one failed job: that of the worker that failed first in the last
+    try.
 
     Args:
         failures: events of the kind ``workers-failed`` of the job, oldest first.

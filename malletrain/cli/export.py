@@ -18,28 +18,28 @@ from malletrain.cli.completion import job_names
     "-o",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Where the weights are written.  [default: JOB.safetensors]",
+    help="Path of the weights.  [default: JOB.safetensors]",
 )
 @click.option(
     "--object",
     "name",
     default="",
     metavar="NAME",
-    help="What the script calls the model in Snapshot(NAME=…).  [default: model, or the only one]",
+    help="Name of the model in the script's Snapshot(NAME=…).  [default: model, or the only one]",
 )
 @click.option(
     "--tensorboard",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write the job's metrics and scale over time as a run for TensorBoard below DIR instead.",
+    help="Instead write the job's metrics and scale over time as a TensorBoard run below DIR.",
 )
 @click.option(
     "--metrics",
     "table",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the job's metrics over time as CSV instead.",
+    help="Instead write the job's metrics over time as CSV.",
 )
 @state_dir_option
 def export(
@@ -52,8 +52,8 @@ def export(
 ) -> None:
     """Write the weights of JOB (id, name, or the path of a snapshot) as safetensors; or metrics.
 
-    The newest good snapshot is read, sharded or not, whatever number of ranks wrote it, while the
-    job runs or later. It needs memory for the weights; neither a GPU nor a running daemon.
+    Reads the newest good snapshot, sharded or not, from any number of ranks, while the job runs or
+    later. Needs memory for the weights, but neither a GPU nor a running daemon.
 
     \b
     Examples:

@@ -1,6 +1,4 @@
-"""``malletrain extend``, and the options of ``malletrain submit`` that say what a job's owner wants
-beyond speed.
-"""
+"""``malletrain extend``, and the options of ``malletrain submit`` for deadline, budget and work."""
 
 from __future__ import annotations
 
@@ -17,24 +15,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def goal_options(command: F) -> F:
-    """``--deadline``, ``--budget``, ``--work``."""
+    """Adds ``--deadline``, ``--budget`` and ``--work``."""
     for option in (
         click.option(
             "--work",
             metavar="SAMPLES",
-            help="Samples to train on in all. Default: what the script's sampler.epochs(N) says.",
+            help="Total number of samples to train on. Default: from the script's "
+            "sampler.epochs(N).",
         ),
         click.option(
             "--budget",
             metavar="Nnh",
-            help="Charged node-hours that the job may cost, such as 200nh. It is suspended, not "
-            "failed, when they are spent.",
+            help="Maximum charged node-hours of the job, such as 200nh. When they are spent, the "
+            "job is suspended; it does not fail.",
         ),
         click.option(
             "--deadline",
             metavar="TIME",
-            help='When the job is to be done: "friday 18:00", "tomorrow 08:00", "18:00" (the next '
-            'such moment, local time), 2026-12-01T08:00, or "in 6 h". A day alone is its '
+            help='Time by which the job is to complete: "friday 18:00", "tomorrow 08:00", "18:00" '
+            '(the next such time, local), 2026-12-01T08:00, or "in 6 h". A day alone means its '
             "beginning.",
         ),
     ):
@@ -43,7 +42,7 @@ def goal_options(command: F) -> F:
 
 
 def tell_goal(goal: Any) -> None:
-    """Say when a job ends by the forecast, and how it stands with its goals."""
+    """Print the forecast of a job's end, and the standing of its goals."""
     import time
 
     from malletrain.render.goals import sentence
@@ -67,8 +66,8 @@ def extend(
 ) -> None:
     """Give JOB (id or name) another deadline, budget or amount of work.
 
-    A job whose budget was spent goes on. "+50nh" adds to the budget that there is; "none" takes a
-    goal away.
+    A job whose budget was spent continues. "+50nh" adds to the current budget; "none" removes a
+    goal.
 
     \b
     Examples:

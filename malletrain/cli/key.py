@@ -1,4 +1,4 @@
-"""``malletrain key``: what the operators of a site's daemon put on their list of users."""
+"""``malletrain key``: prints the line for the list of users of a site's daemon."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from malletrain.cli.common import Refused
 def key() -> None:
     """Print your name and public key, as a line for the list of users of a site's daemon.
 
-    The key pair is made at the first call and kept in ~/.config/malletrain; the secret half never
-    leaves it. Not needed for a daemon of your own, nor where the site's daemon believes MUNGE.
+    The key pair is created at the first call and stored in ~/.config/malletrain; the secret half
+    never leaves it. Not needed for a daemon of your own, nor if the site's daemon accepts MUNGE.
 
     \b
     Example, for the operator:

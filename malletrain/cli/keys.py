@@ -1,6 +1,6 @@
-"""Keys pressed on a terminal, one at a time and without echo, while something else goes on.
+"""Reads keys pressed on a terminal, one at a time and without echo, together with other input.
 
-Decides how a key is read. What it means is its reader's business.
+Decides how a key is read. The caller decides what it means.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SEQUENCES = {
     "\x1b[H": HOME,
     "\x1b[1~": HOME,
 }
-"""What terminals send for keys that are no characters (ECMA-48, DEC VT100)."""
+"""Escape sequence → key, for keys that are not characters (ECMA-48, DEC VT100)."""
 
 
 class Keys:
     """Standard input, read key by key for as long as the context lasts.
 
-    Ctrl-C stays an interrupt. Where standard input is no terminal no key ever comes.
+    Ctrl-C stays an interrupt. If standard input is not a terminal, no keys are read.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class Keys:
             termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)  # type: ignore[arg-type]
 
     def wait(self, seconds: float, news: int) -> list[str]:
-        """The keys pressed, as soon as one is, there is something to read from ``news`` (a file
-        descriptor, which is left unread), or ``seconds`` are over.
+        """Wait until a key is pressed, the file descriptor ``news`` is readable (it is not read),
+        or ``seconds`` are over. Returns the pressed keys.
         """
         sources = [news] if self._fd is None else [news, self._fd]
         ready, _, _ = select.select(sources, [], [], seconds)
@@ -66,7 +66,7 @@ class Keys:
 
 
 def split(text: str) -> list[str]:
-    """What was typed, as keys: characters, and names of those that are none."""
+    """Returns the keys in a terminal's input: characters, and the names of other keys."""
     keys = []
     while text:
         word = next((s for s in SEQUENCES if text.startswith(s)), text[0])

@@ -1,4 +1,4 @@
-"""``malletrain logs``: what a job's processes wrote."""
+"""``malletrain logs``: prints the output of a job's processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from malletrain.protocol.views import LogView
 
 LIMIT_BYTES = 256 * 1024
-LINE_BYTES, MOST_BYTES = 200, 1 << 30
-"""How long a line is thought to be, and how much of a log is read for its last lines at most."""
+ASSUMED_LINE_BYTES, MAX_TAIL_BYTES = 200, 1 << 30
+"""Assumed length of a line, and maximum size of the end of a log that is read for its last
+lines."""
 PACE_S = 0.3
 
 
@@ -29,7 +30,7 @@ PACE_S = 0.3
     "-f",
     "--follow",
     is_flag=True,
-    help="Go on as the job writes, over every rescale, until the job has ended; end as it did.",
+    help="Continue as the job writes, over every rescale, until it has ended; exit code as below.",
 )
 @click.option(
     "--rank",
@@ -43,7 +44,7 @@ PACE_S = 0.3
     "--tail",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Only the last N lines of what there is so far; -f goes on from there.",
+    help="Only the last N lines of the present log; -f continues from there.",
 )
 @click.option(
     "--launcher",
@@ -81,7 +82,7 @@ def logs(
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
     cursor, wrote, newline, code, name = "", False, True, 0, job
     with asking(state_dir) as client:
-        if follow:  # by its id, for the name may mean another job by the time it has ended
+        if follow:  # by its id, because the name may refer to another job by the time it has ended
             job = client.job(job).job.id
         if tail is not None:
             piece = _last_lines(client, job, stream, tail)
@@ -115,7 +116,7 @@ def logs(
             if piece.ended or not (follow or piece.arriving):
                 break
             if not progressed and time.monotonic() - sent_at < PACE_S:
-                time.sleep(PACE_S)  # the daemon answered at once although there was nothing
+                time.sleep(PACE_S)  # the daemon answered at once although there was no output
         if follow:
             code = exit_code([client.job(job).job.state])
     if as_json:
@@ -132,10 +133,10 @@ def logs(
 
 
 def _last_lines(client: Connection, job: str, stream: str, lines: int) -> LogView:
-    """The last ``lines`` of a log, and where it goes on after them."""
+    """Returns the last ``lines`` of a log, with the cursor after them."""
     import msgspec
 
-    size = max(LIMIT_BYTES, lines * LINE_BYTES)
+    size = max(LIMIT_BYTES, lines * ASSUMED_LINE_BYTES)
     while True:
         text, cursor = "", f"tail:{size}"
         while True:
@@ -144,7 +145,7 @@ def _last_lines(client: Connection, job: str, stream: str, lines: int) -> LogVie
             if not piece.more or cursor == before:
                 break
         all_lines = text.splitlines(keepends=True)
-        if len(all_lines) > lines or len(text.encode()) < size // 2 or size >= MOST_BYTES:
+        if len(all_lines) > lines or len(text.encode()) < size // 2 or size >= MAX_TAIL_BYTES:
             tail = "".join(all_lines[max(0, len(all_lines) - lines) :])
             return msgspec.structs.replace(piece, text=tail)
-        size *= 8  # longer lines than thought
+        size *= 8  # the lines are longer than assumed

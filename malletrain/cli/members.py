@@ -1,4 +1,4 @@
-"""``malletrain members``: who is in a service, and how to reach it."""
+"""``malletrain members``: shows the members of a service and their addresses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from malletrain.cli.completion import job_names
 @click.option(
     "--key",
     is_flag=True,
-    help="Print the secret that the service's processes share instead; for the job's owner only.",
+    help="Instead print the secret that the service's processes share; for the job's owner only.",
 )
 @state_dir_option
 @json_option
 def members(job: str, key: bool, state_dir: Path | None, as_json: bool) -> None:
-    """Show the members of the service JOB (id or name): node, address, and who is about to leave.
+    """Show the members of the service JOB (id or name): node, address, and whether it is about to
+    leave.
 
     \b
     Examples:

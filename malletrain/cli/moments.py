@@ -1,4 +1,4 @@
-"""A moment on the command line: so long ago, or a date."""
+"""Parses a time on the command line: a duration before now, or a date."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ FORMS = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S")
 
 
 def moment(text: str) -> float:
-    """Seconds since the epoch of ``"2 d"`` (ago), ``2026-01-31`` or ``2026-01-31T08:00``, local
-    time.
+    """Returns the seconds since the epoch of ``"2 d"`` (ago), ``2026-01-31`` or
+    ``2026-01-31T08:00``, local time.
 
     Raises:
-        click.BadParameter: it is neither.
+        click.BadParameter: the text is neither.
     """
     from malletrain.config.units import UnitError, parse_duration
 

@@ -1,4 +1,4 @@
-"""``malletrain nodes``: gaps, leases and who is on them."""
+"""``malletrain nodes``: shows gaps, leases and the jobs on them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from malletrain.cli.common import asking, json_option, print_json, print_text, s
 @click.option(
     "--explain",
     is_flag=True,
-    help="Say for every node of the machine why it is or is not a gap, rule by rule.",
+    help="Show for every node of the machine why it is or is not a gap, rule by rule.",
 )
 @state_dir_option
 @json_option
 def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
     """Show the nodes that MalleTrain holds or that are idle, and the job on each.
 
-    The states: training (a job is on it); held, no job; asked for (of the main scheduler); leaving
-    (it goes back to the main scheduler); idle (nobody uses it, MalleTrain neither); sick (it failed
-    a health check) and slow (it held up the other nodes of a job), both left alone for a while. In
-    --json they are job, free, leasing, leaving, idle, sick and slow.
+    The states: training (a job is on it); held, no job; asked for (a lease is requested from the
+    main scheduler); leaving (it goes back to the main scheduler); idle (neither the main scheduler
+    nor MalleTrain uses it); sick (it failed a health check) and slow (it held up the other nodes of
+    a job), both left alone for a while. In --json they are job, free, leasing, leaving, idle, sick
+    and slow.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``malletrain pause``, ``resume``, ``drain``, ``exclude`` and ``reload``: what operators change
+"""``malletrain pause``, ``resume``, ``drain``, ``exclude`` and ``reload``: changes by operators
 while the daemon runs.
 """
 
@@ -16,14 +16,18 @@ from malletrain.cli.common import asking, refusal, say, state_dir_option
 
 EVERY_NODE = "*"
 NAMES_BYTES = 256 * 1024
-"""Of names in one request: half of what it may have."""
+"""Maximum total length of the names in one request, bytes: half of the maximum request."""
 why_option = click.option(
-    "--why", default="", metavar="TEXT", help="Stands in the audit log, and where nodes are shown."
+    "--why",
+    default="",
+    metavar="TEXT",
+    help="Reason, shown in the audit log and by 'malletrain nodes'.",
 )
 
 
 def _until(text: str) -> float:
-    """A time in seconds since the epoch: a duration from now on, or a local date and time."""
+    """Returns the seconds since the epoch of ``--until``: a duration from now, or a local date and
+    time."""
     from malletrain.config.units import UnitError, parse_duration
 
     for form in ("%Y-%m-%dT%H:%M", "%Y-%m-%d"):
@@ -40,13 +44,13 @@ def _until(text: str) -> float:
         ) from None
 
 
-def _do(state_dir: Path | None, op: str, **params: Any) -> None:
-    """Of several requests each is sent, whatever becomes of the others; only where all are refused
-    the command is.
+def _send(state_dir: Path | None, op: str, **params: Any) -> None:
+    """Send the operation, in several requests if there are many nodes. All requests are sent even
+    if some are refused; the command fails only if all are refused.
     """
     from malletrain.client import ClientError
 
-    chunks, refused = _in_parts(params.get("nodes", ())), []
+    chunks, refused = _split_names(params.get("nodes", ())), []
     with asking(state_dir) as client:
         for nodes in chunks:
             arguments = {**params, "nodes": nodes} if nodes else params
@@ -61,8 +65,9 @@ def _do(state_dir: Path | None, op: str, **params: Any) -> None:
         raise click.exceptions.Exit(refusal(refused[0]).exit_code)
 
 
-def _in_parts(nodes: Sequence[str]) -> list[list[str]]:
-    """The names in as many requests as they need; one without names where there are none."""
+def _split_names(nodes: Sequence[str]) -> list[list[str]]:
+    """Returns the names, split for as many requests as needed; one request without names if there
+    are none."""
     parts: list[list[str]] = [[]]
     size = 0
     for name in nodes:
@@ -81,22 +86,22 @@ def _in_parts(nodes: Sequence[str]) -> list[list[str]]:
 @why_option
 @state_dir_option
 def pause(release: bool, why: str, state_dir: Path | None) -> None:
-    """Lease nothing new until 'malletrain resume'. For operators.
+    """Request no new leases until 'malletrain resume'. For operators.
 
-    What is held stays, and jobs go on there; with --release everything is given back. A daemon that
-    is started again stays paused.
+    Existing leases stay, and jobs continue there; with --release all leases are given back. A
+    restarted daemon stays paused.
 
     \b
     Examples:
       malletrain pause
       malletrain pause --release --why "the network is being looked at"
     """
-    _do(state_dir, "pause", release=release, why=why)
+    _send(state_dir, "pause", release=release, why=why)
 
 
 @click.command()
 @click.argument("nodes", nargs=-1, metavar="[NODE...]")
-@click.option("--all", "everything", is_flag=True, help="End what 'drain --all' began.")
+@click.option("--all", "everything", is_flag=True, help="End 'drain --all'.")
 @state_dir_option
 def resume(nodes: tuple[str, ...], everything: bool, state_dir: Path | None) -> None:
     """End a pause; with NODEs, let them be leased again. For operators.
@@ -107,7 +112,7 @@ def resume(nodes: tuple[str, ...], everything: bool, state_dir: Path | None) -> 
       malletrain resume n7 n8
       malletrain resume --all
     """
-    _do(state_dir, "resume", nodes=[*nodes, *([EVERY_NODE] if everything else [])])
+    _send(state_dir, "resume", nodes=[*nodes, *([EVERY_NODE] if everything else [])])
 
 
 @click.command()
@@ -116,7 +121,7 @@ def resume(nodes: tuple[str, ...], everything: bool, state_dir: Path | None) -> 
 @click.option(
     "--until",
     metavar="TIME",
-    help="When they may be leased again: 2026-11-30T18:00 (local), or how long: '8 h'.  "
+    help="When they may be leased again: 2026-11-30T18:00 (local), or after a duration: '8 h'.  "
     "[default: until 'malletrain resume NODE']",
 )
 @why_option
@@ -124,11 +129,10 @@ def resume(nodes: tuple[str, ...], everything: bool, state_dir: Path | None) -> 
 def drain(
     nodes: tuple[str, ...], everything: bool, until: str | None, why: str, state_dir: Path | None
 ) -> None:
-    """Give NODEs (names, or lists such as "n[1-4,7]") back and leave them alone, as before
+    """Give NODEs (names, or lists such as "n[1-4,7]") back and do not lease them, such as before
     maintenance. For operators.
 
-    Jobs move off as they do when the main scheduler wants a node. The main scheduler is told
-    nothing: it may use the nodes.
+    Jobs move off as at a preemption. The main scheduler is not informed and may use the nodes.
 
     \b
     Examples:
@@ -137,7 +141,7 @@ def drain(
     """
     if bool(nodes) == everything:
         raise click.UsageError("Name the nodes to drain, or give --all.")
-    _do(
+    _send(
         state_dir,
         "drain",
         nodes=[EVERY_NODE] if everything else list(nodes),
@@ -151,24 +155,24 @@ def drain(
 @why_option
 @state_dir_option
 def exclude(nodes: tuple[str, ...], why: str, state_dir: Path | None) -> None:
-    """Take no lease on NODEs any more, until 'malletrain resume NODE'. For operators.
+    """Request no new leases on NODEs until 'malletrain resume NODE'. For operators.
 
-    A lease that is held there stays until it ends by itself; 'drain' gives it back.
+    An existing lease stays until it ends by itself; 'drain' gives it back.
 
     \b
     Example:
       malletrain exclude n7 --why "its fan is loud"
     """
-    _do(state_dir, "exclude", nodes=list(nodes), why=why)
+    _send(state_dir, "exclude", nodes=list(nodes), why=why)
 
 
 @click.command()
 @state_dir_option
 def reload(state_dir: Path | None) -> None:
-    """Have the daemon read its configuration again. For operators.
+    """Make the daemon read its configuration again. For operators.
 
-    Says what has changed: what holds at once, what for the jobs submitted from now on, and what
-    waits for a restart (jobs go on over one). A file that is not valid changes nothing.
+    Prints the changes: those that take effect at once, those for jobs submitted from now on, and
+    those that need a restart (jobs continue during a restart). An invalid file changes nothing.
 
     \b
     Examples:
@@ -176,12 +180,12 @@ def reload(state_dir: Path | None) -> None:
       systemctl reload malletrain
     """
     with asking(state_dir) as client:
-        done = client.call("reload", {}, changes=True)
-    click.echo(done["sentence"])
+        reply = client.call("reload", {}, changes=True)
+    click.echo(reply["sentence"])
     for name, title in (
         ("applied", "Applied"),
         ("next_jobs", "For jobs that are submitted from now on"),
         ("restart", "Needs a restart of the daemon"),
     ):
-        if done[name]:
-            click.echo("\n".join([f"{title}:", *(f"  {line}" for line in done[name])]))
+        if reply[name]:
+            click.echo("\n".join([f"{title}:", *(f"  {line}" for line in reply[name])]))

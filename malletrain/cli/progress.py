@@ -1,7 +1,6 @@
-"""How far a long computation is, and how long it will yet take: on stderr, for whoever waits.
+"""Shows the progress of a long computation and its remaining time, on stderr.
 
-Decides how it is said: on a terminal a bar, elsewhere a line at the begin and then each half
-minute.
+Decides the form: a bar on a terminal, otherwise a line at the start and then every half minute.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from types import TracebackType
 from malletrain.cli.common import say
 
 EVERY_S = 30.0
-"""Time between two lines where there is no terminal."""
+"""Time between two lines without a terminal, seconds."""
 
 
 class ProgressLine:
@@ -51,7 +50,7 @@ class ProgressLine:
         sys.stderr.flush()
 
     def update(self, what: str, part: float) -> None:
-        """``part`` of ``what`` is done, 0 to 1."""
+        """Report that the fraction ``part`` (0 to 1) of the task ``what`` is done."""
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=1.0)
             self._started_at = self._printed_at = time.monotonic()

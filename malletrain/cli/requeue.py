@@ -1,4 +1,4 @@
-"""``malletrain requeue``: ended jobs submitted once more, each from its own snapshot."""
+"""``malletrain requeue``: submits ended jobs again, each from its own snapshot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from malletrain.cli.completion import job_names
 from malletrain.cli.moments import moment
 
 
-class _WordsForScript(click.Command):
-    """What stands after a "--" is for the script."""
+class _ScriptArgumentsCommand(click.Command):
+    """A command that passes the arguments after a "--" to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As :meth:`click.Command.parse_args`."""
@@ -22,9 +22,9 @@ class _WordsForScript(click.Command):
         return super().parse_args(ctx, args[:at])
 
 
-@click.command(cls=_WordsForScript, options_metavar="[OPTIONS] [JOB]... [-- ARGS...]")
+@click.command(cls=_ScriptArgumentsCommand, options_metavar="[OPTIONS] [JOB]... [-- ARGS...]")
 @click.argument("jobs", nargs=-1, metavar="", shell_complete=job_names())
-@click.option("--failed", is_flag=True, help="All jobs of yours that failed.")
+@click.option("--failed", is_flag=True, help="All your failed jobs.")
 @click.option(
     "--since",
     metavar="TIME",
@@ -42,10 +42,10 @@ def requeue(
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Submit ended jobs once more, as they were. Each goes on from its own snapshot.
+    """Submit ended jobs again, unchanged. Each resumes from its own snapshot.
 
-    ARGS are put after the arguments that the script had: of an option given twice most scripts take
-    the last. What a job waited for (--after) and a deadline that is over are left out.
+    ARGS are appended to the old arguments of the script: most scripts use the last value of an
+    option. The jobs that it waited for (--after) and a past deadline are left out.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def requeue(
         if not originals:
             raise Refused("There is no failed job of yours.")
         now = time.time()
-        try:  # of all, before the first is submitted
+        try:  # check all jobs before the first is submitted
             details = [(j, client.job(j.id)) for j in originals]
             specs = [(j, requeued(detail, more, now, user_name())) for j, detail in details]
         except SpecError as error:

@@ -1,4 +1,4 @@
-"""``malletrain scale``: other limits of a job's scale."""
+"""``malletrain scale``: changes the minimum and maximum number of nodes of a job."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from malletrain.cli.completion import job_names
 @click.argument("nodes", metavar="N|MIN:MAX")
 @state_dir_option
 def scale(job: str, nodes: str, state_dir: Path | None) -> None:
-    """Give JOB other limits of its scale: the fewest and the most nodes it may use.
+    """Change the minimum and maximum number of nodes of JOB.
 
-    A running job that has more or fewer nodes than that is rescaled; one whose new minimum cannot
-    be had is suspended and keeps its place. While a job is being profiled this is refused, and so
-    are more nodes than it has begun with at most: what its processes are sized for stays.
+    A running job outside the new limits is rescaled; if its new minimum is not available, it is
+    suspended and keeps its place. Refused while a job is being profiled, and for a maximum above
+    the one with which the job started, because its processes are sized for that one.
 
     \b
     Examples:
@@ -35,5 +35,5 @@ def scale(job: str, nodes: str, state_dir: Path | None) -> None:
         raise click.UsageError(str(error)) from None
     with asking(state_dir) as client:
         limits = {"job": job, "min_nodes": low, "max_nodes": high}
-        done = client.call("scale", limits, changes=True)
-    click.echo(done["sentence"])
+        reply = client.call("scale", limits, changes=True)
+    click.echo(reply["sentence"])

@@ -1,4 +1,4 @@
-"""``malletrain shipped``: where the files are that came with the product."""
+"""``malletrain shipped``: prints the paths of files that come with MalleTrain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from malletrain.cli.common import Refused
 @click.command()
 @click.argument("name", required=False)
 def shipped(name: str | None) -> None:
-    """Print the path of a file that came with MalleTrain, or the names of all of them.
+    """Print the path of a file that comes with MalleTrain, or the names of all of them.
 
     These are configurations of sites, the systemd unit, batch scripts of the leases and examples.
 

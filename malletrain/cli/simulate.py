@@ -1,4 +1,4 @@
-"""``malletrain simulate``: the product on a trace, with a virtual clock."""
+"""``malletrain simulate``: runs MalleTrain on a trace, with a virtual clock."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _one_of(name: str, choices: tuple[str, ...], what: str) -> Callable[[F], F]:
 
 
 _TRAINER_OF = "malletrain.trainer_of"
-"""The site's user → trainer, in click's context."""
+"""Key of click's context: the site's map from users to trainers."""
 
 
 def _site(context: click.Context, _: click.Parameter, path: Path | None) -> ControllerSettings:
-    """The settings of the site in ``path``; they become the defaults of the options."""
+    """Returns the settings of the site in ``path``; they become the defaults of the options."""
     from malletrain.core.settings import ControllerSettings
 
     if path is None:
@@ -90,15 +90,15 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default="1000",
         show_default=True,
         metavar="N|FILE",
-        help="How many jobs; or a real log (SWF, CSV of GPU jobs, sacct, PBS) whose arrivals, "
-        "sizes and lengths they take.",
+        help="Number of jobs; or a real log (SWF, CSV of GPU jobs, sacct, PBS) with their "
+        "arrivals, sizes and lengths.",
     ),
     click.option(
         "--jobs-from",
         type=click.FloatRange(min=0),
         default=0.0,
         metavar="H",
-        help="Leave out the first H hours of that log.",
+        help="Skip the first H hours of that log.",
     ),
     click.option(
         "--per-node",
@@ -110,7 +110,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--max-nodes",
         type=COUNT,
         metavar="N",
-        help="Most nodes of a job.  [default: where its curve ends; built-in: 64]",
+        help="Maximum number of nodes of a job.  [default: where its curve ends; built-in: 64]",
     ),
     click.option(
         "--samples",
@@ -136,7 +136,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _one_of(
         "--policy",
         ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
-        "Who shares out the nodes.",
+        "Policy that allocates the nodes.",
     ),
     click.option(
         "--config",
@@ -145,8 +145,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         is_eager=True,
         callback=_site,
         metavar="FILE",
-        help="Simulate the settings of this site's daemon (TOML); options given besides go before "
-        "them.  [default: those of a daemon whose configuration says nothing]",
+        help="Simulate the settings of this site's daemon (TOML); options on the command line take "
+        "precedence.  [default: the daemon's defaults]",
     ),
     click.option(
         "--max-jobs",
@@ -154,7 +154,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=defaults.MAX_RUNNING,
         show_default=True,
         metavar="J",
-        help="Jobs at a time.",
+        help="Maximum number of jobs that run at the same time.",
     ),
     click.option(
         "--t-fwd",
@@ -167,21 +167,21 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _seconds(
         "--starvation",
         defaults.STARVATION_S,
-        "A job waits no longer for its minimum than this (inf: for ever).",
+        "Maximum time that a job waits for its minimum (inf: no limit).",
     ),
-    _one_of("--costs", ("real", "freetrain"), "What changes of scale cost."),
+    _one_of("--costs", ("real", "freetrain"), "Cost model of rescales."),
     _one_of(
         "--mode",
         ("restart", "live"),
-        "What a loss without notice costs: work since the snapshot, or a step (real costs).",
+        "Cost of a node loss without notice: work since the snapshot, or a step (real costs).",
     ),
     _seconds("--rescale-up", defaults.RESCALE_UP_S, "Pause of growing."),
     _seconds("--rescale-down", defaults.RESCALE_DOWN_S, "Pause of shrinking."),
     _seconds("--start-cost", defaults.START_S, "Pause of starting (real costs)."),
     _seconds("--snapshot-every", 60.0, "Time between snapshots (real costs)."),
-    _seconds("--snapshot-cost", 0.0, "For how long a snapshot stops a job (real costs)."),
+    _seconds("--snapshot-cost", 0.0, "Pause of a job for a snapshot (real costs)."),
     _seconds("--notice", 0.0, "Notice of a preemption."),
-    _seconds("--lease-delay", 0.0, "From asking for a node to having it."),
+    _seconds("--lease-delay", 0.0, "Time from the request of a node to its availability."),
     click.option(
         "--horizons",
         is_flag=True,
@@ -192,10 +192,10 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Choice(["none", "age", "lifetimes", "known"]),
         default="none",
         show_default=True,
-        help="Who foretells how long gaps last yet, so that jobs save in time: their age, the "
-        "daemon's model, or the trace itself (the most that could be gained).",
+        help="Forecast of the remaining time of gaps, so that jobs save in time: by their age, the "
+        "daemon's model, or the trace itself (the upper bound).",
     ),
-    click.option("--heed-lifetimes", is_flag=True, help="Bids heed what is foretold, too."),
+    click.option("--heed-lifetimes", is_flag=True, help="Bids use the forecast, too."),
     click.option(
         "--hours",
         type=POSITIVE,
@@ -208,13 +208,13 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         default=0,
         show_default=True,
         metavar="K",
-        help="Seed of all that is drawn.",
+        help="Seed of all random numbers.",
     ),
 )
 
 
 def simulation_options(command: F) -> F:
-    """What a simulation needs besides idle nodes: jobs, policy, costs."""
+    """Adds the options of a simulation besides the idle nodes: jobs, policy, costs."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -227,13 +227,13 @@ def simulation_options(command: F) -> F:
     required=True,
     type=FILE,
     metavar="FILE",
-    help="Which node is idle when: CSV time_s,node,event.",
+    help="Trace of which node is idle when: CSV time_s,node,event.",
 )
 @click.option(
     "--node-list",
     type=FILE,
     metavar="FILE",
-    help="All nodes, one a line, where the trace does not name them all.",
+    help="All nodes, one per line, if the trace does not name them all.",
 )
 @click.option(
     "--nodes",
@@ -249,8 +249,8 @@ def simulate(
     """Run model jobs on a trace of idle nodes: the daemon's own controller and allocator, with a
     virtual clock.
 
-    Every number is quoted against an upper bound: what the jobs of each moment could process if
-    changes of scale were free.
+    Every number is relative to an upper bound: the samples that the jobs of each moment could
+    process if rescales were free.
 
     \b
     Examples:
@@ -283,7 +283,7 @@ def simulate(
 
 
 def settings_of(options: dict[str, Any]) -> SimSettings:
-    """What :func:`simulation_options` say about the simulation. Raises WorkloadError."""
+    """Returns the settings in the values of :func:`simulation_options`. Raises WorkloadError."""
     from malletrain.sim.costs import CostModel
     from malletrain.sim.policies import POLICIES
     from malletrain.sim.settings import SimSettings
@@ -317,7 +317,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
 
 
 def jobs_of(options: dict[str, Any]) -> list[SimJob]:
-    """The jobs that :func:`simulation_options` ask for. Raises WorkloadError."""
+    """Returns the jobs in the values of :func:`simulation_options`. Raises WorkloadError."""
     from malletrain.sim import nas, workloads
     from malletrain.sim.deadlines import with_deadlines
     from malletrain.sim.joblogs import read_log
@@ -328,9 +328,9 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
     log = None if o["jobs"].isdigit() else read_log(o["jobs"], per_node=o["per_node"])
     begin = o["jobs_from"] * 3600.0
     end = begin + (o["hours"] or float("inf")) * 3600.0
-    there = [job for job in log.jobs if begin <= job.submit_s < end] if log else []
-    there = [job for job in there if job.run_s]
-    arrivals = [(job.submit_s - begin, job.nodes, job.run_s or 0.0) for job in there]
+    log_jobs = [job for job in log.jobs if begin <= job.submit_s < end] if log else []
+    log_jobs = [job for job in log_jobs if job.run_s]
+    arrivals = [(job.submit_s - begin, job.nodes, job.run_s or 0.0) for job in log_jobs]
     if log and not arrivals:
         raise workloads.WorkloadError(f"{o['jobs']}: No job is submitted in the hours asked for.")
     count = len(arrivals) if log else int(o["jobs"])
@@ -367,7 +367,7 @@ def jobs_of(options: dict[str, Any]) -> list[SimJob]:
                 f"{larger} of {count} jobs of the log are larger than their curves reach: they "
                 "grow to their end and run longer."
             )
-        users = [job.user for job in there]
+        users = [job.user for job in log_jobs]
         arrived = zip(workloads.arriving(jobs, arrivals), users, strict=False)
         jobs = [replace(job, user=user) for job, user in arrived]
     if o["deadlines"]:

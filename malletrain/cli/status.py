@@ -1,4 +1,4 @@
-"""``malletrain status`` and ``malletrain show``: how the jobs are."""
+"""``malletrain status`` and ``malletrain show``: the state of jobs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from malletrain.client import Connection
     from malletrain.protocol.views import JobView
 
-NEWEST, MOST = 1000, 100_000
-"""Ended jobs that are shown, unless all are wanted; and then."""
+DEFAULT_ENDED, MAX_ENDED = 1000, 100_000
+"""Maximum number of ended jobs that are shown: by default, and with ``--all``."""
 STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 SORT: dict[str, Callable[[JobView], Any]] = {
     "id": lambda job: int(job.id[1:]),
@@ -40,11 +40,11 @@ SORT: dict[str, Callable[[JobView], Any]] = {
     "rate": lambda job: -job.rate,
     "samples": lambda job: -job.samples,
 }
-"""What jobs are sorted by."""
+"""Value of ``--sort`` → sort key."""
 
 
 def _states(text: str | None) -> tuple[str, ...]:
-    """The states of ``--state``."""
+    """Returns the states in the value of ``--state``."""
     words = tuple(word.strip() for word in (text or "").split(",") if word.strip())
     for word in words:
         if word not in STATES:
@@ -57,19 +57,19 @@ def _states(text: str | None) -> tuple[str, ...]:
 @click.option(
     "--watch",
     is_flag=True,
-    help="Show it again every two seconds until Ctrl-C, or until JOB has ended; end as it did.",
+    help="Show it again every two seconds until Ctrl-C, or until JOB has ended.",
 )
 @click.option(
     "--all",
     "every",
     is_flag=True,
-    help=f"Show all jobs that ever ended, not only the newest {NEWEST:,}.",
+    help=f"Show all jobs that ever ended, not only the newest {DEFAULT_ENDED:,}.",
 )
 @click.option(
     "--since",
     metavar="TIME",
     callback=lambda ctx, param, text: None if text is None else moment(text),
-    help='Only jobs that were not over yet at that time: "2 d" ago, or 2026-01-31.',
+    help='Only jobs that had not ended at that time: "2 d" ago, or 2026-01-31.',
 )
 @click.option(
     "--state",
@@ -85,7 +85,7 @@ def _states(text: str | None) -> tuple[str, ...]:
     type=click.Choice(sorted(SORT)),
     default="id",
     show_default=True,
-    help="In which order. All but id, name and owner begin with the largest.",
+    help="Sort key. All but id, name and owner begin with the largest value.",
 )
 @state_dir_option
 @json_option
@@ -123,7 +123,9 @@ def status(
             click.get_current_context().exit(_watch(client, job, as_json))
         now = client.status()
         every = every or since is not None
-        jobs = [client.job(job).job] if job else client.jobs(**({"ended": MOST} if every else {}))
+        jobs = (
+            [client.job(job).job] if job else client.jobs(**({"ended": MAX_ENDED} if every else {}))
+        )
     if not job:
         jobs = sorted(
             (
@@ -145,7 +147,7 @@ def status(
 
 
 def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float = 2.0) -> int:
-    """Show it until the job has ended. Returns the exit code."""
+    """Show the status until the job has ended. Returns the exit code."""
     from rich.console import Group, RenderableType
     from rich.live import Live
     from rich.text import Text
@@ -154,7 +156,7 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
     from malletrain.render.console import console
 
     terminal = console()
-    if job:  # by its id, for the name may mean another job by the time it has ended
+    if job:  # by its id, because the name may refer to another job by the time it has ended
         job = client.job(job).job.id
     with Live(console=terminal, auto_refresh=False, transient=False) as live:
         while True:
@@ -182,14 +184,14 @@ def _watch(client: Connection, job: str | None, as_json: bool, interval_s: float
     "plots",
     metavar="METRIC",
     multiple=True,
-    help="Draw this metric of the script over time instead; once for each.",
+    help="Instead plot this metric of the script over time; once for each.",
 )
 @click.option(
     "--over",
     type=click.Choice(["time", "samples", "step"]),
     default="samples",
     show_default=True,
-    help="What --plot has to the right: time, samples processed, or the script's own step.",
+    help="Horizontal axis of --plot: time, samples processed, or the script's own step.",
 )
 @state_dir_option
 @json_option
@@ -198,9 +200,8 @@ def show(
 ) -> None:
     """Show everything about JOB (id or name).
 
-    Its script and limits, how it scales as far as is known and how its profile stands, each rescale
-    with its cost and phases, notices, and for a job that failed the last lines of the log of the
-    rank that failed first.
+    Its script and limits, its scaling curve and profile, each rescale with its cost and phases,
+    notices, and for a failed job the last lines of the log of the rank that failed first.
 
     \b
     Examples:
@@ -223,7 +224,7 @@ def show(
 def _plot(
     job: str, names: tuple[str, ...], over: str, state_dir: Path | None, as_json: bool
 ) -> None:
-    """Draw metrics over time."""
+    """Plot metrics over time."""
     from malletrain.render.console import console
     from malletrain.render.curves import curve
 

@@ -1,4 +1,4 @@
-"""``malletrain submit`` and ``malletrain cancel``: what a job's owner asks for."""
+"""``malletrain submit`` and ``malletrain cancel``."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ if TYPE_CHECKING:
     from malletrain.protocol.views import JobView
 
 RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
-MOST_COMPARED = 50
-"""Unfinished jobs that a new one's snapshot path is compared with, the newest."""
+MAX_COMPARED_JOBS = 50
+"""Maximum number of unfinished jobs, the newest, whose snapshot paths are compared with a new
+job's."""
 LAST_EVENTS = 100
-"""Of a job that failed, among which it is said what its workers ended with."""
+"""Number of newest events of a failed job in which the exit code of its workers is looked for."""
 
 
 class _BeforeScript(click.Command):
     """Options end at SCRIPT, so that the script's own options need no "--" before them and are
-    never taken for ours. Those that are spelled like ours are told, for they may have been
-    meant so.
+    never taken for options of MalleTrain. If a script's option is spelled like one of MalleTrain, a
+    note says so, because the user may have meant that one.
 
-    A "--" before or right after SCRIPT says that all that follows is the script's. Options at the
-    head of SCRIPT are taken over.
+    A "--" before or right after SCRIPT marks everything after it as the script's. Options at the
+    head of SCRIPT are merged.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As :meth:`click.Command.parse_args`; says which options went to the script."""
+        """As :meth:`click.Command.parse_args`; prints a note about options that were passed to the
+        script."""
         command_line = list(args)
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and ctx.params.get("script") is not None:
@@ -66,9 +68,11 @@ class _BeforeScript(click.Command):
             ctx.params["args"] = words[1:]
             return rest
         options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
-        ours = {word for option in options for word in (*option.opts, *option.secondary_opts)}
+        own_options = {
+            word for option in options for word in (*option.opts, *option.secondary_opts)
+        }
         theirs = words[: words.index("--")] if "--" in words else words
-        if like := [word for word in theirs if word.split("=", 1)[0] in ours]:
+        if like := [word for word in theirs if word.split("=", 1)[0] in own_options]:
             say(
                 f"Note: these went to the script, because they stand after it: {' '.join(like)}. "
                 f"Options of MalleTrain stand before {script}; a -- right after it says that they "
@@ -78,7 +82,7 @@ class _BeforeScript(click.Command):
 
 
 def _file_of(params: dict[str, Any]) -> str:
-    """The file of the script or module; that there is none is said elsewhere."""
+    """Returns the file of the script or module; a missing one is reported elsewhere."""
     from malletrain.submission.error import SpecError
     from malletrain.submission.script import module_of
 
@@ -115,8 +119,8 @@ def _file_of(params: dict[str, Any]) -> str:
 @click.option(
     "--goal",
     type=click.Choice(["throughput", "efficiency"]),
-    help="What more nodes must bring: samples/s, or samples/s relative to one node. Default: "
-    "what the site maximises.",
+    help="Benefit to maximise with more nodes: samples/s, or samples/s relative to one node. "
+    "Default: the site's objective.",
 )
 @goal_options
 @click.option(
@@ -155,39 +159,41 @@ def _file_of(params: dict[str, Any]) -> str:
     metavar="IMAGE",
     shell_complete=files,
     help="Run in this container image, with its Python: a file, a directory, or a name that the "
-    "runtime knows. Default: what the site has.",
+    "runtime knows. Default: the site's image.",
 )
-@click.option("--no-container", is_flag=True, help="Run in no container, whatever the site has.")
+@click.option(
+    "--no-container", is_flag=True, help="Run without a container, even if the site configures one."
+)
 @click.option(
     "--container-runtime",
     type=click.Choice(RUNTIMES),
-    help="What runs the image. Default: what the site says, else the first that the node has.",
+    help="Container runtime. Default: the site's, else the first that the node has.",
 )
 @click.option(
     "--container-bind",
     metavar="SRC[:DST]",
     multiple=True,
-    help="Let the container see this path of the node too. It sees the working directory, the "
-    "script's and your home anyway.",
+    help="Additional path of the node that the container sees. The working directory, the "
+    "script's and your home are always visible.",
 )
 @click.option(
     "--env",
     metavar="K=V",
     multiple=True,
-    help="Environment variable of the script; K alone passes on its present value.",
+    help="Environment variable of the script; K alone passes on its current value.",
 )
 @click.option(
     "--workdir",
     metavar="DIR",
     type=click.Path(),
-    help="Directory the script runs in. Default: the present one.",
+    help="Directory the script runs in. Default: the current directory.",
 )
 @click.option(
     "--launcher",
     type=click.Choice(["builtin", "torchrun"]),
     default="builtin",
     show_default=True,
-    help="What starts the workers: the agent itself, or torchrun with the rendezvous of "
+    help="Launcher of the workers: the agent itself, or torchrun with the rendezvous of "
     "MalleTrain.",
 )
 @click.option(
@@ -204,78 +210,78 @@ def _file_of(params: dict[str, Any]) -> str:
 @click.option(
     "--profile-key",
     metavar="TEXT",
-    help="Jobs of one key scale alike: the next starts from the curve of the last, as in a sweep.",
+    help="Jobs with the same key start from each other's scaling curves, as in a sweep.",
 )
 @click.option(
     "--model-size",
     metavar="PARAMETERS[,FLOPS]",
-    help="Of the model, FLOPs per sample: the job begins with what similar ones showed.",
+    help="Size of the model, FLOPs per sample: the job starts from the curves of similar jobs.",
 )
 @click.option(
     "--live",
     is_flag=True,
-    help="The script uses malletrain.elastic: its processes live on when nodes come and go, "
-    "instead of being started again.",
+    help="The script uses malletrain.elastic: its processes are not restarted when nodes come "
+    "and go.",
 )
 @click.option(
     "--service",
     is_flag=True,
-    help="The script is a service: one process on each node, told by malletrain.membership of "
-    "nodes that come and go. Needs --value.",
+    help="The script is a service: one process on each node, notified by malletrain.membership "
+    "of nodes that come and go. Needs --value.",
 )
 @click.option(
     "--value",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help='What nodes are worth to a service: CSV with the header "nodes,value", or TOML with a '
+    help='Value of nodes to a service: CSV with the header "nodes,value", or TOML with a '
     "table [value] of lines such as 4 = 100.0.",
 )
 @click.option(
     "--resume-from",
     metavar="JOB|PATH",
-    help="Begin from the snapshot of another job, or from this file. Without it another job's "
+    help="Start from the snapshot of another job, or from this file. Without it another job's "
     "snapshot is refused.",
 )
 @click.option(
     "--array",
     metavar="LIST",
-    help="Submit a job for each index, such as 1-10, 0-20:5 or 1,4,9. In arguments and --env "
-    "{index} stands for it; so does $MALLETRAIN_ARRAY_INDEX in the script.",
+    help="Submit a job for each index, such as 1-10, 0-20:5 or 1,4,9. It replaces "
+    "{index} in arguments and --env, and is $MALLETRAIN_ARRAY_INDEX in the script.",
 )
 @click.option(
     "--after",
     metavar="JOB",
     multiple=True,
     shell_complete=job_names(unfinished=True),
-    help="Begin only when this job (id or name) has completed; once for each. If one fails or is "
+    help="Start only after this job (id or name) has completed; once for each. If one fails or is "
     "cancelled, this job is cancelled.",
 )
 @click.option(
     "--time-limit",
     metavar="TIME",
-    help='Cancel the job when it has had nodes for so long, such as "90 min".',
+    help='Maximum time with nodes, after which the job is cancelled, such as "90 min".',
 )
 @click.option(
     "--on-hang",
     type=click.Choice(["tell", "restart"]),
     default="tell",
     show_default=True,
-    help="What is done when workers that reported before stop to: tell you where they stand, or "
-    "start them again too, which counts as a failure.",
+    help="Action when workers hang, that is, stop reporting: tell you where they hang, or "
+    "also restart them, which counts as a failure.",
 )
 @click.option(
     "--notify",
     metavar="WHOM",
     multiple=True,
-    help="Tell of the job's start, end and failure, and of a deadline or budget at risk: a mail "
-    "address, the https:// address of a web hook, or command:CMD on the daemon's host. Only of "
-    "some: end,failure,at-risk=WHOM.",
+    help="Notify of the job's start, end and failure, and of a deadline or budget at risk: a mail "
+    "address, the https:// address of a web hook, or command:CMD on the daemon's host. Only "
+    "some events: end,failure,at-risk=WHOM.",
 )
 @click.option(
     "--wait",
     is_flag=True,
-    help="Stay until the job has ended, and end as it did: 0 completed, 3 cancelled, its script's "
-    "exit code where it failed. Of an array: 1 where one failed.",
+    help="Wait until the job has ended. Exit codes: 0 completed, 3 cancelled, the script's "
+    "exit code if it failed. Of an array: 1 if one failed.",
 )
 @state_dir_option
 @json_option
@@ -301,11 +307,11 @@ def submit(
     """Submit the training SCRIPT as a job that follows the idle nodes.
 
     The script is an ordinary torchrun script that also reports its progress (malletrain.report). It
-    is started again at another scale whenever nodes come or go, and goes on from its snapshot.
-    Everything after SCRIPT is passed to it untouched; options of MalleTrain stand before it, or at
-    the head of the script in lines such as "#MALLETRAIN --nodes 1:16", where the command line wins.
-    The Python that runs malletrain now runs the script too, unless --venv, --conda or --container
-    names another.
+    is restarted at another scale whenever nodes come or go, and resumes from its snapshot. All
+    arguments after SCRIPT are passed to it unchanged; put options of MalleTrain before it, or at
+    the head of the script in lines such as "#MALLETRAIN --nodes 1:16". The command line takes
+    precedence. The Python that runs malletrain now runs the script too, unless --venv, --conda or
+    --container names another.
 
     \b
     Examples:
@@ -345,7 +351,7 @@ def submit(
             click.echo(sentence, err=True)
         jobs = [client.submit(each) for each in specs]
     if not (as_json and wait):
-        _tell(jobs, numbers is not None, as_json)
+        _print_submitted(jobs, numbers is not None, as_json)
     if wait:
         ended = until_ended([job.id for job in jobs], state_dir, quiet=as_json)
         if as_json:
@@ -354,7 +360,7 @@ def submit(
 
 
 def _exit_code(ended: Sequence[JobView], state_dir: Path | None) -> int:
-    """The exit code of who waited for these jobs: one that failed alone ends as its script did."""
+    """Returns the exit code after waiting for these jobs; for a single failed job, its script's."""
     if len(ended) > 1 or ended[0].state != "failed":
         return exit_code(job.state for job in ended)
     with asking(state_dir) as client:
@@ -362,8 +368,8 @@ def _exit_code(ended: Sequence[JobView], state_dir: Path | None) -> int:
     return exit_code_of_failed(e for e in events if e.kind == EventKind.WORKERS_FAILED)
 
 
-def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
-    """What was submitted."""
+def _print_submitted(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
+    """Print the submitted jobs."""
     first, last = jobs[0], jobs[-1]
     if as_json:
         print_json(list(jobs) if array else first)
@@ -381,12 +387,12 @@ def _tell(jobs: Sequence[JobView], array: bool, as_json: bool) -> None:
 
 
 def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -> list[str]:
-    """What to say about unfinished jobs that save to the path of ``spec`` or write to its output
-    folder, and about the first ``jobs`` of an array that do so both.
+    """Returns warnings about unfinished jobs that use the snapshot path or output folder of
+    ``spec``, and about an array whose first ``jobs`` share an output folder.
     """
-    mine = snapshot_paths(spec.script, spec.args, spec.workdir)
+    own_paths = snapshot_paths(spec.script, spec.args, spec.workdir)
     folders = output_folders(spec.script, spec.args, spec.workdir)
-    if not mine and not folders:
+    if not own_paths and not folders:
         return []
     warnings = []
     if len(jobs) > 1:
@@ -398,21 +404,21 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
             for path in sorted(both[0] & both[1])
         ]
     unfinished = [job for job in client.jobs() if job.ended is None and job.owner == spec.owner]
-    for job in unfinished[-MOST_COMPARED:]:
+    for job in unfinished[-MAX_COMPARED_JOBS:]:
         theirs = client.job(job.id).spec
         paths = snapshot_paths(theirs["script"], theirs.get("args", ()), theirs["workdir"])
         warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and saves to the same snapshot, "
             f"{path}. The new job will neither restore nor overwrite it. Give it another path, or "
             "none: Snapshot() finds one by itself."
-            for path in sorted(mine & paths)
+            for path in sorted(own_paths & paths)
         ]
         others = output_folders(theirs["script"], theirs.get("args", ()), theirs["workdir"])
         warnings += [
             f"Warning: job {job.id} ({job.name}) is not finished and writes to the same output "
             f"folder, {path}. The new job will neither go on from its checkpoints nor write over "
             "them, but fail where it meets one. Give it another folder."
-            for path in sorted(folders & others - mine)
+            for path in sorted(folders & others - own_paths)
         ]
     return warnings
 
@@ -424,10 +430,10 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
 @state_dir_option
 @json_option
 def cancel(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
-    """Cancel jobs: stop their processes and free their nodes. Snapshots and logs stay.
+    """Cancel jobs: stop their processes and free their nodes. Snapshots and logs are kept.
 
-    JOB is the id or the name of a job (of several jobs of one name the newest), or the name of an
-    array: all its jobs are meant.
+    JOB is the id or the name of a job (the newest of several with the same name), or the name of an
+    array, to cancel all its jobs.
 
     \b
     Examples:

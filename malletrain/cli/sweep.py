@@ -43,7 +43,7 @@ def sweep() -> None:
 
 
 def storage_option(command: F) -> F:
-    """``--storage``: which database of sweeps is meant."""
+    """Adds ``--storage``, the database of sweeps."""
     return click.option(
         "--storage",
         metavar="URL",
@@ -55,21 +55,21 @@ def storage_option(command: F) -> F:
 
 
 detach_option = click.option(
-    "--detach", is_flag=True, help="Go on in a process of its own, and return at once."
+    "--detach", is_flag=True, help="Continue in a background process, and return at once."
 )
 
 
 @sweep.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", help="Of the sweep. Default: as in the file, else the file's name.")
+@click.option("--name", help="Name of the sweep. Default: as in the file, else the file's name.")
 @detach_option
 @storage_option
 @state_dir_option
 def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Path | None) -> None:
-    """Begin the sweep that FILE describes, and attend to it until it is over.
+    """Start the sweep that FILE describes, and run it until it is over.
 
-    This process asks for trials, gives up those without promise and weighs the others. It may be
-    stopped, or die, at any time: its jobs train on, and 'malletrain sweep resume' takes over.
+    This process submits trials, prunes those without promise and weights the others. You can stop
+    it at any time: its jobs continue to train, and 'malletrain sweep resume' takes over.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         for sentence in check(made):
             click.echo(sentence, err=True)
         with asking(state_dir) as client:
-            client.status()  # where no daemon runs, that is said before anything is kept
+            client.status()  # report a missing daemon before anything is stored
         home = _home(state_dir)
         url = storage_url(storage or made.sweep.storage, home)
         with open_storage(url) as opened:
@@ -102,9 +102,9 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
 @storage_option
 @state_dir_option
 def resume(name: str, detach: bool, storage: str, state_dir: Path | None) -> None:
-    """Go on with a sweep that nobody attends to, or that was cancelled.
+    """Resume a sweep that no process runs, or that was cancelled.
 
-    Trials whose jobs trained on meanwhile are followed from where they are; none begins anew.
+    Trials whose jobs continued meanwhile are followed from their current state; none is restarted.
     """
     with _opened(name, storage, state_dir) as (ledger, url):
         ledger.cancel(False)
@@ -117,7 +117,7 @@ def resume(name: str, detach: bool, storage: str, state_dir: Path | None) -> Non
 @state_dir_option
 @json_option
 def status(name: str | None, storage: str, state_dir: Path | None, as_json: bool) -> None:
-    """List sweeps, or say how the sweep NAME stands."""
+    """List sweeps, or show the state of the sweep NAME."""
     from malletrain.render import sweeps as render
 
     with _sentences():
@@ -172,7 +172,7 @@ def show(name: str, as_csv: bool, storage: str, state_dir: Path | None, as_json:
 @state_dir_option
 @json_option
 def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None:
-    """Say which trial is the best, with what values, and where its snapshot is."""
+    """Show the best trial, its values, and the path of its snapshot."""
     with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.results import results
         from malletrain.sweep.trials import best_snapshot
@@ -197,7 +197,7 @@ def best(name: str, storage: str, state_dir: Path | None, as_json: bool) -> None
 @storage_option
 @state_dir_option
 def cancel(name: str, storage: str, state_dir: Path | None) -> None:
-    """End a sweep: cancel the jobs of its trials. What has ended stays."""
+    """End a sweep: cancel the jobs of its trials. Ended trials are kept."""
     with _opened(name, storage, state_dir) as (ledger, url):
         from malletrain.sweep.process import attended
 
@@ -209,7 +209,7 @@ def cancel(name: str, storage: str, state_dir: Path | None) -> None:
 
 
 class _Trials(click.IntRange):
-    """How many trials."""
+    """Type of the number of trials."""
 
     def convert(self, value: Any, *where: Any) -> int:
         try:
@@ -223,7 +223,7 @@ class _Trials(click.IntRange):
 
 
 class _Weight(click.FloatRange):
-    """How much a sweep counts."""
+    """Type of the weight of a sweep."""
 
     def convert(self, value: Any, *where: Any) -> float:
         try:
@@ -243,7 +243,7 @@ class _Weight(click.FloatRange):
 @storage_option
 @state_dir_option
 def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> None:
-    """Let a sweep have COUNT trials more. One that is over goes on by 'malletrain sweep resume'."""
+    """Add COUNT trials to a sweep. If it is over, continue it with 'malletrain sweep resume'."""
     with _opened(name, storage, state_dir) as (ledger, _):
         from malletrain.sweep.process import attended
 
@@ -259,10 +259,10 @@ def add_trials(name: str, count: int, storage: str, state_dir: Path | None) -> N
 @storage_option
 @state_dir_option
 def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> None:
-    """Let a sweep count more or less beside other jobs.
+    """Change the weight of a sweep relative to other jobs.
 
-    WEIGHT is that of its most promising trial, instead of 'weight' in [job]; its other trials count
-    less, by how far they have come.
+    WEIGHT is the weight of its most promising trial, instead of 'weight' in [job]; its other trials
+    have lower weights, depending on their progress.
 
     \b
     Example:
@@ -277,7 +277,7 @@ def weigh(name: str, weight: float, storage: str, state_dir: Path | None) -> Non
             say(f"Its jobs are told when somebody attends to it: malletrain sweep resume {name}")
 
 
-# --- what they share ---
+# --- common parts ---
 
 
 def _stands(summary: Summary, attended: bool) -> str:
@@ -294,9 +294,7 @@ def _trials(count: int) -> str:
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """What is wrong with a sweep becomes a sentence and an exit code, and so does a package that is
-    not there.
-    """
+    """Convert errors of a sweep, and a missing package, to a sentence and an exit code."""
     try:
         from malletrain.sweep.spec import SweepError
     except ImportError as error:
@@ -310,7 +308,7 @@ def _sentences() -> Iterator[None]:
 
 
 def _home(state_dir: Path | None) -> Path:
-    """Where this user's sweeps are kept."""
+    """Returns the directory of this user's sweeps."""
     from malletrain.identity.state_directory import StateDirError, default_state_dir
 
     try:
@@ -321,7 +319,7 @@ def _home(state_dir: Path | None) -> Path:
 
 @contextmanager
 def _opened(name: str, storage: str, state_dir: Path | None) -> Iterator[tuple[Ledger, str]]:
-    """The sweep of that name and its database's URL; what is wrong with it becomes a sentence."""
+    """Yields the sweep of that name and its database's URL; errors become a sentence."""
     with _sentences():
         from malletrain.sweep.ledger import Ledger, open_storage, storage_url
 
@@ -331,7 +329,7 @@ def _opened(name: str, storage: str, state_dir: Path | None) -> Iterator[tuple[L
 
 
 def _attend(ledger: Ledger, state_dir: Path | None, url: str, detach: bool) -> None:
-    """Run the sweep's engine, here or in a process of its own."""
+    """Run the sweep's engine, here or in a background process."""
     from malletrain.sweep import process
     from malletrain.sweep.daemon_jobs import DaemonJobs
 

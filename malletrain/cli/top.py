@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from malletrain.render.follow import Follower, Look
 
 STEPS = {UP: -1, "k": -1, DOWN: 1, "j": 1, PAGE_UP: -10, PAGE_DOWN: 10, HOME: -(10**6)}
-"""Key → how many jobs the screen moves on."""
-LAST_LOOK_S = 0.5
-"""How long the end waits for a look that is under way."""
+"""Key → number of jobs by which the screen scrolls."""
+END_TIMEOUT_S = 0.5
+"""Maximum time that the end waits for a request in progress, seconds."""
 
 
 @click.command()
@@ -31,10 +31,10 @@ LAST_LOOK_S = 0.5
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two updates.",
 )
 @click.option(
-    "--all", "all_nodes", is_flag=True, help="Show also the nodes that the main scheduler uses."
+    "--all", "all_nodes", is_flag=True, help="Also show the nodes that the main scheduler uses."
 )
 @click.option("--once", is_flag=True, help="Print the screen once and end; also works in a pipe.")
 @state_dir_option
@@ -42,8 +42,8 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
     """Watch nodes, throughput and events live. q or Ctrl-C ends it.
 
     Running jobs come first. The arrow keys (or j and k) scroll through the jobs, a shows or hides
-    the nodes that the main scheduler uses, the space bar looks at once. It goes on when the daemon
-    is restarted, and says so while the daemon is away.
+    the nodes that the main scheduler uses, the space bar updates at once. It continues after a
+    restart of the daemon, and shows a message while the daemon is not reachable.
 
     \b
     Example:
@@ -75,7 +75,7 @@ def top(interval: float, all_nodes: bool, once: bool, state_dir: Path | None) ->
 
 
 def _watch(terminal: Console, follower: Follower, watcher: Watcher) -> None:
-    """Draw until a key ends it."""
+    """Draw the screen until the user quits."""
     from rich.live import Live
 
     above, screen = 0, follower.screen
@@ -99,12 +99,13 @@ def _watch(terminal: Console, follower: Follower, watcher: Watcher) -> None:
 
 
 class Watcher(threading.Thread):
-    """Looks in the background, so that a key is heard while the daemon is slow or away.
+    """Requests updates in the background, so that keys work while the daemon is slow or not
+    reachable.
 
     Args:
-        follower: what asks; its screen is not touched here.
-        state_dir: whose daemon.
-        interval: seconds between two looks.
+        follower: sends the requests; its screen is not changed here.
+        state_dir: state directory of the daemon.
+        interval: time between two updates, seconds.
     """
 
     def __init__(self, follower: Follower, state_dir: Path | None, interval: float) -> None:
@@ -114,10 +115,10 @@ class Watcher(threading.Thread):
         self._hurry = threading.Event()
         self._over = False
         self.bell, self._ring = os.pipe()
-        """Readable when there is something to take with :meth:`seen`."""
+        """Readable when :meth:`seen` has something to return."""
 
     def run(self) -> None:
-        """Look until told to end."""
+        """Request updates until :meth:`end` is called."""
         from malletrain.client import ClientError
 
         while not self._over:
@@ -132,11 +133,11 @@ class Watcher(threading.Thread):
                 self._pause()
 
     def now(self) -> None:
-        """Look at once."""
+        """Request an update at once."""
         self._hurry.set()
 
     def seen(self) -> list[Look | str]:
-        """The looks that are new, and sentences on why there is none."""
+        """Returns the new updates, and error messages of failed requests."""
         if self._looks.empty():
             return []
         os.read(self.bell, 4096)
@@ -146,10 +147,10 @@ class Watcher(threading.Thread):
         return made
 
     def end(self) -> None:
-        """Stop looking."""
+        """Stop the updates."""
         self._over = True
         self._hurry.set()
-        self.join(LAST_LOOK_S)
+        self.join(END_TIMEOUT_S)
 
     def _put(self, seen: Look | str) -> None:
         self._looks.put(seen)

@@ -1,4 +1,4 @@
-"""``malletrain usage``: what was leased, what for, and what it cost in energy."""
+"""``malletrain usage``: node-hours and energy of leases, by use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from malletrain.cli.common import asking, json_option, print_json, print_text, s
 
 
 class _Date(click.DateTime):
-    """A date with what else of a time is given."""
+    """Type of a date, a month or a date with time."""
 
     def __init__(self) -> None:
         super().__init__(("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m"))
@@ -35,7 +35,7 @@ WORDS = ("user", "account", "class", "month")
     "--by",
     type=click.Choice(WORDS),
     multiple=True,
-    help="A row for each user, account, class of nodes or month; may be given several times.  "
+    help="A row for each user, account, class of nodes or month; can be given several times.  "
     "[default: user]",
 )
 @click.option(
@@ -62,12 +62,12 @@ def usage(
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Add up the node-hours that were leased, and what they went to.
+    """Add up the leased node-hours by their use.
 
     LEASED are the node-hours held, TRAINED those in which samples were processed. STARTS,
-    RESCALES and PREEMPTED were lost to starts of jobs, to changes of scale, and to changes of scale
-    because the main scheduler took a node. NO JOB is the rest. KWH needs watts in [accounting] of
-    the daemon's configuration. You see what you used; operators see everybody's.
+    RESCALES and PREEMPTED were lost to starts of jobs, to rescales, and to rescales because of a
+    preemption. NO JOB is the rest. KWH needs watts in [accounting] of the daemon's configuration.
+    You see your own usage; operators see that of all users.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``malletrain wait``: until jobs have ended."""
+"""``malletrain wait``: waits until jobs have ended."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from malletrain.client import Connection
     from malletrain.protocol.views import JobView
 
-AGAIN_S = 2.0
-"""Time between two tries to reach a daemon that went away."""
+RETRY_INTERVAL_S = 2.0
+"""Time between two attempts to reach a daemon that is gone, seconds."""
 
 
 @click.command()
@@ -33,10 +33,10 @@ AGAIN_S = 2.0
 @state_dir_option
 @json_option
 def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
-    """Wait until every JOB (id or name) has ended, and end as they did.
+    """Wait until every JOB (id or name) has ended.
 
     Exit codes: 0 all completed, 1 one failed (or was not found), 3 one was cancelled and none
-    failed. A daemon that is started again meanwhile is waited for.
+    failed. If the daemon restarts meanwhile, the command waits for it.
 
     \b
     Examples:
@@ -44,17 +44,17 @@ def wait(jobs: tuple[str, ...], state_dir: Path | None, as_json: bool) -> None:
       malletrain wait j3 j4 j5
     """
     with asking(state_dir) as client:
-        # A name may mean another job by the time this one has ended.
-        meant = list(dict.fromkeys(client.job(job).job.id for job in jobs))
-    ended = until_ended(meant, state_dir, quiet=as_json)
+        # A name may refer to another job by the time this one has ended.
+        job_ids = list(dict.fromkeys(client.job(job).job.id for job in jobs))
+    ended = until_ended(job_ids, state_dir, quiet=as_json)
     if as_json:
         print_json(ended)
     click.get_current_context().exit(exit_code(view.state for view in ended))
 
 
 def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> list[JobView]:
-    """Wait until the jobs with these ids have ended and, unless ``quiet``, tell of each as it does;
-    returns them in the order in which they did. A daemon that is started again is waited for.
+    """Wait until the jobs with these ids have ended and, unless ``quiet``, report each when it
+    ends. Returns them in the order in which they ended. If the daemon restarts, waits for it.
     """
     ended: dict[str, JobView] = {}
     waiting = list(jobs)
@@ -83,7 +83,7 @@ def until_ended(jobs: Sequence[str], state_dir: Path | None, *, quiet: bool) -> 
             if not away:
                 say(f"{error.format_message()} Waiting for it to come back.")
             away = True
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_INTERVAL_S)
     return list(ended.values())
 
 

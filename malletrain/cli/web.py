@@ -1,4 +1,4 @@
-"""``malletrain web``: the page in the browser."""
+"""``malletrain web``: serves the page for the browser."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from malletrain.protocol import env
     default="127.0.0.1",
     show_default=True,
     metavar="HOST[:PORT]|unix:PATH",
-    help="Where to listen. Without a port the first that is free from 8870 on.",
+    help="Address to listen on. Without a port, the first free one from 8870 on.",
 )
 @click.option(
     "--allow-host",
     multiple=True,
     metavar="NAME",
-    help="A name by which the page is called beside 127.0.0.1 and localhost, such as that of a "
-    "proxy; may be given several times.",
+    help="Additional host name of the page besides 127.0.0.1 and localhost, such as that of a "
+    "proxy; can be given several times.",
 )
 @click.option(
     "--trust-header",
     default="",
     metavar="HEADER",
-    help="Believe a reverse proxy's header on who looks, such as X-Remote-User. Only on the "
+    help="Trust a reverse proxy's header with the user's name, such as X-Remote-User. Only on the "
     "loopback, with a token, or on a Unix socket.  [default: off]",
 )
 @click.option(
     "--browser/--no-browser",
     default=None,
-    help="Open the page in a browser.  [default: where there is a display]",
+    help="Open the page in a browser.  [default: if there is a display]",
 )
 @state_dir_option
 def web(
@@ -47,13 +47,12 @@ def web(
     browser: bool | None,
     state_dir: Path | None,
 ) -> None:
-    """Serve a page on the machine and its jobs, for your browser.
+    """Serve a web page about the machine and its jobs.
 
-    It runs with your rights, like the other commands: you see and do there what you see and do
-    here. The address that is printed has a token in it; who knows it is you, so keep it. Ctrl-C
-    ends it; your jobs go on.
+    It runs with your rights, like the other commands. The printed address contains a token; anybody
+    who has it can act as you, so keep it secret. Ctrl-C ends the page; your jobs continue.
 
-    On a machine you reach with ssh, take the port with you and open the address at home:
+    On a machine you reach with ssh, forward the port and open the address on your own computer:
 
     \b
       ssh -L 8870:127.0.0.1:8870 login.example.org malletrain web --listen 127.0.0.1:8870

@@ -1,6 +1,6 @@
-"""The way to a daemon: its address, one socket, the operations it knows.
+"""The connection to a daemon: its address, one socket, the operations.
 
-Runs wherever somebody asks a daemon something: in the command line, in :mod:`malletrain.api`.
+Runs in the clients of a daemon: the command line and :mod:`malletrain.api`.
 Decides nothing about jobs.
 """
 

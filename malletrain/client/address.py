@@ -1,6 +1,6 @@
-"""Where a daemon is and with which keys it is spoken to, and how a client says who it is.
+"""The address and the keys of a daemon, and the authentication of a client.
 
-Decides which daemon is meant: that of a state directory, else the user's own, else the site's.
+Decides which daemon is used: that of a given state directory, else the user's own, else the site's.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ class Address:
     server_key: bytes
     """Public CURVE key of the daemon (Z85)."""
     public_key: bytes
-    """Of this client (Z85)."""
+    """Public CURVE key of this client (Z85)."""
     secret_key: bytes = field(repr=False)
-    """Of this client (Z85)."""
+    """Secret CURVE key of this client (Z85)."""
     hint: str = ""
-    """A sentence that says how to start the daemon, with a blank before it."""
+    """A sentence on how to start the daemon, with a blank before it."""
 
     def credential(self, munge: bool) -> tuple[str, str]:
-        """What MUNGE tells a daemon that does not know this client's key, and why it cannot.
+        """Returns the MUNGE credential for a daemon that does not know this client's key, and the
+        reason if there is none.
 
         Args:
-            munge: whether the daemon believes MUNGE.
+            munge: whether the daemon accepts MUNGE credentials.
         """
         if not (munge and Munge.there()):
             return "", ""
@@ -56,7 +57,7 @@ class Address:
             return "", str(error)
 
     def unknown_key(self, why: str) -> ClientError:
-        """Says what else can be done where MUNGE does not help."""
+        """Returns the error for a key that the daemon does not know, with advice on what to do."""
         reason = f" MUNGE could not tell it who you are: {why}" if why else ""
         return ClientError(
             f"The daemon at {self.endpoint} does not know your key.{reason} Give its operators "
@@ -66,10 +67,11 @@ class Address:
 
 
 def find(state_dir: Path | None = None) -> Address:
-    """The daemon that runs in ``state_dir``; without one this user's own, else that of the site.
+    """Returns the address of the daemon that runs in ``state_dir``; if None, of this user's own
+    daemon, else of the site's.
 
     Raises:
-        Unreachable: there is none.
+        Unreachable: there is no such daemon.
     """
     try:
         site = None if state_dir else announced()

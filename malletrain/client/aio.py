@@ -1,6 +1,6 @@
-"""A connection to one daemon for asyncio: many requests may be under way at once, on one socket.
+"""A connection to one daemon for asyncio: many simultaneous requests on one socket.
 
-What is asked: :mod:`malletrain.client.operations`.
+The operations are in :mod:`malletrain.client.operations`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class AsyncConnection:
-    """A connection to one daemon, made at the first request. Use it within one event loop.
+    """A connection to one daemon, established at the first request. Use it within one event loop.
 
     Args:
-        address: the daemon, and who asks.
-        timeout_s: how long an answer may take, seconds.
+        address: the daemon, and this client's keys.
+        timeout_s: maximum time for an answer, seconds.
     """
 
     def __init__(self, address: Address, timeout_s: float = TIMEOUT_S) -> None:
@@ -44,33 +44,35 @@ class AsyncConnection:
         self._connecting = asyncio.Lock()
 
     async def do(self, operation: Operation[T]) -> T:
-        """Carry out one operation. Raises ClientError when the daemon refuses and Unreachable when
+        """Carry out one operation. Raises ClientError if the daemon refuses and Unreachable if
         there is none.
         """
         request = (operation.op, operation.params, operation.wait_s, operation.changes)
         try:
-            data = await self._ask(*request)
+            data = await self._request(*request)
         except ClientError as error:
             if error.code != UNAUTHENTICATED:
                 raise
-            await self._introduce(isinstance(error.data, dict) and error.data.get("munge") is True)
-            data = await self._ask(*request)
+            await self._log_in(isinstance(error.data, dict) and error.data.get("munge") is True)
+            data = await self._request(*request)
         return operation.read(data, self.address.endpoint)
 
-    async def _introduce(self, munge: bool) -> None:
-        """Let MUNGE tell the daemon who this is."""
+    async def _log_in(self, munge: bool) -> None:
+        """Log in with a MUNGE credential."""
         credential, why = await asyncio.to_thread(self.address.credential, munge)
         if credential:
             try:
-                await self._ask("login", {"credential": credential}, 0.0, False)
+                await self._request("login", {"credential": credential}, 0.0, False)
                 return
             except ClientError as error:
                 why = str(error)
         raise self.address.unknown_key(why)
 
-    async def _ask(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
+    async def _request(
+        self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool
+    ) -> Any:
         name, frames = exchange.request(op, params)
-        socket = await self._connected()
+        socket = await self._connect()
         future: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
         self._requests[name] = (future, changes)
         try:
@@ -82,23 +84,25 @@ class AsyncConnection:
             del self._requests[name]
         return exchange.data_of(answer)
 
-    async def _connected(self) -> zmq.asyncio.Socket:
-        """The socket after its handshake."""
+    async def _connect(self) -> zmq.asyncio.Socket:
+        """Returns the socket after its handshake."""
         async with self._connecting:
             if self._socket is not None:
                 return self._socket
             socket = self._context.socket(zmq.DEALER)
             handshake = exchange.Handshake(self.address)
-            up, monitor = False, None
+            is_up, monitor = False, None
             try:
                 monitor = exchange.set_up(socket, self.address)
-                began = time.monotonic()
-                while not up and not handshake.hopeless(time.monotonic() - began):
-                    up = bool(await monitor.poll(100)) and handshake.advance(await _event(monitor))
+                started = time.monotonic()
+                while not is_up and not handshake.is_hopeless(time.monotonic() - started):
+                    is_up = bool(await monitor.poll(100)) and handshake.advance(
+                        await _event(monitor)
+                    )
             finally:
-                if not up:
+                if not is_up:
                     _close(socket, monitor)
-            if not up or monitor is None:
+            if not is_up or monitor is None:
                 raise exchange.not_running(self.address)
             self._socket, self._monitor = socket, monitor
             loop = asyncio.get_running_loop()
@@ -112,7 +116,7 @@ class AsyncConnection:
         while True:
             try:
                 answer = exchange.reply(await socket.recv_multipart(), self.address)
-            except ClientError as error:  # it does not say to which request
+            except ClientError as error:  # the error does not name its request
                 for future, _ in self._requests.values():
                     if not future.done():
                         future.set_exception(error)
@@ -128,10 +132,10 @@ class AsyncConnection:
         for future, changes in self._requests.values():
             if not future.done():
                 future.set_exception(exchange.went_away(self.address, changes))
-        self._drop()
+        self._disconnect()
 
-    def _drop(self) -> None:
-        """The next request connects anew."""
+    def _disconnect(self) -> None:
+        """Close the socket; the next request connects again."""
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -143,7 +147,7 @@ class AsyncConnection:
     async def close(self) -> None:
         """End the connection."""
         tasks = self._tasks
-        self._drop()
+        self._disconnect()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*tasks, return_exceptions=True)
         self._context.destroy(linger=0)

@@ -1,6 +1,6 @@
-"""One socket to the daemon: connect, ask and wait a bounded time.
+"""One socket to the daemon: connects, sends requests and waits for a limited time.
 
-Synchronous. What is asked: :mod:`malletrain.client.operations`.
+Synchronous. The operations are in :mod:`malletrain.client.operations`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from malletrain.client.exchange import BROKEN, TIMEOUT_S
 
 
 class Channel:
-    """The socket of one client, for one thread. Every call raises ClientError when the daemon
-    refuses and Unreachable when there is none.
+    """The socket of one client, for one thread. Every call raises ClientError if the daemon refuses
+    and Unreachable if there is none.
 
     Args:
-        address: the daemon, and who asks.
-        timeout_s: how long an answer may take, seconds.
+        address: the daemon, and this client's keys.
+        timeout_s: maximum time for an answer, seconds.
     """
 
     def __init__(self, address: Address, timeout_s: float = TIMEOUT_S) -> None:
@@ -33,42 +33,42 @@ class Channel:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
-        self._up = False
+        self._is_up = False
 
     def call(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
-        """The data of the daemon's answer to one request.
+        """Returns the data of the daemon's answer to one request.
 
-        A daemon that does not know this client is told who it is, where it believes MUNGE.
+        If the daemon does not know this client and accepts MUNGE, logs in first.
 
         Args:
             op: the operation.
-            params: what it is asked with.
+            params: the parameters of the operation.
             wait_s: time the daemon was asked to wait, seconds.
-            changes: the request changes something, so that a lost answer leaves open whether it
-                was carried out, and the error says so.
+            changes: whether the request changes something. If its answer is lost, it is not known
+                whether it was carried out, and the error says so.
         """
         try:
-            return self._ask(op, params, wait_s, changes)
+            return self._request(op, params, wait_s, changes)
         except ClientError as error:
             if error.code != UNAUTHENTICATED:
                 raise
-            self._introduce(isinstance(error.data, dict) and error.data.get("munge") is True)
-        return self._ask(op, params, wait_s, changes)
+            self._log_in(isinstance(error.data, dict) and error.data.get("munge") is True)
+        return self._request(op, params, wait_s, changes)
 
-    def _introduce(self, munge: bool) -> None:
-        """Let MUNGE tell the daemon who this is."""
+    def _log_in(self, munge: bool) -> None:
+        """Log in with a MUNGE credential."""
         credential, why = self.address.credential(munge)
         if credential:
             try:
-                self._ask("login", {"credential": credential}, 0.0, False)
+                self._request("login", {"credential": credential}, 0.0, False)
                 return
             except ClientError as error:
                 why = str(error)
         raise self.address.unknown_key(why)
 
-    def _ask(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
+    def _request(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
         name, frames = exchange.request(op, params)
-        socket = self._connected()
+        socket = self._connect()
         socket.send_multipart(frames)
         deadline = time.monotonic() + self.timeout_s + wait_s
         while True:
@@ -76,46 +76,46 @@ class Channel:
             answer = exchange.reply(socket.recv_multipart(), self.address)
             if answer is not None and answer.id == name:
                 return exchange.data_of(answer)
-            # Else: the late answer to a call given up before.
+            # Otherwise it is the late answer to an earlier call that timed out.
 
     def close(self) -> None:
         """End the connection."""
-        self._drop()
+        self._disconnect()
         self._context.destroy(linger=0)
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
         if self._monitor is not None:
             self._monitor.close(linger=0)
         self._socket = self._monitor = None
-        self._up = False
+        self._is_up = False
 
-    def _connected(self) -> zmq.Socket[bytes]:
-        """The socket after its handshake. Sending before that would leave a call in a queue of a
-        daemon that never comes.
+    def _connect(self) -> zmq.Socket[bytes]:
+        """Returns the socket after its handshake. A request sent earlier would wait in a queue for
+        a daemon that may not exist.
         """
-        if self._socket is not None and self._up and not self._broke():
+        if self._socket is not None and self._is_up and not self._is_broken():
             return self._socket
-        self._drop()
+        self._disconnect()
         self._socket = socket = self._context.socket(zmq.DEALER)
         handshake = exchange.Handshake(self.address)
         try:
             self._monitor = exchange.set_up(socket, self.address)
-            began = time.monotonic()
-            while not handshake.hopeless(time.monotonic() - began):
+            started = time.monotonic()
+            while not handshake.is_hopeless(time.monotonic() - started):
                 if self._monitor.poll(100) and handshake.advance(_event(self._monitor)):
-                    self._up = True
+                    self._is_up = True
                     return socket
         finally:
-            if not self._up:
-                self._drop()
+            if not self._is_up:
+                self._disconnect()
         raise exchange.not_running(self.address)
 
-    def _broke(self) -> bool:
-        """Whether the connection broke since the last call, as it does when the daemon is
-        restarted.
+    def _is_broken(self) -> bool:
+        """Returns whether the connection broke since the last call, such as at a restart of the
+        daemon.
         """
         while self._monitor is not None and self._monitor.poll(0):
             if _event(self._monitor) in BROKEN:
@@ -123,8 +123,8 @@ class Channel:
         return False
 
     def _wait(self, socket: zmq.Socket[bytes], deadline: float, changes: bool) -> None:
-        """Until there is something to receive. Raises Unreachable when the connection breaks or the
-        time is up.
+        """Wait until there is a message to receive. Raises Unreachable if the connection breaks or
+        the time is up.
         """
         assert self._monitor is not None
         poller = zmq.Poller()
@@ -135,9 +135,9 @@ class Channel:
             if socket in ready:
                 return
             if self._monitor in ready and _event(self._monitor) in BROKEN:
-                self._drop()
+                self._disconnect()
                 raise exchange.went_away(self.address, changes)
-        self._drop()
+        self._disconnect()
         raise exchange.no_answer(self.address, self.timeout_s, changes)
 
 

@@ -1,7 +1,7 @@
 """A connection to one daemon with a method for each operation. Synchronous: one
 :class:`Connection` serves one thread.
 
-What each operation is: :mod:`malletrain.client.operations`.
+The operations are in :mod:`malletrain.client.operations`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Connection:
-    """A connection to one daemon, made at the first call.
+    """A connection to one daemon, established at the first call.
 
     Args:
         endpoint: ZeroMQ address, such as ``tcp://127.0.0.1:4711``.
@@ -63,8 +63,8 @@ class Connection:
 
     @classmethod
     def of(cls, state_dir: Path | None = None, *, timeout_s: float = TIMEOUT_S) -> Connection:
-        """The client of the daemon that runs in ``state_dir``; without one of this user's own
-        daemon, else of that of the site. Raises Unreachable when there is no daemon.
+        """Returns the client of the daemon that runs in ``state_dir``; if None, of this user's own
+        daemon, else of the site's. Raises Unreachable if there is no daemon.
         """
         at = find(state_dir)
         return cls(
@@ -96,7 +96,7 @@ class Connection:
         wait_s: float = 0.0,
         changes: bool = False,
     ) -> Any:
-        """The data of the daemon's answer to one request, in its raw form."""
+        """Returns the data of the daemon's answer to one request, not converted."""
         return self._channel.call(op, params or {}, wait_s, changes)
 
     def submit(self, spec: messages.JobSpec) -> JobView:
@@ -116,21 +116,21 @@ class Connection:
         return self.do(operations.jobs(**which))
 
     def job(self, job: str) -> JobDetail:
-        """One job by id or name (of several of one name the newest)."""
+        """Returns one job by id or name (the newest of several with the same name)."""
         return self.do(operations.job(job))
 
     def metrics(
         self, job: str, *, names: Sequence[str] = (), since: float = 0.0, most: int = 0
     ) -> list[SeriesView]:
-        """The metrics of a job over time."""
+        """Returns the metrics of a job over time. See :func:`operations.metrics`."""
         return self.do(operations.metrics(job, names=names, since=since, most=most))
 
     def members(self, job: str) -> MembersView:
-        """Who is in a service."""
+        """Returns the members of a service."""
         return self.do(operations.members(job))
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
-        """Idle and leased nodes; with ``explain`` all nodes with the rules they passed or
+        """Returns idle and leased nodes; with ``explain`` all nodes with the rules they passed or
         failed.
         """
         return self.do(operations.nodes(explain=explain))
@@ -138,8 +138,8 @@ class Connection:
     def events(
         self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
     ) -> list[EventView]:
-        """Events with ``seq > since``, oldest first; when there are none, waits up to ``wait_s``
-        for one.
+        """Returns events with ``seq > since``, oldest first; if there are none, waits up to
+        ``wait_s`` for one.
         """
         return self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
 
@@ -152,7 +152,7 @@ class Connection:
         limit: int = 65536,
         wait_s: float = 0.0,
     ) -> LogView:
-        """A piece of a log from ``cursor`` on; when there is none, waits up to ``wait_s`` for
+        """Returns a piece of a log from ``cursor`` on; if there is none, waits up to ``wait_s`` for
         one.
         """
         return self.do(
@@ -160,11 +160,11 @@ class Connection:
         )
 
     def status(self) -> StatusView:
-        """The daemon and the machine at a glance."""
+        """Returns a summary of the daemon and the machine."""
         return self.do(operations.status())
 
     def usage(self, **between: float) -> list[UsageView]:
-        """What was leased and what for; ``since`` and ``until`` in seconds since the epoch."""
+        """Returns the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
         return self.do(operations.usage(**between))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a daemon's refusal, and its absence, reach who asked."""
+"""The errors of a client: a daemon refuses, or does not answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ UNAUTHENTICATED = "unauthenticated"
 
 
 class ClientError(RuntimeError):
-    """The daemon refused, or could not be asked. The text is a sentence; ``code``: refused | usage
+    """The daemon refused, or could not be reached. The text is a sentence; ``code``: refused |
+    usage
     | internal | unreachable | unauthenticated.
     """
 

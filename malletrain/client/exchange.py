@@ -1,5 +1,5 @@
-"""What both ways of asking a daemon share: the socket as it is set up, what its first events mean,
-the frames of a request, and what an answer says.
+"""Common parts of both kinds of connection: the setup of the socket, its handshake, the frames of a
+request, and the decoding of an answer.
 
 Waits for nothing: :mod:`malletrain.client.channel` blocks, :mod:`malletrain.client.aio` does not.
 """
@@ -19,8 +19,8 @@ from malletrain.protocol import env, messages, wire
 
 
 def timeout_of(text: str) -> float:
-    """Seconds that an answer may take, by what the user has set: a second to a day. What is no
-    number counts as not set.
+    """Returns the timeout for an answer, seconds, from the user's setting, limited to 1 second to 1
+    day. Text that is not a number counts as not set.
     """
     try:
         return min(max(1.0, float(text)), 86400.0)
@@ -29,11 +29,11 @@ def timeout_of(text: str) -> float:
 
 
 TIMEOUT_S = timeout_of(os.environ.get(env.TIMEOUT, ""))
-"""How long an answer may take beyond the time the daemon was asked to wait."""
+"""Maximum time for an answer beyond the time the daemon was asked to wait, seconds."""
 CONNECT_S = max(5.0, TIMEOUT_S / 2)
-"""How long the encrypted connection may take to come up."""
+"""Maximum time for the handshake of the encrypted connection, seconds."""
 ABSENT_S = 1.0
-"""How long the address may refuse the connection before the daemon counts as not running."""
+"""Time of refused connections after which the daemon counts as not running, seconds."""
 BROKEN = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_CONNECT_RETRIED)
 
 S = TypeVar("S", bound="zmq.Socket[Any]")
@@ -43,7 +43,7 @@ def set_up(socket: S, at: Address) -> S:
     """Connect ``socket`` to the daemon; returns the monitor of its connection.
 
     Raises:
-        Unreachable: its address or its key is none.
+        Unreachable: its address or its key is invalid.
     """
     try:
         socket.setsockopt(zmq.LINGER, 0)
@@ -62,14 +62,15 @@ def set_up(socket: S, at: Address) -> S:
 
 
 class Handshake:
-    """The encrypted connection as it comes up, by the events of the socket's monitor."""
+    """State of the handshake of the encrypted connection, from the events of the socket's
+    monitor."""
 
     def __init__(self, at: Address) -> None:
         self._at = at
         self._refused = False
 
     def advance(self, event: int) -> bool:
-        """Take in one event; whether the connection is up with it. Raises Unreachable where the
+        """Handle one event. Returns whether it completes the connection. Raises Unreachable if the
         key is not accepted.
         """
         if event in (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
@@ -81,24 +82,25 @@ class Handshake:
             self._refused = event == zmq.EVENT_CONNECT_RETRIED
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
-    def hopeless(self, waited_s: float) -> bool:
-        """Whether to give up after so long."""
+    def is_hopeless(self, waited_s: float) -> bool:
+        """Returns whether to give up after ``waited_s`` seconds."""
         return waited_s >= CONNECT_S or (self._refused and waited_s > ABSENT_S)
 
 
 def request(op: str, params: Mapping[str, Any]) -> tuple[str, list[bytes]]:
-    """The id and the frames of a request. Raises ClientError for one that no message holds."""
+    """Returns the id and the frames of a request. Raises ClientError if it cannot be encoded or is
+    too large."""
     number = uuid.uuid4().hex
     try:
-        made = wire.request(number, op, params)
-        return number, wire.encode(made, wire.MAX_REQUEST_BYTES)
+        message = wire.request(number, op, params)
+        return number, wire.encode(message, wire.MAX_REQUEST_BYTES)
     except wire.WireError as error:
         raise ClientError(str(error), "usage") from None
 
 
 def reply(frames: Sequence[bytes], at: Address) -> messages.Reply | None:
-    """The answer in these frames; None where they are something else. Raises ClientError for what
-    is no answer.
+    """Returns the answer in these frames; None if they are another message. Raises ClientError if
+    they are invalid.
     """
     try:
         answer = wire.decode(frames)
@@ -113,7 +115,7 @@ def reply(frames: Sequence[bytes], at: Address) -> messages.Reply | None:
 
 
 def data_of(answer: messages.Reply) -> Any:
-    """What was asked for. Raises ClientError where the daemon refused."""
+    """Returns the data of an answer. Raises ClientError if the daemon refused."""
     if answer.ok:
         return answer.data
     raise ClientError(
@@ -124,25 +126,28 @@ def data_of(answer: messages.Reply) -> Any:
 
 
 def not_running(at: Address) -> Unreachable:
-    """Nobody is there."""
+    """Returns the error: no daemon answers at the address."""
     return Unreachable(f"No daemon answers at {at.endpoint}: it is not running.{at.hint}")
 
 
 def went_away(at: Address, changes: bool) -> Unreachable:
-    """The connection broke before the answer came; ``changes``: the request changes something."""
+    """Returns the error: the connection broke before the answer. ``changes``: whether the request
+    changes something."""
     return Unreachable(
-        f"The daemon at {at.endpoint} went away before it answered.{_open(changes)}{at.hint}"
+        f"The daemon at {at.endpoint} went away before it "
+        f"answered.{_outcome_unknown(changes)}{at.hint}"
     )
 
 
 def no_answer(at: Address, timeout_s: float, changes: bool) -> Unreachable:
-    """No answer came in time."""
+    """Returns the error: no answer within the timeout."""
     return Unreachable(
-        f"The daemon at {at.endpoint} did not answer within {timeout_s:g} s.{_open(changes)}"
+        f"The daemon at {at.endpoint} did not answer within {timeout_s:g} "
+        f"s.{_outcome_unknown(changes)}"
     )
 
 
-def _open(changes: bool) -> str:
+def _outcome_unknown(changes: bool) -> str:
     if not changes:
         return ""
     return " Whether it carried the request out is not known; look with 'malletrain status'."

@@ -1,7 +1,7 @@
-"""What a daemon can be asked: the parameters of each operation and the form of its answer.
+"""The operations of a daemon: the parameters of each and the type of its answer.
 
-Decides no way of asking: :class:`malletrain.client.connection.Connection` asks and waits,
-:class:`malletrain.client.aio.AsyncConnection` does not stand still meanwhile.
+Sends nothing: :class:`malletrain.client.connection.Connection` sends requests and blocks,
+:class:`malletrain.client.aio.AsyncConnection` does not block.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Operation(Generic[T]):
-    """One request and how its answer is read."""
+    """One request and the conversion of its answer."""
 
     op: str
     kind: Any
-    """The type of the answer; of its ``part``."""
+    """The type of the answer, or of its ``part``."""
     params: Mapping[str, Any] = field(default_factory=dict)
     wait_s: float = 0.0
-    """How long the daemon is asked to wait, seconds."""
+    """Time that the daemon is asked to wait, seconds."""
     changes: bool = False
-    """It changes something, so that a lost answer leaves open whether it was carried out."""
+    """Whether it changes something: if the answer is lost, it may have been carried out or not."""
     part: str = ""
-    """Which value of the answer is meant; empty: all of it."""
+    """Key of the value in the answer; empty: the whole answer."""
 
     def read(self, data: Any, endpoint: str) -> T:
-        """The answer in its own type. Raises ClientError where a daemon of another version gave
-        it.
+        """Returns the answer, converted to its type. Raises ClientError if it does not fit, such as
+        from a daemon of another version.
         """
         if self.part:
             data = data.get(self.part) if isinstance(data, dict) else None
@@ -64,71 +64,71 @@ class Operation(Generic[T]):
 
 
 def submit(spec: messages.JobSpec) -> Operation[JobView]:
-    """A new job."""
+    """Submit a new job."""
     params = {"spec": msgspec.to_builtins(spec)}
     return Operation("submit", JobView, params, changes=True, part="job")
 
 
 def cancel(jobs: Sequence[str], why: str = "") -> Operation[list[dict[str, Any]]]:
-    """Jobs by id or name: one ``{"job", "ok", "sentence"}`` for each. ``why``: what is said of them
-    after who cancelled them, such as "its trial was pruned".
+    """Cancel jobs by id or name. The answer has one ``{"job", "ok", "sentence"}`` for each.
+    ``why``: the reason that is reported, such as "its trial was pruned".
     """
     params: dict[str, Any] = {"jobs": list(jobs)} | ({"why": why} if why else {})
     return Operation("cancel", list[dict[str, Any]], params, changes=True, part="results")
 
 
 def weigh(job: str, weight: float) -> Operation[JobView]:
-    """An unfinished job counts so much beside the others from now on."""
+    """Change the weight of an unfinished job."""
     return Operation("weigh", JobView, {"job": job, "weight": weight}, changes=True)
 
 
 def extend(job: str, **changes: float | None) -> Operation[JobView]:
-    """Other goals of a job: ``deadline`` (seconds since the epoch), ``budget_nh`` or ``more_nh``
-    (node-hours), ``work`` (samples); None takes one away.
+    """Change the goals of a job: ``deadline`` (seconds since the epoch), ``budget_nh`` or
+    ``more_nh`` (node-hours), ``work`` (samples); None removes one.
     """
     params = {"job": job, "changes": changes}
     return Operation("extend", JobView, params, changes=True, part="job")
 
 
 def scale(job: str, min_nodes: int, max_nodes: int) -> Operation[str]:
-    """Other limits of a job's scale. The answer is a sentence."""
+    """Change the minimum and maximum number of nodes of a job. The answer is a sentence."""
     params = {"job": job, "min_nodes": min_nodes, "max_nodes": max_nodes}
     return Operation("scale", str, params, changes=True, part="sentence")
 
 
 def jobs(**which: Any) -> Operation[list[JobView]]:
-    """Unfinished jobs and the newest of the others, the oldest first. ``ended``: so many of the
-    others.
+    """Unfinished jobs and the newest ended ones, the oldest first. ``ended``: maximum number of
+    ended jobs.
     """
     return Operation("jobs", list[JobView], which)
 
 
 def job(job: str) -> Operation[JobDetail]:
-    """One job by id or name (of several of one name the newest)."""
+    """One job by id or name (the newest of several with the same name)."""
     return Operation("job", JobDetail, {"job": job})
 
 
 def metrics(
     job: str, *, names: Sequence[str] = (), since: float = 0.0, most: int = 0
 ) -> Operation[list[SeriesView]]:
-    """The metrics of a job over time: those of these ``names`` (none: all), their points later
-    than ``since``, at ``most`` so many of each (0: all that are kept).
+    """The metrics of a job over time: those of these ``names`` (empty: all), their points later
+    than ``since``, at most ``most`` of each (0: all that are stored).
     """
     params = {"job": job, "names": list(names), "since": since, "most": most}
     return Operation("metrics", list[SeriesView], params)
 
 
 def news(jobs: Sequence[str], *, cursor: str = "", wait_s: float = 0.0) -> Operation[NewsView]:
-    """Which of these jobs, named by id, have reported a value of a metric or have ended since
-    ``cursor``; where none has, waits up to ``wait_s`` for one. Without a cursor of this daemon all
-    of them may have.
+    """Those of these jobs (ids) that have reported a value of a metric or have ended since
+    ``cursor``; if there are none, waits up to ``wait_s`` for one. Without a cursor of this daemon,
+    returns all jobs that may have.
     """
     params = {"jobs": list(jobs), "cursor": cursor, "wait_s": wait_s}
     return Operation("news", NewsView, params, wait_s)
 
 
 def members(job: str) -> Operation[MembersView]:
-    """Who is in a service."""
+    """The members of a service."""
     return Operation("members", MembersView, {"job": job})
 
 
@@ -138,7 +138,7 @@ def nodes(*, explain: bool = False) -> Operation[list[NodeView]]:
 
 
 def forecast() -> Operation[list[NodeForecastView]]:
-    """How many nodes of each class there were in the last day, and will be in the next."""
+    """Number of nodes of each class in the last day, and the forecast for the next day."""
     return Operation("forecast", list[NodeForecastView])
 
 
@@ -166,10 +166,10 @@ def logs(
 
 
 def status() -> Operation[StatusView]:
-    """The daemon and the machine at a glance."""
+    """A summary of the daemon and the machine."""
     return Operation("status", StatusView)
 
 
 def usage(**between: float) -> Operation[list[UsageView]]:
-    """What was leased and what for; ``since`` and ``until`` in seconds since the epoch."""
+    """The usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
     return Operation("usage", list[UsageView], between)

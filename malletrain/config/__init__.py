@@ -1,4 +1,4 @@
-"""The site's configuration: keys, units, what is accepted, its reference.
+"""The site's configuration: its keys, units, valid values and reference.
 
 Runs in the daemon and the command line. Imports ``protocol`` at most.
 """

@@ -1,7 +1,7 @@
-"""The configuration of what leases cost: in charged time, and in energy.
+"""The configuration of the costs of leases: charged time and energy.
 
-Decides which keys exist and what a valid value is. What follows from a least charge is decided in
-:mod:`malletrain.core.lease_planner`, what is added up in :mod:`malletrain.daemon.usage`.
+Decides which keys exist and what a valid value is. :mod:`malletrain.core.lease_planner` takes the
+minimum charge into account; :mod:`malletrain.daemon.usage` adds up the costs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WATTS = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s*")
 
 
 class Watts(NamedTuple):
-    """What a node draws, in watts."""
+    """Power of a node, in watts."""
 
     idle: float
     """While it is leased and no job runs on it."""
@@ -27,29 +27,30 @@ class Watts(NamedTuple):
 
 
 class AccountingSection(Section):
-    """What leases cost. `malletrain usage` adds it up."""
+    """Costs of leases. `malletrain usage` adds them up."""
 
     min_charge: Duration = key(
         "0 s",
-        description="What the site charges for a job at least, however short it was, such as "
-        '"1 h": gaps expected to be shorter are not leased, and a lease is not given back before '
-        "that is used up while its user has work for it.",
+        description="Minimum time that the site charges for a job, however short it was, such as "
+        '"1 h". Gaps expected to be shorter are not leased. A lease is not given '
+        "back earlier while its user has work for it.",
     )
     charge_factor: float = key(
         1.0,
         gt=0,
-        description="What the site charges for an hour of a leased node, in node-hours; budgets of "
+        description="Node-hours that the site charges for one hour of a leased node; budgets of "
         "jobs are counted in these.",
     )
     keep: Duration = key(
         "0 s",
-        description="How long leases and ended jobs are kept for `malletrain usage` and "
-        '`malletrain show`, such as "730 d"; 0 s: for ever. The audit log is kept in any case.',
+        description="How long `malletrain usage` and `malletrain show` keep leases and ended "
+        'jobs, such as "730 d"; 0 s: forever. The audit log is always kept.',
     )
     watts: Words = key(
         [],
-        description="What a node of each class draws, idle and with a job, in watts, such as "
-        '["default 120 350", "a100 300 1600"]; for kWh in `malletrain usage` and the metrics.',
+        description="Power of a node of each class, idle and with a job, in watts, such as "
+        '["default 120 350", "a100 300 1600"]; for kWh in `malletrain usage` and the '
+        "metrics.",
     )
 
     @field_validator("watts")
@@ -70,6 +71,6 @@ class AccountingSection(Section):
 
     @property
     def watts_by_class(self) -> dict[str, Watts]:
-        """Node class → what its nodes draw."""
+        """Node class → power of one of its nodes."""
         matches = (_WATTS.fullmatch(text) for text in self.watts)
         return {m[1]: Watts(float(m[2]), float(m[3])) for m in matches if m}

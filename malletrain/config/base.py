@@ -1,8 +1,7 @@
-"""What the sections of a configuration are made of: the kinds of keys, and how text with a unit or
-a path becomes a value.
+"""Building blocks of the sections of a configuration: the kinds of keys, and the conversion of
+quantities and paths.
 
-Knows no key by name; those stand in :mod:`malletrain.config` and
-:mod:`malletrain.config.schedulers`.
+Knows no key by name; those are defined in the other modules of :mod:`malletrain.config`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def _size(value: object) -> int:
 
 
 def _location(value: object, info: ValidationInfo) -> object:
-    """A path with ``~`` expanded, relative to the file that names it."""
+    """Returns the path with ``~`` expanded, relative to the file that names it."""
     if not isinstance(value, (str, Path)) or not str(value):
         raise PydanticCustomError("path", "it must be the path of a file or directory, in quotes")
     base = (info.context or {}).get("directory")
@@ -72,8 +71,8 @@ _PATH = Quantity("path", 'a path; "~" is the home directory')
 Duration = Annotated[
     float, BeforeValidator(_duration), PlainSerializer(format_duration, when_used="json"), _DURATION
 ]
-# The validators of the keys that may be left out stand outside the union, so that a wrong value is
-# one problem and not one for each member of it.
+# The validators of optional keys are outside the union, so that a wrong value is reported once and
+# not once for each member of the union.
 MaybeDuration = Annotated[
     float | None,
     BeforeValidator(_maybe_duration),
@@ -93,7 +92,7 @@ Words = list[str]
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys refused, unchangeable, defaults checked like given
+    """Base of all sections: refuses unknown keys, is immutable, and checks defaults like given
     values.
     """
 
@@ -101,13 +100,13 @@ class Section(BaseModel):
 
 
 def key(default: Any = ..., *, description: str, **limits: Any) -> Any:
-    """A key of a section.
+    """Returns a key of a section.
 
-    Defaults are written as in the file ("5 s") and go through the same checks as given values.
+    Defaults are written as in the file ("5 s") and pass the same checks as given values.
     """
     return Field(default, description=description, **limits)
 
 
 def section(kind: type[Section]) -> Any:
-    """A section that may be left out of the file."""
+    """Returns a section that may be left out of the file."""
     return Field(default_factory=kind)

@@ -1,7 +1,7 @@
-"""What is different between two configurations of a site. Pure.
+"""Differences between two configurations of a site. Pure.
 
-Decides how a change is told, and makes the configuration that holds when some changes are taken
-over and others are not. Which those are is the daemon's decision.
+Decides how a change is reported, and builds the configuration in which only some changes are
+applied. The daemon decides which.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SECRET = "daemon.database"
 
 
 def changes(before: Config, after: Config) -> dict[str, str]:
-    """Full name of each key whose value differs → its values, as ``OLD -> NEW``."""
+    """Returns the full name of each key whose value differs → its values, as ``OLD -> NEW``."""
     old, new = (_leaves(config.model_dump(mode="json")) for config in (before, after))
     return {
         name: "changed" if name == SECRET else f"{_shown(old.get(name))} -> {_shown(new.get(name))}"
@@ -26,7 +26,7 @@ def changes(before: Config, after: Config) -> dict[str, str]:
 
 
 def with_changes(before: Config, after: Config, names: Collection[str]) -> Config:
-    """``before``, but the keys of these names (SECTION.KEY) as in ``after``."""
+    """Returns ``before`` with the values of these keys (SECTION.KEY) from ``after``."""
     sections: dict[str, Any] = {}
     for name in names:
         section, _, key = name.partition(".")

@@ -1,7 +1,7 @@
-"""The configuration of containers: the image that jobs run in unless they say otherwise, and how it
-is run on the site's nodes.
+"""The configuration of containers: the default image of jobs, and how images run on the site's
+nodes.
 
-Decides which keys exist and what a valid value is; :mod:`malletrain.agent.containers` has the
+Decides which keys exist and what a valid value is; :mod:`malletrain.agent.containers` builds the
 command lines.
 """
 
@@ -21,26 +21,27 @@ class ContainersSection(Section):
 
     image: str = key(
         "",
-        description="Image of jobs that name no environment of their own (--container, --conda, "
-        "--venv or --no-container): a file or directory that the nodes share, or a name that the "
-        "runtime knows; empty: none.",
+        description="Image of jobs that name no environment themselves (--container, --conda, "
+        "--venv or --no-container): a file or directory that the nodes share, or a "
+        "name that the runtime knows; empty: none.",
     )
     runtime: Literal[
         "auto", "apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman"
     ] = key(
         "auto",
-        description="What runs images; auto: the first of these that a node has, in this order.",
+        description="Container runtime; auto: the first of these that a node has, in this order.",
     )
     binds: Words = key(
         [],
-        description="What every container sees of the node, as SRC or SRC:DST, such as "
-        "\"/scratch\"; the job's working directory, its script's and the home directory are seen "
-        "anyway.",
+        description="Paths of the node that every container sees, as SRC or SRC:DST, such as "
+        "\"/scratch\"; the job's working directory, its script's and the home "
+        "directory are always visible.",
     )
     options: Words = key(
         [],
-        description="More words for the runtime, put before the image, such as "
-        '["--cgroups=disabled"] for podman; they go with runtime, so set that too.',
+        description="Additional arguments of the runtime, put before the image, such as "
+        '["--cgroups=disabled"] for podman. They depend on the runtime, so set that '
+        "too.",
     )
 
     @field_validator("binds")

@@ -1,4 +1,4 @@
-"""The site's configuration: every key, its unit, its default and what is accepted.
+"""The site's configuration: every key with its unit, default and valid values.
 
 Decides which keys exist and what a valid value is; :func:`load_config` reads a TOML file and lists
 everything wrong with it at once, each with its line. It does not decide whether the site can work
@@ -40,8 +40,8 @@ DATABASE_NAME = "malletrain.db"
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used. ``problems`` holds everything found; the text lists
-    them, one a line.
+    """A configuration that cannot be used. ``problems`` are all problems found; the text lists
+    them, one per line.
     """
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
@@ -72,13 +72,13 @@ class Config(Section):
 
     @field_validator("trainer")
     @classmethod
-    def _disjoint(cls, value: list[TrainerSection]) -> list[TrainerSection]:
+    def _check_disjoint(cls, value: list[TrainerSection]) -> list[TrainerSection]:
         trainers_checked(value)
         return value
 
     @field_validator("scheduler")
     @classmethod
-    def _as_their_owners(cls, value: SchedulerSection, info: ValidationInfo) -> SchedulerSection:
+    def _check_submit_as(cls, value: SchedulerSection, info: ValidationInfo) -> SchedulerSection:
         daemon = info.data.get("daemon")
         if daemon is not None and daemon.several_users and not _submit_as(value):
             hint = (
@@ -97,7 +97,9 @@ class Config(Section):
 
     @field_validator("profiling")
     @classmethod
-    def _unmeasured(cls, value: ProfilingSection, info: ValidationInfo) -> ProfilingSection:
+    def _disable_for_freetrain(
+        cls, value: ProfilingSection, info: ValidationInfo
+    ) -> ProfilingSection:
         allocation = info.data.get("allocation")
         if allocation is not None and allocation.policy == "freetrain":
             return value.model_copy(update={"enabled": False})
@@ -105,7 +107,7 @@ class Config(Section):
 
     @field_validator("shares")
     @classmethod
-    def _slurms_associations(cls, value: SharesSection, info: ValidationInfo) -> SharesSection:
+    def _check_weights_from(cls, value: SharesSection, info: ValidationInfo) -> SharesSection:
         scheduler = info.data.get("scheduler")
         if value.weights_from == "slurm" and scheduler is not None and scheduler.kind != "slurm":
             raise PydanticCustomError(
@@ -117,14 +119,14 @@ class Config(Section):
 
     @property
     def submit_as(self) -> tuple[str, ...]:
-        """Command put before those that submit and cancel leases of other users; empty: there are
-        none.
+        """Command prefix for submitting and cancelling leases of other users; empty if there are no
+        other users.
         """
         return tuple(_submit_as(self.scheduler))
 
     @property
     def state_dir(self) -> Path:
-        """Directory of everything the daemon keeps."""
+        """The daemon's state directory."""
         return self.daemon.state_dir
 
     @property
@@ -139,8 +141,8 @@ class Config(Section):
 
 
 def load_config(path: str | Path) -> Config:
-    """The configuration in the TOML file ``path``. Raises ConfigError with everything that is wrong
-    with it.
+    """Returns the configuration in the TOML file ``path``. Raises ConfigError with all problems of
+    the file.
     """
     path = Path(path)
     try:
@@ -163,10 +165,17 @@ def parse_config(
     directory: Path | None = None,
     state_dir: str | None = None,
 ) -> Config:
-    """The configuration in ``text``; relative paths are relative to ``directory``. ``state_dir``:
-    where the text names none; relative to the present directory, as commands take it.
+    """Returns the configuration in ``text``.
 
-    Raises ConfigError as :func:`load_config` does.
+    Args:
+        text: the content of a TOML file.
+        where: name of the text in the error message.
+        directory: base of relative paths in the text.
+        state_dir: state directory if the text names none; relative to the current directory, as
+            on the command line.
+
+    Raises:
+        ConfigError: the text has problems; the error holds all of them.
     """
     toml = read_toml(text)
     problems = list(toml.problems)

@@ -1,9 +1,9 @@
-"""The configuration of nodes: how their health is looked after, and which network jobs use there.
+"""The configuration of nodes: their health checks, and the network that jobs use there.
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
 :mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone,
 :mod:`malletrain.core.slow_nodes` and :mod:`malletrain.core.slow_links` which nodes are slow,
-:mod:`malletrain.core.fabric` which network a round goes by.
+:mod:`malletrain.core.fabric` which network a round uses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from malletrain.core.fabric import NetworkNameError, checked
 
 
 class NodesSection(Section):
-    """The leased nodes: which of them are fit for jobs, and the network of the jobs there."""
+    """Leased nodes: which of them are fit for jobs, and the network that jobs use there."""
 
     health_check: Words = key(
         [],
@@ -29,73 +29,77 @@ class NodesSection(Section):
         "Empty: none.",
     )
     health_interval: Duration = key(
-        "10 min", gt=0, description="Time from one look at a node's health to the next."
+        "10 min", gt=0, description="Time between two health checks of a node."
     )
     health_timeout: Duration = key(
         "60 s",
         gt=0,
-        description="A check that takes longer is killed with all it started, and the node counts "
-        "as sick.",
+        description="A check that takes longer is killed with all processes that it started, and "
+        "the node counts as sick.",
     )
     gpu_check: bool = key(
         True,
-        description="Ask nvidia-smi too, where there are GPUs and it is installed: lost GPUs, "
+        description="Also ask nvidia-smi, if there are GPUs and it is installed: lost GPUs, "
         "uncorrectable memory errors, pending resets.",
     )
     sick_for: Duration = key(
         "10 min",
         gt=0,
-        description="How long a node that fails is left alone at first; twice as long each time "
-        "that it fails again within sick_for_most.",
+        description="How long a node that fails a check is left alone at first. The time doubles "
+        "with each further failure within sick_for_most.",
     )
     sick_for_most: Duration = key(
-        "1 d", gt=0, description="How long a node that fails again and again is left alone at most."
+        "1 d", gt=0, description="Maximum time that a node that fails repeatedly is left alone."
     )
 
     slow_nodes: Literal["auto", "off", "name", "swap"] = key(
         "auto",
-        description="Nodes that take lastingly longer for their part of a step than the other "
-        "nodes of their job. name: they are named in events, show and nodes; swap: the job also "
-        "goes on without them where that pays, and they are left alone for a while; off: nobody "
-        "looks. auto: swap, and off on the embedded cluster, whose nodes are one machine.",
+        description="What to do about nodes that persistently take longer for their part of a "
+        "step than the other nodes of their job. name: they are named in events, "
+        "show and nodes; swap: the job also continues without them where that pays, "
+        "and they are left alone for a while; off: they are not looked for. auto: "
+        "swap, and off on the embedded cluster, whose nodes are one machine.",
     )
     slow_factor: float = key(
         1.25,
         gt=1,
         le=100,
-        description="How many times as long a slow node takes at least.",
+        description="Minimum ratio of a slow node's time to that of the other nodes.",
     )
     slow_after: Duration = key(
         "1 min",
         gt=0,
-        description="Over how long nodes are compared before one is slow: it is in five of the six "
-        "parts of that time.",
+        description="Time over which nodes are compared before one counts as slow: it must be "
+        "slow in five of the six parts of this time.",
     )
     slow_half_life: Duration = key(
         "1 h",
         gt=0,
-        description="What a node takes beyond the others is half believed after this long, a "
-        "quarter after twice as long. While that is still slow_factor the node is left alone.",
+        description="Half-life of a node's measured slowness: its excess time counts half after "
+        "this long, a quarter after twice as long. The node is left alone as long as "
+        "the result is at min_s slow_factor.",
     )
 
     link_every: Duration = key(
         "30 s",
-        description="About how often each node takes part in measuring the way to another of its "
-        "job, or to another that has none: for a tenth of a second, one pair of a class at a time, "
-        "and no sooner than a second after the last. A node whose link is slow with at least three "
-        "of them counts as slow. 0 s, and slow_nodes off: links are not measured.",
+        description="About how often each node takes part in a measurement of the link to "
+        "another node of its job, or between two nodes without a job. A measurement "
+        "takes a tenth of a second, one pair of a class at a time, at min_s one "
+        "second after the previous one. A node whose link is slow with at min_s "
+        "three others counts as slow. 0 s, or slow_nodes off: links are not "
+        "measured.",
     )
 
     keep_warm: Duration = key(
         "10 min",
         description="A leased node imports PyTorch before a job is chosen for it, in each Python "
-        "that unfinished jobs use (two at most), and starts workers as forks of that. One that no "
-        "job has used for this long ends. 0 s: none is kept, and every job's first round waits "
-        "for its imports.",
+        "interpreter that unfinished jobs use (two at most), and starts workers as "
+        "forks of it. An interpreter that no job has used for this long ends. 0 s: "
+        "none is kept, and every job's first round waits for its imports.",
     )
     warm_wait: Duration = key(
         "60 s",
-        description="How long a new node is left to warm up before jobs get it all the same.",
+        description="Maximum time that a new node warms up before jobs get it anyway.",
     )
 
     interface: str = key(
@@ -111,7 +115,7 @@ class NodesSection(Section):
 
     @field_validator("health_check")
     @classmethod
-    def _names_a_command(cls, value: Words) -> Words:
+    def _check_command(cls, value: Words) -> Words:
         if value and not value[0].strip():
             raise PydanticCustomError(
                 "command", 'the first word must be a command, such as "/usr/sbin/nhc"'
@@ -120,13 +124,13 @@ class NodesSection(Section):
 
     @field_validator("sick_for_most")
     @classmethod
-    def _longer_than_at_first(cls, value: float, info: ValidationInfo) -> float:
-        least = info.data.get("sick_for")
-        if least is not None and value < least:
+    def _check_maximum(cls, value: float, info: ValidationInfo) -> float:
+        min_s = info.data.get("sick_for")
+        if min_s is not None and value < min_s:
             raise PydanticCustomError(
                 "sick_for_most",
-                "{value} is less than sick_for, {least}; accepted is {least} or more",
-                {"value": format_duration(value), "least": format_duration(least)},
+                "{value} is less than sick_for, {min_s}; accepted is {min_s} or more",
+                {"value": format_duration(value), "min_s": format_duration(min_s)},
             )
         return value
 
@@ -148,7 +152,7 @@ class NodesSection(Section):
         return value
 
     def interface_for(self, node_class: str) -> str:
-        """The network for nodes of a class."""
+        """Returns the network for nodes of a class."""
         of = dict(text.split("=", 1) for text in self.interface_of)
         return of.get(node_class, self.interface)
 

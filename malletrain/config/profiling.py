@@ -1,4 +1,4 @@
-"""The section of a configuration that says when and how jobs are profiled.
+"""The section of the configuration for the profiling of jobs.
 
 Its defaults are the core's own (:mod:`malletrain.core.defaults`).
 """
@@ -15,54 +15,58 @@ from malletrain.core import defaults
 
 
 class ProfilingSection(Section):
-    """How MalleTrain finds out how a job scales: one step up to its largest size, then down,
-    measuring at each size while it trains.
+    """How MalleTrain measures a job's scaling curve while it trains: up to the job's largest size
+    at once, then down, with a measurement at each size.
     """
 
     enabled: bool = _key(
         True,
-        description="Profile jobs that can use different numbers of nodes and say nothing else "
-        "about themselves.",
+        description="Profile jobs that can use different numbers of nodes and have no scaling "
+        "curve.",
     )
     when_worth: bool = _key(
         True,
-        description="Profile a job only when what that tells is expected to be worth more than it "
-        "costs over the time that jobs here last. A job of which nothing is known runs at once on "
-        "its smallest size at least, where that is no more than an even share of the nodes. "
-        "false: every job is profiled once, as soon as it has nodes.",
+        description="Profile a job only if the measurement is expected to gain more than it "
+        "costs over the time that jobs here last. A job without any measurement runs "
+        "at once on at min_s its smallest size, if that is no more than an even "
+        "share of the nodes. false: every job is profiled once, as soon as it has "
+        "nodes.",
     )
     every_size_up_to: int = _key(
         defaults.EVERY_SIZE_UP_TO,
         ge=1,
-        description="A job with so many sizes or fewer is measured at each; else at a selection.",
+        description="A job with at most this many sizes is measured at each of them; other jobs "
+        "at a selection.",
     )
     max_sizes: int = _key(
         defaults.MAX_SIZES,
         ge=1,
         le=64,
-        description="Sizes visited at most in one profile of a job with more sizes than that.",
+        description="Maximum number of sizes visited in one profile of a job with more sizes "
+        "than that.",
     )
     precision: float = _key(
         defaults.PRECISION,
         gt=0,
         le=0.5,
-        description="A size is measured when its throughput is known this well: half-width of "
-        "the 95 % interval as a share of it.",
+        description="A size is measured when its throughput is known this precisely: half-width "
+        "of the 95 % interval, relative to the throughput.",
     )
     min_time: Duration = _key(
         format_duration(defaults.MIN_MEASURE_S),
         gt=0,
-        description="Shortest time in which one size is measured.",
+        description="Minimum time for the measurement of one size.",
     )
     max_time: Duration = _key(
         format_duration(defaults.MAX_MEASURE_S),
         gt=0,
-        description="Longest time in which one size is measured; then what is known counts.",
+        description="Maximum time for the measurement of one size; after it, the current "
+        "estimate is used.",
     )
     max_profile: Duration = _key(
         format_duration(defaults.MAX_PROFILE_S),
         gt=0,
-        description="A profile ends after this long, with what was measured.",
+        description="Maximum time of a profile; it then ends with the sizes measured so far.",
     )
     rescale_timeout: Duration = _key(
         format_duration(defaults.RESCALE_TIMEOUT_S),
@@ -72,8 +76,8 @@ class ProfilingSection(Section):
     silence: Duration = _key(
         format_duration(defaults.SILENCE_S),
         gt=0,
-        description="Workers that have started and report nothing for this long are taken for "
-        "silent ones.",
+        description="Workers that have started and report nothing for this long are considered "
+        "silent.",
     )
     lease_patience: Duration = _key(
         format_duration(defaults.LEASE_PATIENCE_S),
@@ -82,8 +86,8 @@ class ProfilingSection(Section):
     )
     patience: Duration = _key(
         format_duration(defaults.PATIENCE_S),
-        description="How long it waits when less than half of them can be had, other jobs' "
-        "nodes included.",
+        description="How long a profile waits when less than half of these nodes are available, "
+        "even with other jobs' nodes included.",
     )
     donor_quiet: Duration = _key(
         format_duration(defaults.DONOR_QUIET_S),
@@ -99,17 +103,17 @@ class ProfilingSection(Section):
     observe_every: Duration = _key(
         format_duration(defaults.OBSERVE_EVERY_S),
         gt=0,
-        description="Length of the windows in which a running job's curve is kept up to date.",
+        description="Length of the windows in which a running job's curve is updated.",
     )
 
     @field_validator("max_time")
     @classmethod
-    def _longer_than_the_shortest(cls, value: float, info: ValidationInfo) -> float:
-        least = info.data.get("min_time")
-        if least is not None and value < least:
+    def _check_max_time(cls, value: float, info: ValidationInfo) -> float:
+        min_s = info.data.get("min_time")
+        if min_s is not None and value < min_s:
             raise PydanticCustomError(
                 "max_time",
-                "{value} is less than min_time, {least}; accepted is {least} or more",
-                {"value": format_duration(value), "least": format_duration(least)},
+                "{value} is less than min_time, {min_s}; accepted is {min_s} or more",
+                {"value": format_duration(value), "min_s": format_duration(min_s)},
             )
         return value

@@ -1,8 +1,8 @@
-"""The configuration's reference and example file, made from the descriptions of its keys so that
-they cannot diverge from the code.
+"""Generates the configuration's reference and example file from the descriptions of its keys, so
+that they cannot diverge from the code.
 
-Decides form only; every word comes from :mod:`malletrain.config`. ``python -m
-malletrain.config.reference`` prints what ``docs/configuration.md`` holds, ``python -m
+Decides form only; the texts come from :mod:`malletrain.config`. ``python -m
+malletrain.config.reference`` prints ``docs/configuration.md``, ``python -m
 malletrain.config.reference --example`` a file with every key at its default.
 """
 
@@ -30,12 +30,12 @@ _INTRODUCTION = """\
 <!-- Made by `python -m malletrain.config.reference`; edit the keys' descriptions instead. -->
 
 The daemon reads one [TOML](https://toml.io) file: `malletrain daemon --config FILE`.
-`malletrain check --config FILE` says what is wrong with a file, all at once and with line
-numbers, and whether the site can work with it, before anything is started.
+`malletrain check --config FILE` lists all problems of a file, with line numbers, and checks
+whether the site can work with it. It starts nothing.
 
 Quantities are text with a unit: durations `"30 s"`, `"5 min"`, `"1.5 h"` (ms, s, min, h, d),
-sizes `"2 GiB"`, `"500 MB"`. A plain number is refused where a unit is needed. Relative paths are
-relative to the file, `~` is the home directory. A key that is left out has its default. Only
+sizes `"2 GiB"`, `"500 MB"`. A plain number is refused if a unit is needed. Relative paths are
+relative to the file, `~` is the home directory. A key that is not given has its default. Only
 `scheduler.kind` is required.
 """
 
@@ -43,7 +43,7 @@ relative to the file, `~` is the home directory. A key that is left out has its 
 def sections(
     model: type[BaseModel] = Config, name: str = ""
 ) -> Iterator[tuple[str, type[BaseModel]]]:
-    """(full name, model) of every section, each before those inside it."""
+    """Yields (full name, model) of every section, each before its subsections."""
     if name:
         yield name, model
     for field, info in model.model_fields.items():
@@ -52,14 +52,14 @@ def sections(
             yield from sections(inner, f"{name}.{field}" if name else field)
 
 
-def several(name: str) -> bool:
-    """Whether the section of this name may be there several times."""
+def is_repeatable(name: str) -> bool:
+    """Returns whether the section of this name can be repeated."""
     info = Config.model_fields.get(name)
     return info is not None and typing.get_origin(info.annotation) is list
 
 
 def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    """(name, field) of every key of a section, without the sections inside it."""
+    """Returns (name, field) of every key of a section, without its subsections."""
     return (
         (name, info)
         for name, info in model.model_fields.items()
@@ -68,12 +68,12 @@ def keys(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
 
 
 def reference_markdown() -> str:
-    """Every key with its default, what is accepted and what it is for, as Markdown."""
+    """Returns every key with its default, valid values and description, as Markdown."""
     return "\n".join([_INTRODUCTION, section_tables()])
 
 
 def section_tables(of: type[BaseModel] = Config, heading: str = "##") -> str:
-    """A heading and a table for each section of a model."""
+    """Returns a heading and a table for each section of a model."""
     parts = []
     for name, model in sections(of):
         rows = [
@@ -82,28 +82,30 @@ def section_tables(of: type[BaseModel] = Config, heading: str = "##") -> str:
             for key, info in keys(model)
         ]
         head = ["| key | default | accepted | what it is for |", "|---|---|---|---|"]
-        title = f"[[{name}]]" if several(name) else f"[{name}]"
+        title = f"[[{name}]]" if is_repeatable(name) else f"[{name}]"
         parts.append("\n".join([f"{heading} {title}", "", _summary(model), "", *head, *rows, ""]))
     return "\n".join(parts)
 
 
 def example_toml() -> str:
-    """A configuration file with every key commented out at its default, and what it is for above
-    it.
+    """Returns a configuration file with every key commented out at its default, below its
+    description.
     """
-    lines = ["# Every key of the configuration at its default. Take away the # of what you change."]
+    lines = [
+        "# Every key of the configuration at its default. Remove the # of the keys that you change."
+    ]
     for name, model in sections():
         lines += [
             "",
             *textwrap.wrap(_summary(model), 100, initial_indent="# ", subsequent_indent="# "),
-            f"# [[{name}]]" if several(name) else f"[{name}]",
+            f"# [[{name}]]" if is_repeatable(name) else f"[{name}]",
         ]
         for key, info in keys(model):
             note = f"{info.description} Accepted: {_accepted(f'{name}.{key}', info)}."
             lines += textwrap.wrap(
                 note.replace("`", ""), 100, initial_indent="# ", subsequent_indent="# "
             )
-            optional = several(name) or not info.is_required()
+            optional = is_repeatable(name) or not info.is_required()
             value = either(scheduler_kinds()[:1]) if not optional else _default(info)
             lines.append(f"{'# ' if optional else ''}{key} = {value}")
     return "\n".join(lines) + "\n"
@@ -114,7 +116,7 @@ def _summary(model: type[BaseModel]) -> str:
 
 
 def _default(info: FieldInfo, markdown: bool = False) -> str:
-    """The default as it is written in a file."""
+    """Returns the default as it is written in a file."""
     if info.is_required():
         return "required" if markdown else '"..."'
     value = info.default
@@ -134,7 +136,7 @@ def _default(info: FieldInfo, markdown: bool = False) -> str:
 
 
 def _accepted(name: str, info: FieldInfo) -> str:
-    """What is accepted, with its bounds."""
+    """Returns the description of valid values, with their bounds."""
     if name == "scheduler.kind":
         return f"`{either(scheduler_kinds())}`"
     quantity = next((mark for mark in info.metadata if isinstance(mark, Quantity)), None)
@@ -145,7 +147,7 @@ def _accepted(name: str, info: FieldInfo) -> str:
 
 
 def _kind(annotation: Any) -> str:
-    """What values of this type are called."""
+    """Returns the name of values of this type."""
     if typing.get_origin(annotation) is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in typing.get_args(annotation))
     if typing.get_origin(annotation) is types.UnionType or (

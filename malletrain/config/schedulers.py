@@ -1,6 +1,7 @@
 """The configuration of the main scheduler: one table for each kind.
 
-Decides which keys exist and what a valid value is, as :mod:`malletrain.config` does for the rest.
+Decides which keys exist and what a valid value is, as the other modules of :mod:`malletrain.config`
+do.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class SchedulerTable(Section):
 
 
 class LocalScheduler(SchedulerTable):
-    """The embedded cluster: virtual nodes on this machine, and a trace that says which of them are
-    idle.
+    """The embedded cluster: virtual nodes on this machine, and a trace of which of them are idle
+    when.
     """
 
     nodes: int = key(6, ge=1, le=4096, description="Number of virtual nodes.")
     directory: MaybeLocation = key(
         None,
-        description="Where the virtual nodes keep their files; not given: the folder cluster in "
+        description="Directory of the virtual nodes' files; not given: the folder cluster in "
         "state_dir.",
     )
     trace: MaybeLocation = key(
@@ -47,7 +48,7 @@ class LocalScheduler(SchedulerTable):
         gt=0,
         le=100_000,
         allow_inf_nan=False,
-        description="How many seconds of the trace pass in one second.",
+        description="Seconds of the trace that pass in one second.",
     )
     grace: Duration = key(
         "5 s",
@@ -57,109 +58,119 @@ class LocalScheduler(SchedulerTable):
         1.0,
         ge=0,
         le=1,
-        description="Share of preemptions that are announced; the others kill the node at once.",
+        description="Fraction of preemptions that are announced; the others kill the node at once.",
     )
     seed: int = key(
         0,
         ge=0,
-        description="Chooses the nodes of the trace that are used and the preemptions without "
-        "notice.",
+        description="Random seed that chooses the nodes of the trace that are used and the "
+        "preemptions without notice.",
     )
     autostart: bool = key(
         True,
-        description="Start the embedded cluster together with the daemon when it does not run.",
+        description="Start the embedded cluster together with the daemon if it does not run.",
     )
 
 
 class BatchScheduler(SchedulerTable):
-    """Base of the tables of batch schedulers: how leases are asked for, whichever it is."""
+    """Base of the tables of batch schedulers: the keys that do not depend on the scheduler."""
 
     mode: Literal["preemptable", "backfill"] = key(
         "preemptable",
-        description="Leases that the main scheduler preempts for other jobs; or, where it does "
-        "not, leases that end before their node is "
-        "wanted.",
+        description="preemptable: the main scheduler preempts leases for other jobs. backfill: "
+        "it does not, and leases end before their node is wanted.",
     )
     time_limit: Duration = key(
-        "12 h", gt=0, description="Longest time limit of a lease; in Slurm whole minutes count."
+        "12 h", gt=0, description="Maximum time limit of a lease; Slurm counts whole minutes."
     )
     lease_time: MaybeDuration = key(
         None,
         gt=0,
-        description="How long leases usually last; their nodes are leased again when they end, "
-        "unless the main scheduler has a use for them. Each lease lasts three quarters of that or "
-        "more, so that they do not end together. Not given: time_limit. A reservation that PBS "
-        "grants only on nodes whose jobs end before it needs it short.",
+        description="Usual duration of leases; their nodes are leased again when they end, "
+        "unless the main scheduler has a use for them. Each lease lasts at least "
+        "three quarters of this time; the durations differ so that leases do not end "
+        "together. Not given: time_limit. If PBS grants a reservation only on nodes "
+        "whose jobs end before it, choose a short time.",
     )
     time_min: Duration = key(
         "5 min",
-        description="Shortest lease that is of use, for which the main scheduler may find a "
-        "hole before another job (sbatch --time-min, "
-        "qsub -l min_walltime=…).",
+        description="Minimum useful duration of a lease, for which the main scheduler may find a "
+        "hole before another job (sbatch --time-min, qsub -l min_walltime=…).",
     )
     spare: Duration = key(
         "30 s",
-        description="A lease ends this long before its node is wanted by a reservation or a "
-        "planned job. A scheduler that is slow or silent is asked again after half of it at the "
-        "latest.",
+        description="A lease ends this long before a reservation or a planned job needs its "
+        "node. A scheduler that is slow or does not answer is asked again after at "
+        "most half of this time.",
     )
     grace: MaybeDuration = key(
         None,
-        description="Time between the signal of a preemption and SIGKILL; not given: what the "
-        "main scheduler says (GraceTime, else "
-        "KillWait of Slurm's configuration; kill_delay of PBS's queue, by default 10 s).",
+        description="Time between the signal of a preemption and SIGKILL; not given: as the main "
+        "scheduler is configured (GraceTime, else KillWait in Slurm; kill_delay of "
+        "the queue in PBS, by default 10 s).",
     )
     min_lease: Duration = key(
         "0 s",
-        description="Shortest lease that the site wants: gaps expected to be shorter are not "
-        "leased, and a lease is not given back before while its user has work for it.",
+        description="Minimum duration of a lease that the site wants: gaps expected to be "
+        "shorter are not leased, and a lease is not given back earlier while its "
+        "user has work for it.",
     )
     max_leases_per_user: int = key(
         0,
         ge=0,
-        description="Leases of one user at the same time at most, so that a limit of the main "
-        "scheduler on the user's jobs leaves room for other jobs; 0: no limit but its own.",
+        description="Maximum number of simultaneous leases of one user, so that a limit of the "
+        "main scheduler on the user's jobs leaves room for other jobs; 0: only the "
+        "main scheduler's own limit.",
     )
     start_within: Duration = key(
         "60 s",
         gt=0,
-        description="A lease that has not started this long after it was asked for is withdrawn.",
+        description="A lease that has not started within this time after its submission is "
+        "withdrawn.",
     )
     submit_rate: float = key(
         1.0,
         gt=0,
         le=1000,
         allow_inf_nan=False,
-        description="Submissions and cancels per second in the long run. A submission is put off "
-        "until the next poll, a cancel never.",
+        description="Average number of submissions and cancellations per second. Submissions "
+        "above it wait for the next poll; cancellations never wait.",
     )
-    submit_burst: int = key(10, ge=1, le=10_000, description="Submissions at one moment at most.")
+    submit_burst: int = key(
+        10, ge=1, le=10_000, description="Maximum number of submissions at one moment."
+    )
     request_rate: float = key(
         2.0,
         gt=0,
         le=1000,
         allow_inf_nan=False,
-        description="Requests to the main scheduler's controller per second in the long run (30 at "
-        "one moment), polls included: what Slurm's rl_enable allows a user. Polls that events ask "
-        "for are put off, and fewer leases asked for; a poll each poll_interval is always made.",
+        description="Average number of requests per second to the main scheduler's controller "
+        "(bursts of up to 30), polls included; compare the limit of Slurm's "
+        "rl_enable for a user. Above it, polls that events ask for are postponed, "
+        "and fewer leases are requested; the poll at each poll_interval is always "
+        "made.",
     )
     lease_shape: Literal["single", "array", "block"] = key(
         "single",
-        description="How leases that are asked for together become jobs: each a job of one node; "
-        "or, with Slurm only, one job array with a task for each, or one job of several nodes, "
-        "which gives them back one by one, and which a preemption takes as a whole.",
+        description="How leases that are requested together become jobs of the main scheduler. "
+        "single: a job of one node for each. With Slurm only, array: one job array "
+        "with a task for each; block: one job of several nodes, which gives its "
+        "nodes back one by one, and which a preemption takes as a whole.",
     )
-    lease_nodes: int = key(16, ge=2, le=64, description="Leases in one array or block at most.")
+    lease_nodes: int = key(
+        16, ge=2, le=64, description="Maximum number of leases in one array or block."
+    )
     max_leases: int = key(
         0,
         ge=0,
-        description="Leases at the same time at most; 0: no limit but the main scheduler's own.",
+        description="Maximum number of simultaneous leases; 0: only the main scheduler's own "
+        "limit.",
     )
     script: MaybeLocation = key(
         None,
-        description="Batch script of the leases, a copy of lease.sh in jobscripts/slurm or "
-        "jobscripts/pbs with what the site's nodes need; "
-        "not given: that one.",
+        description="Batch script of the leases: a copy of lease.sh in jobscripts/slurm or "
+        "jobscripts/pbs with the additions that the site's nodes need; not given: "
+        "that file.",
     )
     submit_as: Words = key(
         [],
@@ -169,8 +180,9 @@ class BatchScheduler(SchedulerTable):
     )
     keep_output: bool = key(
         True,
-        description="Keep what the newest leases print, in the folder leases in state_dir; what "
-        "leases of other users print, in .local/state/malletrain/leases of their homes.",
+        description="Keep the output of the newest leases, in the folder leases in state_dir; "
+        "output of other users' leases is kept in .local/state/malletrain/leases of "
+        "their homes.",
     )
     command_timeout: Duration = key(
         "20 s",
@@ -182,7 +194,7 @@ class BatchScheduler(SchedulerTable):
         2,
         ge=1,
         le=10,
-        description="How often a command that changes nothing is tried before the poll fails.",
+        description="Number of attempts for a command that changes nothing, before the poll fails.",
     )
 
     @field_validator("submit_as")
@@ -197,7 +209,7 @@ class BatchScheduler(SchedulerTable):
 
 
 class SlurmLease(Section):
-    """What a lease asks of Slurm."""
+    """Options of a lease's Slurm job."""
 
     partition: str = key(
         "",
@@ -214,13 +226,13 @@ class SlurmLease(Section):
     )
     exclusive: bool = key(
         True,
-        description="Take whole nodes with all their memory. If false, say in gres and options "
-        "what a lease needs.",
+        description="Request whole nodes with all their memory. If false, specify in gres and "
+        "options what a lease needs.",
     )
     gres: str = key(
         "",
-        description='Generic resources of a lease (sbatch --gres), such as "gpu:4"; empty: '
-        "those that come with the node.",
+        description='Generic resources of a lease (sbatch --gres), such as "gpu:4"; empty: those '
+        "that come with the node.",
     )
     options: Words = key(
         [],
@@ -231,19 +243,21 @@ class SlurmLease(Section):
         0,
         ge=-10_000,
         le=2_147_483_645,
-        description="Put leases behind other jobs (sbatch --nice); 0: not asked for.",
+        description="Priority adjustment that puts leases behind other jobs (sbatch --nice); 0: "
+        "option not used.",
     )
     launch: Literal["auto", "batch", "step"] = key(
         "auto",
         description="Start the agent as the batch script or as a job step (srun); auto: as a "
-        "step where Slurm's configuration lacks "
-        "preempt_send_user_signal, because a batch script then hears of its preemption too late.",
+        "step if Slurm's configuration lacks preempt_send_user_signal, because then "
+        "a batch script gets the preemption signal too late.",
     )
     leave_at_limits: bool = key(
         False,
-        description="Leases leave for a job of the same user or account that waits because a limit "
-        "is reached against which they count (reasons Assoc… and QOS… of squeue), and none is "
-        "asked for meanwhile: Slurm preempts for nodes, and never for a limit.",
+        description="End leases if a job of the same user or account waits because of a limit "
+        "that they count against (reasons Assoc… and QOS… of squeue), and request "
+        "none while it waits: Slurm preempts jobs to free nodes, but never because "
+        "of a limit.",
     )
 
     @field_validator("options")
@@ -273,7 +287,7 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
 
 
 class PbsLease(Section):
-    """What a lease asks of PBS."""
+    """Options of a lease's PBS job."""
 
     queue: str = key(
         "",
@@ -287,8 +301,8 @@ class PbsLease(Section):
     project: str = key("", description="Project of the leases (qsub -P); empty: PBS's default.")
     resources: Words = key(
         ["ncpus", "ngpus", "mem"],
-        description="Resources that a lease asks for in full, as much as its node has of them; "
-        "what a node does not have is left out.",
+        description="Resources that a lease requests in full, as much as its node has; resources "
+        "that the node does not have are omitted.",
     )
     select: str = key(
         "",
@@ -297,13 +311,13 @@ class PbsLease(Section):
     )
     place: str = key(
         "pack:exclhost",
-        description="How a lease has its node (qsub -l place=…); whole hosts unless there is a "
-        "reason.",
+        description="Placement of a lease on its node (qsub -l place=…); keep whole hosts unless "
+        "there is a reason.",
     )
     options: Words = key(
         [],
-        description="Further words of qsub for the leases, options and their values one text "
-        'each, such as ["-l", "filesystems=home"].',
+        description="Additional arguments of qsub for the leases, each option and each value as "
+        'one text, such as ["-l", "filesystems=home"].',
     )
     shell: str = key(
         "",
@@ -313,9 +327,9 @@ class PbsLease(Section):
     )
     rerunnable: Literal["auto", "yes", "no"] = key(
         "auto",
-        description="Whether leases are rerunnable (qsub -r); auto: only where PBS preempts in "
-        "no other way than requeuing, which it "
-        "cannot do to a job that is not.",
+        description="Whether leases are rerunnable (qsub -r); auto: only if requeuing is the "
+        "only way in which PBS preempts, because it cannot requeue a job that is not "
+        "rerunnable.",
     )
 
 
@@ -332,14 +346,15 @@ class PbsScheduler(BatchScheduler, PbsLease):
 
 
 class SchedulerSection(Section):
-    """The main scheduler of the machine. The table named like `kind` holds what that kind needs."""
+    """The main scheduler of the machine. The table with the name of `kind` holds the keys of that
+    kind."""
 
     kind: str = key(description="Kind of the main scheduler.")
     poll_interval: Duration = key(
         "5 s",
         gt=0,
         description="How often the main scheduler is asked for idle nodes and for leases; less "
-        "often where its backfill cycle is long.",
+        "often if its backfill cycle is long.",
     )
     local: LocalScheduler = section(LocalScheduler)
     slurm: SlurmScheduler = section(SlurmScheduler)
@@ -364,8 +379,8 @@ class SchedulerSection(Section):
 
 
 def scheduler_kinds() -> tuple[str, ...]:
-    """The kinds of scheduler this version supports: the fields of SchedulerSection that hold a
-    SchedulerTable.
+    """Returns the kinds of scheduler that this version supports: the fields of SchedulerSection
+    that hold a SchedulerTable.
     """
     return tuple(
         name

@@ -1,8 +1,8 @@
 """The sections of a configuration that are the same at every site: the daemon, jobs, allocation and
 profiling.
 
-Decides which keys they have, in which unit, and what a valid value is. The defaults of what the
-decision core is told are the core's own (:mod:`malletrain.core.defaults`).
+Decides which keys they have, in which unit, and what a valid value is. The defaults of the decision
+core's parameters are in :mod:`malletrain.core.defaults`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from malletrain.core import defaults
 
 
 class DaemonSection(Section):
-    """The daemon process: where its state lies, how it is reached, what it tells."""
+    """The daemon process: its state directory, its addresses, its log and its users."""
 
     state_dir: Location = _key(
         "~/.local/state/malletrain",
-        description="Directory of the database, keys, logs and lock. One daemon at a time. Where "
-        "it is left out, MALLETRAIN_STATE_DIR counts before the default. "
-        "Compute nodes need it only to keep what leases "
-        "print (keep_output).",
+        description="Directory of the database, keys, logs and lock. One daemon at a time. If "
+        "not given, MALLETRAIN_STATE_DIR takes precedence over the default. Compute "
+        "nodes need it only to keep the output of leases (keep_output).",
     )
     listen: str = _key(
         "tcp://127.0.0.1:0",
@@ -47,45 +46,48 @@ class DaemonSection(Section):
     )
     metrics_listen: str = _key(
         "127.0.0.1:9464",
-        description="HOST:PORT of the Prometheus metrics; empty: none. Where this is not set and "
-        "the port is in use, the daemon runs without metrics and says so.",
+        description="HOST:PORT of the Prometheus metrics; empty: none. If this is not set and "
+        "the port is in use, the daemon logs that and runs without metrics.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _key(
-        "info", description="Least severe messages that are logged."
+        "info", description="Minimum severity of messages that are logged."
     )
     log_format: Literal["text", "json"] = _key(
         "text", description="Log lines for people (text) or for a log collector (json)."
     )
     log_file: MaybeLocation = _key(
         None,
-        description="File that the log goes to instead of standard error, where no journald keeps "
-        "it.",
+        description="File to which the log is written instead of standard error, for hosts "
+        "without journald.",
     )
     log_file_limit: Size = _key(
         "64 MiB",
         gt=0,
-        description="Size at which log_file becomes log_file.1, and that log_file.2; four are "
+        description="Size at which log_file is renamed log_file.1, and that log_file.2; four are "
         "kept.",
     )
-    heartbeat: Duration = _key("1 s", gt=0, description="How often an agent says that it is alive.")
+    heartbeat: Duration = _key(
+        "1 s", gt=0, description="Interval at which an agent reports that it is alive."
+    )
     agent_timeout: Duration = _key(
-        "5 s", gt=0, description="An agent silent for this long is lost, and its node with it."
+        "5 s",
+        gt=0,
+        description="An agent that sends nothing for this long is lost, and its node with it.",
     )
     adopt_wait: Duration = _key(
         "5 s",
-        description="After a restart, how long to wait at most for agents to report before the "
-        "first plan is made.",
+        description="Maximum time after a restart to wait for agents to report before the first "
+        "plan is made.",
     )
     users: MaybeLocation = _key(
         None,
         description="List of the users who may submit jobs, a line NAME KEY for each, as "
-        "`malletrain key` prints it; read again when it "
-        "changes. Not given: the user who runs the daemon, and whom MUNGE vouches for. Needs "
-        "submit_as.",
+        "`malletrain key` prints it; read again when it changes. Not given: the user "
+        "who runs the daemon, and users authenticated by MUNGE. Needs submit_as.",
     )
     munge: bool = _key(
         False,
-        description="Accept every user of the machine, whom its MUNGE service vouches for. "
+        description="Accept every user of the machine whom its MUNGE service authenticates. "
         "Needs submit_as.",
     )
     munge_socket: str = _key("", description="Socket of the MUNGE service; empty: MUNGE's default.")
@@ -98,8 +100,8 @@ class DaemonSection(Section):
     request_rate: float = _key(
         200.0,
         gt=0,
-        description="Requests a second of one user; who asks for more waits for the answers. Not "
-        "for the user who runs the daemon, and for operators.",
+        description="Maximum number of requests per second of one user; further requests wait. "
+        "Does not apply to the user who runs the daemon and to operators.",
     )
     operators: Words = _key(
         [], description="Users who may also cancel the jobs of others and read their logs."
@@ -107,12 +109,13 @@ class DaemonSection(Section):
 
     @property
     def several_users(self) -> bool:
-        """Whether others than the user who runs the daemon may be its users."""
+        """Whether users other than the one who runs the daemon may use it."""
         return self.munge or self.users is not None
 
     @property
     def metrics_required(self) -> bool:
-        """Whether somebody set ``metrics_listen``, so that it must be had."""
+        """Whether ``metrics_listen`` is set in the file, so that the daemon must not run without
+        it."""
         return "metrics_listen" in self.model_fields_set
 
     @field_validator("listen")
@@ -141,45 +144,47 @@ class DaemonSection(Section):
 
     @field_validator("agent_timeout")
     @classmethod
-    def _two_beats(cls, value: float, info: ValidationInfo) -> float:
-        beat = info.data.get("heartbeat")
-        if beat is not None and value < 2 * beat:
+    def _check_agent_timeout(cls, value: float, info: ValidationInfo) -> float:
+        heartbeat_s = info.data.get("heartbeat")
+        if heartbeat_s is not None and value < 2 * heartbeat_s:
             raise PydanticCustomError(
                 "agent_timeout",
                 "{value} is less than two heartbeats of {beat}, so that one late message would "
                 "lose a node; accepted is {least} or more",
                 {
                     "value": format_duration(value),
-                    "beat": format_duration(beat),
-                    "least": format_duration(2 * beat),
+                    "beat": format_duration(heartbeat_s),
+                    "least": format_duration(2 * heartbeat_s),
                 },
             )
         return value
 
 
 class JobsSection(Section):
-    """Limits and patience, the same for every job."""
+    """Limits and timeouts, the same for every job."""
 
     max_running: int = _key(
         defaults.MAX_RUNNING,
         ge=1,
-        description="Jobs that may run at the same time, a sweep counted as one and limited to so "
-        "many trials; the others wait: users in rotation, each user's jobs in order of submission.",
+        description="Maximum number of jobs that run at the same time. A sweep counts as one job "
+        "and is limited to this many trials. The others wait: users in rotation, "
+        "each user's jobs in order of submission.",
     )
     max_tries: int = _key(
         defaults.MAX_TRIES,
         ge=1,
-        description="Starts that may end in a failure of the script before the job is failed.",
+        description="Number of starts that may end in a failure of the script before the job is "
+        "failed.",
     )
     retry_window: Duration = _key(
         format_duration(defaults.RETRY_WINDOW_S),
         gt=0,
-        description="Failures further apart than this do not add up to max_tries.",
+        description="Only failures within this time of each other count towards max_tries.",
     )
     drain_timeout: Duration = _key(
         "10 s",
-        description="Drain wait: how long a rescale waits for the job's snapshot at a step "
-        "boundary before it goes on without.",
+        description="Drain wait: maximum time that a rescale waits for the job's snapshot at a "
+        "step boundary before it continues without one.",
     )
     join_timeout: Duration = _key(
         "60 s", gt=0, description="Time in which all members of a round must have joined it."
@@ -187,8 +192,8 @@ class JobsSection(Section):
     warmup_timeout: Duration = _key(
         "5 min",
         gt=0,
-        description="Time in which new workers must have processed their first sample before "
-        "they count as stuck.",
+        description="Maximum time until new workers have processed their first sample; then they "
+        "count as stuck.",
     )
     stop_grace: Duration = _key(
         "5 s", description="Time between SIGTERM and SIGKILL when workers are stopped."
@@ -202,16 +207,18 @@ class JobsSection(Section):
     turns_apart: float = _key(
         defaults.TURNS_APART,
         ge=1,
-        description="A job that had nodes before is starving after so many times starvation. Fewer "
-        "make waits shorter and cost samples: turns serve who brings little. Who lost its nodes in "
-        "its turn waits less, by what was left of it.",
+        description="Multiple of starvation after which a job that had nodes before is starving "
+        "again. Smaller values shorten waits and cost samples, because turns give "
+        "nodes to jobs that gain little from them. A job that lost its nodes in its "
+        "turn waits less, by the rest of that turn.",
     )
     hang_after: Duration = _key(
         "2 min",
         gt=0,
-        description="A worker that has reported before counts as hung when it has been silent for "
-        "this long and for five times the job's longest pause so far: its owner is told where it "
-        "stands, and --on-hang restart has the workers started again.",
+        description="A worker that has reported before counts as hung when it reports nothing "
+        "for this long and for five times the job's longest pause so far. Its owner "
+        "is notified of where it hangs, and with --on-hang restart the workers are "
+        "restarted.",
     )
     no_progress_warning: Duration = _key(
         "5 min",
@@ -221,33 +228,32 @@ class JobsSection(Section):
     log_limit: Size = _key(
         "64 MiB",
         gt=0,
-        description="Size at which a log of one rank is cut; its end then says how much later "
+        description="Size at which a log of one rank is cut; its end then states how much later "
         "output of that rank was dropped.",
     )
     snapshot_memory: float = _key(
         0.25,
         ge=0,
         le=0.9,
-        description="Part of a node's memory (of that of the lease, where it is confined) in which "
+        description="Fraction of a node's memory (or of the lease's, if it is confined) in which "
         "jobs whose scripts ask for it keep their newest snapshots; 0: none.",
     )
     log_wait: Duration = _key(
         "60 s",
         gt=0,
-        description="How long a node that no job needs is kept until what was printed there has "
-        "arrived. A node that the main scheduler wants back is never kept for that.",
+        description="Maximum time that a node that no job needs is kept until the output printed "
+        "there has arrived. A node that the main scheduler wants back is never kept "
+        "for this.",
     )
 
 
 class AllocationSection(Section):
-    """How nodes are given to jobs, and what a change of scale is taken to cost until it was
-    measured.
-    """
+    """How nodes are allocated to jobs, and the assumed cost of a rescale until it was measured."""
 
     objective: Literal["throughput", "efficiency"] = _key(
         "throughput",
-        description="What the plan maximises for jobs that do not say: samples per second, or "
-        "samples per second relative to one node.",
+        description="What the plan maximises for jobs without a goal of their own: samples per "
+        "second, or samples per second relative to one node.",
     )
     t_fwd: Duration = _key(
         format_duration(defaults.T_FWD_S),
@@ -257,31 +263,31 @@ class AllocationSection(Section):
     )
     debounce: Duration = _key(
         format_duration(defaults.DEBOUNCE_S),
-        description="Debounce time: node events this close together are handled as one, with one "
+        description="Debounce time: node events within this time are handled together, with one "
         "plan.",
     )
     min_interval: Duration = _key(
         format_duration(defaults.MIN_INTERVAL_S),
-        description="Least time between two rescales of a job that nothing forces (growing, "
-        "moving nodes between jobs).",
+        description="Minimum time between two unforced rescales of a job (growing, moving nodes "
+        "between jobs).",
     )
     rescale_up: Duration = _key(
         format_duration(defaults.RESCALE_UP_S),
-        description="Cost of growing a job until it was measured: time without samples.",
+        description="Assumed cost of growing a job until it was measured: time without samples.",
     )
     rescale_down: Duration = _key(
         format_duration(defaults.RESCALE_DOWN_S),
-        description="Cost of shrinking a job until it was measured: time without samples.",
+        description="Assumed cost of shrinking a job until it was measured: time without samples.",
     )
     start: Duration = _key(
         format_duration(defaults.START_S),
-        description="Cost of starting a job from no node until it was measured: time without "
-        "samples.",
+        description="Assumed cost of starting a job without nodes until it was measured: time "
+        "without samples.",
     )
     time_limit: Duration = _key(
         format_duration(defaults.TIME_LIMIT_S),
         gt=0,
-        description="Longest time to search for a better plan; the best one found is used.",
+        description="Maximum time to search for a better plan; the best one found is used.",
     )
     release_after: Duration = _key(
         format_duration(defaults.RELEASE_AFTER_S),
@@ -289,46 +295,47 @@ class AllocationSection(Section):
     )
     heed_lifetimes: bool = _key(
         False,
-        description="With [gaps] lifetimes: bids are made from how long the nodes are expected to "
-        "last. Fewer rescales, no fewer preemptions, and somewhat fewer samples.",
+        description="With [gaps] lifetimes: bids take into account how long the nodes are "
+        "expected to last. Fewer rescales, no fewer preemptions, and somewhat fewer "
+        "samples.",
     )
     min_horizon: Duration = _key(
         format_duration(defaults.MIN_HORIZON_S),
-        description="Gaps expected to last less than this are not taken.",
+        description="Gaps expected to be shorter than this are not leased.",
     )
     reclaim_every: Duration = _key(
         format_duration(defaults.RECLAIM_EVERY_S),
         gt=0,
-        description="Nodes are reclaimed from the jobs of one user for those of another no more "
-        "often than this.",
+        description="Minimum time between two occasions on which nodes are reclaimed from one "
+        "user's jobs for another's.",
     )
     lease_wait: Duration = _key(
         format_duration(defaults.LEASE_WAIT_S),
         gt=0,
-        description="A lease asked for that has not come up by then is forgotten; one that runs "
-        "and whose agent has not reported by then is cancelled.",
+        description="A requested lease that has not started within this time is forgotten; one "
+        "that runs and whose agent has not reported by then is cancelled.",
     )
     rejected_for: Duration = _key(
         format_duration(defaults.REJECTED_S),
         gt=0,
-        description="A node on which a job's processes do not come up, or from whose lease no "
-        "agent reports, is left alone for so long. Where a lease was refused or did not start, the "
-        "node is asked for again at the next poll, then after 4 s, then after twice as long each "
-        "time, so long at most. Other users may still use it.",
+        description="How long a node is left alone on which a job's processes do not start, or "
+        "from whose lease no agent reports. If a lease was refused or did not start, "
+        "the node is requested again at the next poll, then after 4 s, then after "
+        "twice as long each time, up to this time. Other users may still use it.",
     )
     deadline_weight: float = _key(
         defaults.DEADLINE_WEIGHT,
         ge=0,
-        description="A node that a deadline needs counts at most so many times what it would bring "
-        "the job that could make most of it; less while there is slack. 0: deadlines are watched "
-        "and change no plan.",
+        description="Maximum weight of a node that a deadline needs, as a multiple of what the "
+        "node would bring to the job that gains most from it; less while there is "
+        "slack. 0: deadlines are watched and change no plan.",
     )
     deadline_ahead: float = _key(
         defaults.DEADLINE_AHEAD,
         ge=0,
         le=1,
-        description="What samples beyond those a deadline needs count, beside those of other jobs "
-        "(0: a job with a deadline takes no more nodes than it needs).",
+        description="Weight of samples beyond those that a deadline needs, relative to those of "
+        "other jobs (0: a job with a deadline takes no more nodes than it needs).",
     )
     prior_exponent: float = _key(
         defaults.PRIOR_EXPONENT,
@@ -339,9 +346,9 @@ class AllocationSection(Section):
     )
     policy: Literal["malletrain", "freetrain"] = _key(
         "malletrain",
-        description="malletrain: jobs are measured while they train; freetrain, to compare with: "
-        "plans from the curves that owners state, no profiles, starts taken to be free, and nobody "
-        "is served for having waited.",
+        description="malletrain: jobs are measured while they train. freetrain, for comparison: "
+        "plans from the curves that owners state, no profiles, starts assumed to be "
+        "free, and waiting jobs get no turns.",
     )
 
 

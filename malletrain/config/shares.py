@@ -1,8 +1,7 @@
-"""The configuration of fair shares and quotas: what is due to whom, and what nobody may exceed.
+"""The configuration of fair shares and quotas.
 
-Decides which keys exist and what a valid value is. What follows from shares is decided in
-:mod:`malletrain.core.shares`, from quotas in :mod:`malletrain.core.quotas` and where jobs are
-submitted.
+Decides which keys exist and what a valid value is. :mod:`malletrain.core.shares` applies shares;
+:mod:`malletrain.core.quotas` and the daemon's handling of submissions apply quotas.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from malletrain.config.units import format_duration
 from malletrain.core import defaults
 
 _WEIGHT = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s*")
-_OWN = re.compile(r"\s*(user|account)\s+(\S+)\s+(\d{1,9})\s+(\d{1,9})\s*")
+_EXCEPTION = re.compile(r"\s*(user|account)\s+(\S+)\s+(\d{1,9})\s+(\d{1,9})\s*")
 
 
 class SharesSection(Section):
-    """How much of the nodes is due to whom while they are scarce."""
+    """How scarce nodes are shared between users, groups or accounts."""
 
     by: Literal["none", "user", "group", "account"] = key(
         "none",
-        description="Whose shares are counted: those of users, of their groups (the primary one, "
-        "as the daemon's host knows it) or of their accounts; none: nobody's.",
+        description="Parties whose shares are counted: users, their groups (the primary one, as "
+        "the daemon's host knows it) or their accounts; none: no shares.",
     )
     weights: Words = key(
         [],
@@ -39,12 +38,12 @@ class SharesSection(Section):
         1.0,
         gt=0,
         le=1e6,
-        description="The weight of those that are not named.",
+        description="The weight of parties that are not named.",
     )
     weights_from: Literal["here", "slurm"] = key(
         "here",
         description="here: weights and accounts are those of this section; slurm: they are read "
-        "from Slurm's associations (sacctmgr), and what is named here goes before them.",
+        "from Slurm's associations (sacctmgr), and entries here take precedence.",
     )
     refresh: Duration = key(
         "1 h", gt=0, description="How often Slurm's associations are read again."
@@ -57,17 +56,18 @@ class SharesSection(Section):
     half_life: Duration = key(
         format_duration(defaults.SHARES_HALF_LIFE_S),
         gt=0,
-        description="Service of so long ago counts half.",
+        description="Half-life of service: service this long ago counts half.",
     )
     double_after: Duration = key(
         format_duration(defaults.SHARES_DOUBLE_AFTER_S),
         gt=0,
-        description="The bids of who is behind by so much of the service due to it count double, "
-        "those of who is ahead by as much count half, and so on, up to 16 times.",
+        description="The bids of a party that is behind by this much of the service due to it "
+        "count double, those of one that is ahead by as much count half, and so on, "
+        "up to 16 times.",
     )
     node_weights: Words = key(
         [],
-        description="What a node-second of a class of nodes counts where it is not 1, such as "
+        description="Weight of a node-second on each class of nodes, if it is not 1, such as "
         '["a100 4"].',
     )
 
@@ -111,7 +111,7 @@ class SharesSection(Section):
 
     @property
     def class_weights(self) -> dict[str, float]:
-        """Node class → what a second of one of its nodes counts."""
+        """Node class → weight of a node-second on it."""
         return _numbers(self.node_weights)
 
     @property
@@ -122,25 +122,31 @@ class SharesSection(Section):
 
 
 class Limit(NamedTuple):
-    """The most that jobs of one user or account may have; infinite: any number."""
+    """Limits of the jobs of one user or account; infinite: any number."""
 
     nodes: float
-    """At once."""
+    """Maximum number of simultaneous nodes."""
     jobs: float
-    """That have not ended."""
+    """Maximum number of unfinished jobs."""
 
 
 class QuotasSection(Section):
-    """The most that one user or account may have, 0: any number."""
+    """Limits of one user or account, 0: any number."""
 
-    user_nodes: int = key(0, ge=0, description="Nodes at once of one user's jobs.")
-    user_jobs: int = key(0, ge=0, description="Jobs of one user that have not ended.")
-    account_nodes: int = key(0, ge=0, description="Nodes at once of the jobs of one account.")
-    account_jobs: int = key(0, ge=0, description="Jobs of one account that have not ended.")
+    user_nodes: int = key(
+        0, ge=0, description="Maximum number of simultaneous nodes of one user's jobs."
+    )
+    user_jobs: int = key(0, ge=0, description="Maximum number of unfinished jobs of one user.")
+    account_nodes: int = key(
+        0, ge=0, description="Maximum number of simultaneous nodes of one account's jobs."
+    )
+    account_jobs: int = key(
+        0, ge=0, description="Maximum number of unfinished jobs of one account."
+    )
     own: Words = key(
         [],
-        description="What holds for one user or account instead: its name, nodes, jobs, such as "
-        '["user ann 64 10", "account physics 256 0"].',
+        description='Exceptions for single users and accounts: name, nodes, jobs, such as ["user '
+        'ann 64 10", "account physics 256 0"].',
     )
 
     @field_validator("own")
@@ -148,7 +154,7 @@ class QuotasSection(Section):
     def _own(cls, value: Words) -> Words:
         names = set()
         for text in value:
-            match = _OWN.fullmatch(text)
+            match = _EXCEPTION.fullmatch(text)
             if match is None or match.group(1, 2) in names:
                 raise PydanticCustomError(
                     "own",
@@ -160,17 +166,17 @@ class QuotasSection(Section):
         return value
 
     def limit(self, kind: Literal["user", "account"], name: str) -> Limit:
-        """What holds for this user or account."""
+        """Returns the limits of this user or account."""
         for text in self.own:
-            match = _OWN.fullmatch(text)
+            match = _EXCEPTION.fullmatch(text)
             if match is not None and match.group(1, 2) == (kind, name):
-                return Limit(_most(int(match[3])), _most(int(match[4])))
+                return Limit(_limit(int(match[3])), _limit(int(match[4])))
         if kind == "user":
-            return Limit(_most(self.user_nodes), _most(self.user_jobs))
-        return Limit(_most(self.account_nodes), _most(self.account_jobs))
+            return Limit(_limit(self.user_nodes), _limit(self.user_jobs))
+        return Limit(_limit(self.account_nodes), _limit(self.account_jobs))
 
 
-def _most(number: int) -> float:
+def _limit(number: int) -> float:
     return number or math.inf
 
 

@@ -1,9 +1,8 @@
-"""A TOML file as data plus the line on which each key stands, with syntax errors as problems and
-never as tracebacks.
+"""Reads a TOML file as data, with the line of each key, and reports syntax errors as problems.
 
 Decides which line a key is on and how much of a file with syntax errors can still be read. It knows
-no key by name. TOML itself is parsed by ``tomllib`` (``tomli`` on Python 3.10) alone: lines are
-found by giving it one statement at a time.
+no key by name. ``tomllib`` (``tomli`` on Python 3.10) does all parsing of TOML. To find the lines
+of keys, it parses one statement at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class TomlText:
-    """What could be read of a TOML text: its data, the line of each key path, and the syntax
+    """The readable part of a TOML text: its data, the line of each key path, and the syntax
     problems.
     """
 
@@ -58,13 +57,12 @@ class TomlText:
     lines: dict[Path, int] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     complete: bool = True
-    """False when reading stopped at a syntax error, so that a key that seems missing may stand
-    further down.
+    """False if reading stopped at a syntax error, so that a key that seems missing may be below it.
     """
 
     def line_of(self, path: Path) -> int | None:
-        """The line of ``path``, or of the nearest table around it that the text names; ``None``
-        when it names none.
+        """Returns the line of ``path``, or of the nearest enclosing table that the text names;
+        ``None`` if it names none.
         """
         while path:
             if path in self.lines:
@@ -76,12 +74,12 @@ class TomlText:
 def read_toml(text: str) -> TomlText:
     """Read ``text``.
 
-    A bad line is reported, left out and reading goes on where that is safe; else reading ends at
-    it.
+    A bad line is reported. If it is safe to skip it, reading continues after it; otherwise reading
+    ends there.
     """
     rows = text.replace("\r\n", "\n").split(
         "\n"
-    )  # splitlines() would also split at form feeds, which TOML does not
+    )  # splitlines() would also split at form feeds, unlike TOML
     problems: list[Problem] = []
     while True:
         try:
@@ -90,21 +88,21 @@ def read_toml(text: str) -> TomlText:
         except tomllib.TOMLDecodeError as error:
             message, line = _explain(str(error), rows)
             problems.append(Problem(line, "", message))
-            if len(problems) < MAX_SYNTAX_PROBLEMS and _bad_alone(rows, line):
+            if len(problems) < MAX_SYNTAX_PROBLEMS and _is_isolated_error(rows, line):
                 rows[line - 1] = ""
                 continue
             problems[-1] = Problem(
-                line, "", f"{message} What stands below is checked once this is mended."
+                line, "", f"{message} The lines below are checked once this is corrected."
             )
         except RecursionError:
             problems.append(
                 Problem(None, "", "The file nests arrays or tables too deeply to be read.")
             )
-        return _what_stands_before(rows, problems)
+        return _read_before_error(rows, problems)
 
 
-def _what_stands_before(rows: list[str], problems: list[Problem]) -> TomlText:
-    """The statements above the last syntax error, for the problems that can be told from them."""
+def _read_before_error(rows: list[str], problems: list[Problem]) -> TomlText:
+    """Returns the statements above the last syntax error, to find the problems in them."""
     end = (problems[-1].line or 1) - 1
     for last in range(end, 0, -1):
         try:
@@ -120,8 +118,8 @@ def _what_stands_before(rows: list[str], problems: list[Problem]) -> TomlText:
 
 
 def _explain(error: str, rows: list[str]) -> tuple[str, int]:
-    """(sentence, line) of a parser's message, with a hint for the two usual slips: a quantity or a
-    word without quotes.
+    """Returns (sentence, line) of a parser's message, with a hint for two common mistakes: a
+    quantity or a word without quotes.
     """
     match = _POSITION.search(error)
     line = int(match["line"]) if match and match["line"] else max(len(rows), 1)
@@ -129,18 +127,18 @@ def _explain(error: str, rows: list[str]) -> tuple[str, int]:
     row = rows[line - 1] if line <= len(rows) else ""
     hint = ""
     for pattern in (_BARE_QUANTITY, _BARE_WORD):
-        if slip := pattern.match(row):
+        if mistake := pattern.match(row):
             hint = (
-                f" Text and quantities with a unit stand in quotes: {slip['key']} = "
-                f'"{slip["value"]}".'
+                f" Text and quantities with a unit need quotes: {mistake['key']} = "
+                f'"{mistake["value"]}".'
             )
             break
     return f"This is not valid TOML: {what[:1].lower()}{what[1:]}.{hint}", line
 
 
-def _bad_alone(rows: list[str], line: int) -> bool:
-    """Whether the row is wrong by itself: leaving it out then changes the meaning of no other
-    row.
+def _is_isolated_error(rows: list[str], line: int) -> bool:
+    """Returns whether the error is limited to this row, so that skipping it does not change the
+    meaning of other rows.
     """
     row = rows[line - 1] if line <= len(rows) else ""
     if '"""' in row or "'''" in row or row.lstrip().startswith("[") or "=" not in row:
@@ -155,8 +153,8 @@ def _bad_alone(rows: list[str], line: int) -> bool:
 
 
 def _statements(rows: list[str]) -> Iterator[tuple[int, str]]:
-    """(line, text) of each statement of a text that parses: the fewest rows that parse by
-    themselves.
+    """Yields (line, text) of each statement of a valid text. A statement is the shortest group of
+    rows that parses by itself.
     """
     start = 0
     while start < len(rows):
@@ -196,7 +194,7 @@ def _lines_of(rows: list[str]) -> dict[Path, int]:
 
 
 def _paths(data: dict[str, Any]) -> Iterator[Path]:
-    """Every key path in ``data``, each table before what it holds."""
+    """Yields every key path in ``data``, each table before its content."""
     for key, value in data.items():
         yield (key,)
         inner = (

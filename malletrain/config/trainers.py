@@ -1,8 +1,8 @@
-"""The configuration of trainers: whose jobs are planned apart from the others', on which nodes, for
-which objective.
+"""The configuration of trainers: groups of users whose jobs are planned separately, on certain
+nodes, for an objective of their own.
 
-Decides which keys exist and what a valid list is. What follows for a plan is decided in
-:mod:`malletrain.core.trainers` and :mod:`malletrain.core.trainer_plans`.
+Decides which keys exist and what a valid list is. :mod:`malletrain.core.trainers` and
+:mod:`malletrain.core.trainer_plans` decide what follows for a plan.
 """
 
 from __future__ import annotations
@@ -19,49 +19,51 @@ NAMES = ("users", "accounts", "groups")
 
 
 class TrainerSection(Section):
-    """A part of the users whose jobs have a plan of their own. Written as [[trainer]], once for
-    each. A job is of the trainer that names its owner, else the owner's account, else the owner's
-    primary group, else of the one that names nobody.
+    """A group of users whose jobs have a plan of their own. Written as [[trainer]], once for each.
+    A job belongs to the trainer that names its owner, else the owner's account, else the owner's
+    primary group, else to the one that names nobody.
     """
 
     name: str = key(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$",
-        description="What it is called: letters, digits and '_.-'.",
+        description="Name of the trainer: letters, digits and '_.-'.",
     )
     objective: Literal["throughput", "efficiency", "deadlines"] = key(
         "throughput",
-        description="What its plan maximises. throughput: samples per second; efficiency: samples "
-        "per second relative to one node; deadlines: the earliest deadlines that can be held come "
-        "first, what is left goes by efficiency.",
+        description="What its plan maximises. throughput: samples per second; efficiency: "
+        "samples per second relative to one node; deadlines: the earliest deadlines "
+        "that can be met come first, the remaining nodes are planned for efficiency.",
     )
-    users: Words = key([], description="Whose jobs: those of these users.")
-    accounts: Words = key([], description="And of the users of these accounts ([shares]).")
-    groups: Words = key([], description="And of the users with one of these primary groups.")
+    users: Words = key([], description="Users whose jobs belong to this trainer.")
+    accounts: Words = key([], description="Accounts ([shares]) whose users' jobs belong to it.")
+    groups: Words = key([], description="Primary groups whose users' jobs belong to it.")
     node_classes: Words = key(
         [],
-        description="The classes of nodes that are its own, or those of others that name exactly "
-        "the same ones. Empty: the classes that no trainer names.",
+        description="Node classes of this trainer alone, or shared with the trainers that name "
+        "exactly the same ones. Empty: the classes that no trainer names.",
     )
     part: float = key(
         1.0,
         gt=0,
         le=1e6,
-        description="In what proportion it has nodes that several trainers may use; what one has "
-        "no use for the others have.",
+        description="Its proportion of nodes that several trainers may use; nodes for which one "
+        "trainer has no use go to the others.",
     )
 
     @property
     def rest(self) -> bool:
-        """Whether it takes the jobs of those whom nobody names."""
+        """Whether it takes the jobs of users whom no trainer names."""
         return not (self.users or self.accounts or self.groups)
 
 
 def checked(trainers: Sequence[TrainerSection]) -> None:
-    """Raises PydanticCustomError where they are not disjoint."""
-    _once([trainer.name for trainer in trainers], "the name of two trainers")
+    """Check that the trainers are disjoint. Raises PydanticCustomError if they are not."""
+    _check_unique([trainer.name for trainer in trainers], "the name of two trainers")
     for what in NAMES:
         named = [name for trainer in trainers for name in getattr(trainer, what)]
-        _once(named, f"named in {what} of two trainers, or twice; a job is of one trainer only")
+        _check_unique(
+            named, f"named in {what} of two trainers, or twice; a job is of one trainer only"
+        )
     if sum(trainer.rest for trainer in trainers) > 1:
         raise PydanticCustomError(
             "trainers",
@@ -86,7 +88,7 @@ def checked(trainers: Sequence[TrainerSection]) -> None:
                 )
 
 
-def _once(names: Sequence[str], what: str) -> None:
+def _check_unique(names: Sequence[str], what: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise PydanticCustomError(

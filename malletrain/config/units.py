@@ -1,8 +1,8 @@
 """Quantities with units: durations in seconds and sizes in bytes, read from and written as text.
 
-Decides which units exist and how a quantity looks on the screen. A plain number is refused where a
-unit is needed, because "30" in a configuration file has been read as minutes by one person and as
-seconds by another before.
+Decides which units exist and how a quantity looks on the screen. A plain number is refused if a
+unit is needed, because one reader takes "30" in a configuration file for minutes and another for
+seconds.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _QUANTITY = re.compile(
 
 
 class UnitError(ValueError):
-    """A quantity that cannot be read; the message says what was given and what is accepted."""
+    """A quantity that cannot be read; the message states the value and what is valid."""
 
 
 def _split(text: object, accepted: str) -> tuple[str, str]:
-    """(number, unit) of ``text``; raises UnitError on anything that is not a number with a unit."""
+    """Returns (number, unit) of ``text``; raises UnitError if it is not a number with a unit."""
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         raise UnitError(f"{text!r} is not a quantity; accepted is {accepted}.")
     if not isinstance(text, str):
@@ -68,7 +68,7 @@ def _unknown_unit(
 
 
 def parse_duration(text: object) -> float:
-    """Seconds of a duration such as ``"30 s"``, ``"5 min"``, ``"1.5 h"``.
+    """Returns the seconds of a duration such as ``"30 s"``, ``"5 min"``, ``"1.5 h"``.
 
     Raises UnitError; negative durations are refused.
     """
@@ -85,8 +85,8 @@ def parse_duration(text: object) -> float:
 
 
 def parse_size(text: object) -> int:
-    """Bytes of a size such as ``"2 GiB"``. Raises UnitError; negative sizes and fractions of a byte
-    are refused.
+    """Returns the bytes of a size such as ``"2 GiB"``. Raises UnitError; negative sizes and
+    fractions of a byte are refused.
     """
     number, unit = _split(text, SIZE_HELP)
     if unit not in SIZE_UNITS:
@@ -102,8 +102,8 @@ def _shortest(number: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The duration as text that :func:`parse_duration` reads back to the same number of seconds, in
-    the largest unit that fits evenly.
+    """Returns the duration as text, in the largest unit of which it is a multiple.
+    :func:`parse_duration` converts it back to the same number of seconds.
     """
     for unit, factor in sorted(DURATION_UNITS.items(), key=lambda item: -item[1]):
         number = seconds / factor
@@ -113,8 +113,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_size(size: int) -> str:
-    """The size as text that :func:`parse_size` reads back to the same number of bytes, in the
-    largest unit that fits evenly.
+    """Returns the size as text, in the largest unit of which it is a multiple. :func:`parse_size`
+    converts it back to the same number of bytes.
     """
     for unit, factor in sorted(SIZE_UNITS.items(), key=lambda item: -item[1]):
         if size and factor > 1 and size % factor == 0:
@@ -123,8 +123,8 @@ def format_size(size: int) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """The duration rounded for reading: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``, ``4 d 3
-    h``.
+    """Returns the duration, rounded for display: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5
+    min``, ``4 d 3 h``.
     """
     if seconds < 0:
         return "-" + show_duration(-seconds)

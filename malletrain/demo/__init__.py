@@ -1,5 +1,3 @@
-"""The demo: the main job end to end on one machine, with an account of where every idle node-second
-went.
-
-Runs on one machine, with a daemon of its own.
+"""The demo: the whole system on one machine, with an account of all idle node-seconds. Starts its
+own daemon.
 """

@@ -1,24 +1,23 @@
-"""Where the idle node-seconds went: offered, harvested, lost.
+"""The account of the idle node-seconds: offered, harvested, lost.
 
 Definitions, for one node and one instant between the begin and the end of the account:
 
-* **offered**: the main scheduler does not want the node (its own history says so). The grace time
-  of a preemption is not offered.
-* **held** by a job: the plan in force gives the node to the job, and the node is there.
+* **offered**: the main scheduler does not use the node, according to its own history. The grace
+  time of a preemption is not offered.
+* **held** by a job: the current plan assigns the node to the job, and the node is available.
 * **training**: the node is a member of a round of a job, and the instant lies between the first
   sample of that round and its last one.
 * **harvested**: offered and training.
 * **lost to preemption**: offered, held, not training, and the next round to process a sample of
-  this job (or, when there is none, the suspension) had to do without a node that the main scheduler
-  took.
+  this job (or, if there is none, the suspension) lost a node that the main scheduler took.
 * **lost to rescaling**: offered, held, not training, for any other reason: the first start,
-  growing, shrinking, moving, ending; also the time in which a node warms up for a job that trains
-  on meanwhile without it.
+  growing, shrinking, moving, ending; also the time in which a node warms up for a job that
+  meanwhile trains without it.
 * **not used**: the rest of what was offered, ``leased`` (the agent is there or coming up, no job
   has the node) or ``not leased``.
 
 So offered = harvested + lost to rescaling + lost to preemption + leased and not used + not leased.
-Nothing here asks anybody: histories in, numbers out.
+Pure: histories in, numbers out.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from malletrain.render.timeline import (
     JOB_SPAN,
     LEASED_SPAN,
     PAUSE_SPAN,
+    PreemptionMark,
     Span,
-    TimelineMark,
 )
 
 
 @dataclass(frozen=True)
 class DemoMachine:
-    """What the main scheduler did: per node the times it was offered and leased, and the
-    preemptions of leases.
+    """History of the main scheduler: for each node the times at which it was offered and leased,
+    and the preemptions of leases.
     """
 
     offered: Mapping[str, Intervals]
     leased: Mapping[str, Intervals]
-    preemptions: tuple[TimelineMark, ...]
+    preemptions: tuple[PreemptionMark, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class RoundSpan:
 
 @dataclass(frozen=True)
 class AssignmentSpan:
-    """``job`` has ``node`` by the plan in ``interval``."""
+    """The plan assigns ``node`` to ``job`` in ``interval``."""
 
     node: str
     job: str
@@ -74,7 +73,7 @@ class AssignmentSpan:
 
 @dataclass(frozen=True)
 class Account:
-    """Node-seconds; see the module. ``spans`` are the same as a picture."""
+    """Node-seconds; see the module. ``spans``: the same data for the timeline."""
 
     offered: float
     harvested: float
@@ -86,17 +85,17 @@ class Account:
 
 
 def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> DemoMachine:
-    """The history of the embedded cluster (rows of its ``history.csv``: time, node, event, lease,
-    reason) between ``begin`` and ``end``.
+    """Returns the history of the embedded cluster (rows of its ``history.csv``: time, node, event,
+    lease, reason) between ``begin`` and ``end``.
 
-    ``idle`` and ``leased`` say that the node is offered from then on, ``preempted`` and ``busy``
-    that it no longer is.
+    From ``idle`` and ``leased`` on, the node is offered; from ``preempted`` and ``busy`` on, it is
+    not.
     """
     idle_since: dict[str, float] = {}
     leases: dict[str, tuple[str, float]] = {}
     offered: dict[str, list[Interval]] = {}
     leased: dict[str, list[Interval]] = {}
-    marks: list[TimelineMark] = []
+    marks: list[PreemptionMark] = []
     for row in rows:
         moment, node, event = float(row["time"]), row["node"], row["event"]
         if moment >= end:
@@ -110,7 +109,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
         elif event in ("preempted", "busy") and node in idle_since:
             offered[node].append((max(begin, idle_since.pop(node)), moment))
         if event == "preempted" and moment >= begin:
-            marks.append(TimelineMark(node, moment, notice="without" not in row["reason"]))
+            marks.append(PreemptionMark(node, moment, notice="without" not in row["reason"]))
         if event == "leased":
             leases[row["lease"]] = (node, moment)
         elif event == "ended" and row["lease"] in leases:
@@ -130,7 +129,7 @@ def machine_of(rows: Iterable[Mapping[str, str]], begin: float, end: float) -> D
 def account(
     machine: DemoMachine, rounds: Sequence[RoundSpan], assignments: Sequence[AssignmentSpan]
 ) -> Account:
-    """The account; see the module for what each number means."""
+    """Returns the account; the module docstring defines each number."""
     causes = _Causes(machine, rounds)
     nodes = sorted(machine.offered)
     spans: list[Span] = []
@@ -151,7 +150,7 @@ def account(
         spans += [Span(node, *piece, LEASED_SPAN) for piece in leased]
         training: Intervals = ()
         for job in sorted({r.job for r in rounds if node in r.members}):
-            # A node that was taken trains to the end of its lease and not to the end of its round.
+            # A preempted node trains until the end of its lease and not until the end of its round.
             mine = both(
                 normal((r.first, r.last) for r in rounds if r.job == job and node in r.members),
                 leased,
@@ -181,7 +180,7 @@ def account(
 
 
 class _Causes:
-    """Why a job that held nodes did not train at some instant."""
+    """The reasons why a job that held nodes did not train."""
 
     def __init__(self, machine: DemoMachine, rounds: Sequence[RoundSpan]) -> None:
         self._taken = [(m.time, m.node) for m in machine.preemptions]
@@ -190,7 +189,8 @@ class _Causes:
             self._rounds.setdefault(r.job, []).append(r)
 
     def split(self, job: str, start: float, end: float) -> list[tuple[str, float]]:
-        """(cause, seconds) of the pieces of ``[start, end)``, cut where a round begins."""
+        """Returns (cause, seconds) of the pieces of ``[start, end)``, split at the beginnings of
+        rounds."""
         rounds = self._rounds.get(job, [])
         cuts = [start, *(r.first for r in rounds if start < r.first < end), end]
         return [(self._cause(rounds, a), b - a) for a, b in pairwise(cuts)]
@@ -201,7 +201,7 @@ class _Causes:
             return "lost_to_rescaling"
         before = rounds[following - 1]
         until = rounds[following].first if following < len(rounds) else moment
-        # The members of the round before count from its first sample on: who was taken since then
+        # The members of the previous round count from its first sample on: a node taken since then
         # is the reason for the next round.
         taken = any(
             before.first <= t <= until and node in before.members for t, node in self._taken

@@ -9,7 +9,8 @@ Intervals = tuple[Interval, ...]
 
 
 def normal(pieces: Iterable[Interval]) -> Intervals:
-    """The union of ``pieces`` in any order; empty ones vanish, touching ones become one."""
+    """Returns the union of ``pieces`` in any order; empty ones are removed, adjacent ones
+    merged."""
     union: list[Interval] = []
     for start, end in sorted(p for p in pieces if p[1] > p[0]):
         if union and start <= union[-1][1]:
@@ -20,7 +21,7 @@ def normal(pieces: Iterable[Interval]) -> Intervals:
 
 
 def both(a: Intervals, b: Intervals) -> Intervals:
-    """Times in ``a`` and in ``b``."""
+    """Returns the times in ``a`` and in ``b``."""
     common, i, k = [], 0, 0
     while i < len(a) and k < len(b):
         start, end = max(a[i][0], b[k][0]), min(a[i][1], b[k][1])
@@ -34,7 +35,7 @@ def both(a: Intervals, b: Intervals) -> Intervals:
 
 
 def without(a: Intervals, b: Intervals) -> Intervals:
-    """Times in ``a`` and not in ``b``."""
+    """Returns the times in ``a`` and not in ``b``."""
     rest = []
     for start, end in a:
         for s, e in b:
@@ -49,5 +50,5 @@ def without(a: Intervals, b: Intervals) -> Intervals:
 
 
 def length(a: Intervals) -> float:
-    """Total time in ``a``."""
+    """Returns the total time in ``a``."""
     return sum(end - start for start, end in a)

@@ -1,5 +1,5 @@
-"""The demo from beginning to end: stage, jobs, chaos, account. What it decides is the order of
-things; the parts decide the rest.
+"""The demo from beginning to end: stage, jobs, chaos, account. Decides the order of the steps; the
+other modules decide the rest.
 """
 
 from __future__ import annotations
@@ -37,32 +37,31 @@ from scavenger.trace.checks import TraceError
 SPEEDUP = 30.0
 """Seconds of the trace that pass in one second."""
 SHORTEST_GAP_S = 8.0
-"""Real seconds below which a synthetic gap is left out: loading PyTorch on a busy small machine
-takes about as long.
+"""Minimum length of a synthetic gap, real seconds: loading PyTorch on a busy small machine takes
+about as long.
 """
 IDLE_SHARE = 0.65
-"""Share of the nodes that is idle in a synthetic trace. Summit's 8 % of six nodes would be half a
-node.
+"""Mean fraction of idle nodes in a synthetic trace. Summit's 8 % of six nodes would be half a node.
 """
-TRIES = 40
-"""Synthetic traces looked at for one that takes enough nodes at times when jobs train:
+MAX_TRACES = 40
+"""Maximum number of synthetic traces drawn to find one that takes enough nodes while jobs train:
 ``TAKEN_PER_S`` before ``LATE`` of its time.
 """
 TAKEN_PER_S, LATE = 1 / 10, 0.75
 HELD_S = 1.0
 """Seconds at the beginning of a synthetic trace in which all nodes are idle."""
 CALM = 0.3
-"""Share of the time before nodes begin to come and go on a synthetic trace: the first job is
-profiled on nodes that stay.
+"""Calm fraction at the beginning of a synthetic trace, in which no node changes, because the first
+job is profiled on nodes that stay.
 """
-CALM_AT_MOST = 0.5
-"""The same where the machine is so slow that the profile is not over by then."""
+MAX_CALM = 0.5
+"""Maximum of this fraction, if the machine is so slow that the profile takes longer."""
 LOOK_EVERY_S = 0.5
 KILL_AT = 0.45
-"""With chaos: when the daemon is killed, as a share of the trace's time."""
+"""With chaos: time at which the daemon is killed, as a fraction of the trace."""
 DOWN_S = 3.0
 NEWS_S = 3.0
-"""Time in which a restarted daemon has heard of all samples that were processed without it."""
+"""Time until a restarted daemon knows all samples that were processed without it, seconds."""
 UNDISTURBED_S = 120.0
 
 
@@ -82,10 +81,10 @@ class DemoOptions:
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; 0 when all jobs completed.
+    """Run the demo. Returns 0 if all jobs completed.
 
     Raises:
-        DemoError: it cannot be run, or the jobs are not done in time.
+        DemoError: the demo cannot run, or the jobs do not complete in time.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -109,14 +108,14 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
     script = example_script()
     user_trace = (
         cut_trace(options) if options.trace else None
-    )  # a mistake in it shows before anything is replaced
+    )  # report an error in it before anything is replaced
     plain = options.plain or not terminal.is_terminal
     with DemoStage(options.output) as stage:
         folder = stage.folder
         folder.config.write_text(
             plan.config_text(folder.state, folder.cluster, stage.port, options.nodes)
         )
-        load_config(folder.config)  # a mistake shows here and not in the daemon's log
+        load_config(folder.config)  # an error shows here and not in the daemon's log
         terminal.print(
             f"Three jobs on {options.nodes} virtual nodes; everything is kept in {folder.root}. "
             "Loading PyTorch once …"
@@ -178,8 +177,8 @@ def _run(options: DemoOptions, terminal: Console) -> tuple[DemoResult, list[tupl
 
 
 def example_script() -> Path:
-    """The digits example that ships with the package. Raises DemoError when the installation lacks
-    it.
+    """Returns the digits example that ships with the package. Raises DemoError if it is not
+    installed.
     """
     try:
         return shipped("jobscripts/examples/digits.py")
@@ -188,10 +187,9 @@ def example_script() -> Path:
 
 
 def cut_trace(options: DemoOptions) -> trace.Trace:
-    """The trace that is played, in real seconds and with the names of the virtual nodes.
-
-    In the first second of a synthetic one all nodes are idle; that second is held until the first
-    profile is over.
+    """Returns the trace that is replayed, in real seconds and with the names of the virtual nodes.
+    In the first second of a synthetic trace all nodes are idle; the replay stays there until the
+    first profile is over.
     """
     names = [f"n{k + 1}" for k in range(options.nodes)]
     if options.trace is not None:
@@ -206,18 +204,18 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
     lively_s = (1 - CALM) * options.duration_s
     best: trace.Trace | None = None
     most = -1
-    for attempt in range(TRIES):
-        seed = options.seed * TRIES + attempt
+    for attempt in range(MAX_TRACES):
+        seed = options.seed * MAX_TRACES + attempt
         try:
             candidate = make(names, lively_s, seed)
         except TraceError:
             if make is any_trace:
                 raise
-            # this number of nodes and seconds has no lively one; looking again would take long
+            # there is no lively trace of this size; further attempts would take long
             make = any_trace
             candidate = make(names, lively_s, seed)
         candidate = plan.after_calm(candidate, HELD_S)
-        # Nodes taken when the jobs are nearly done show nothing.
+        # Preemptions when the jobs are nearly done show nothing.
         taken = int((~candidate.idle & (candidate.time < LATE * lively_s)).sum())
         if taken > most:
             best, most = candidate, taken
@@ -228,13 +226,13 @@ def cut_trace(options: DemoOptions) -> trace.Trace:
 
 
 def watch_limit_s(duration_s: float) -> float:
-    """How long the jobs of a demo of this duration may take, seconds."""
+    """Returns the maximum time for the jobs of a demo of this duration, seconds."""
     return 3 * duration_s + 120.0
 
 
 def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
-    """A synthetic trace with Summit's lengths of gaps in which nodes come and go singly all the
-    time, in real seconds.
+    """Returns a synthetic trace with Summit's gap lengths, in which nodes become idle and busy one
+    by one, in real seconds.
     """
     idle = IDLE_SHARE * len(names)
     return synthesis.demo_trace(
@@ -243,7 +241,8 @@ def lively_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Tr
 
 
 def any_trace(names: Sequence[str], duration_s: float, seed: int) -> trace.Trace:
-    """A synthetic trace with Summit's lengths of gaps as it comes, in real seconds."""
+    """Returns a synthetic trace with Summit's gap lengths, without further conditions, in real
+    seconds."""
     model = synthesis.MachineModel(
         IDLE_SHARE, lengths.lognormal(475.0, 1192.0, SHORTEST_GAP_S * SPEEDUP)
     )
@@ -258,7 +257,7 @@ def submit(
     work: float,
     options: DemoOptions,
 ) -> JobView:
-    """Submit one job as 'malletrain submit' does."""
+    """Submit one job like 'malletrain submit'."""
     arguments = [
         *job.arguments(work, options.seed),
         *plan.pacing(),
@@ -278,14 +277,14 @@ def submit(
 def _watch(
     watcher: DemoWatcher, stage: DemoStage, start: float, deadline: float, options: DemoOptions
 ) -> list[JobView]:
-    """Until all jobs have ended; kills the daemon on the way when there is to be chaos."""
+    """Wait until all jobs have ended; with chaos, kill the daemon meanwhile."""
     kill_at = start + KILL_AT * options.duration_s if options.chaos else None
     while True:
         jobs = watcher.look()
         if all(j.state in ENDED for j in jobs):
             return jobs
         now = time.time()
-        if now > start + CALM_AT_MOST * options.duration_s or any(
+        if now > start + MAX_CALM * options.duration_s or any(
             e.kind == EventKind.PROFILE_FINISHED for e in watcher.events
         ):
             stage.go_on()
@@ -301,9 +300,7 @@ def _watch(
 
 
 def _chaos(watcher: DemoWatcher, stage: DemoStage) -> Connection:
-    """kill -9 of the daemon in the middle of everything, some seconds without one, and a new
-    one.
-    """
+    """Kill the daemon (kill -9), wait some seconds, and start a new one."""
     stage.kill_daemon()
     watcher.say(
         "The daemon was killed (kill -9). Training goes on without it; a new one starts in "

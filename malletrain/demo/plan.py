@@ -1,11 +1,10 @@
-"""What the demo runs: which jobs, how much work, which trace, which configuration. Pure; nothing is
-started here.
+"""The jobs of the demo, their work, the trace and the configuration. Pure; starts nothing.
 
-How the work is paced: a virtual node stands for an accelerator, so every worker sleeps a fixed time
-per sample (``--sample-delay``), and more nodes are faster although all share one machine. A job's
-work in node-seconds is then known before it starts, and is chosen as a share of what the trace
-offers (:func:`share`), so that the jobs live through most of the trace. After the trace all nodes
-stay idle, so that a slow machine only makes the end later, never the jobs incomplete.
+Pace of the work: a virtual node stands for an accelerator, so every worker sleeps a fixed time per
+sample (``--sample-delay``), and more nodes are faster although all share one machine. Therefore a
+job's work in node-seconds is known before it starts. It is chosen as a fraction of the node-seconds
+in the trace (:func:`share`), so that the jobs run for most of the trace. After the trace all nodes
+stay idle, so that jobs also complete on a slow machine.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from scavenger.trace.trace import Trace
 TRAINING_SAMPLES = 1437
 """Images per epoch of the digits example (1,797 less 360 for the test)."""
 SAMPLES_PER_S = 450.0
-"""What one virtual node processes, samples/s."""
+"""Throughput of one virtual node, samples/s."""
 GRACE_S = 3.0
 NOTICE, NOTICE_CHAOS = 0.8, 0.5
-"""Share of preemptions that are announced."""
+"""Fraction of preemptions that are announced."""
 
 
 @dataclass(frozen=True)
 class DemoJob:
-    """One training job: ``share`` of the total work, ``min``:``max`` nodes, and what makes its
-    network differ from the others'.
+    """One training job: ``share`` of the total work, ``min``:``max`` nodes, and the arguments that
+    distinguish its network from the others'.
     """
 
     name: str
@@ -42,17 +41,18 @@ class DemoJob:
     lr: float
 
     def epochs(self, node_seconds: float) -> int:
-        """Epochs that take its share of ``node_seconds``; at least 4, so that the network learns
-        whatever the trace is.
+        """Returns the number of epochs that take its share of ``node_seconds``; at least 4, so that
+        the network learns with any trace.
         """
         return max(4, round(self.share * node_seconds * SAMPLES_PER_S / TRAINING_SAMPLES))
 
     def nodes(self, machine: int) -> str:
-        """``--nodes`` on a machine of that many."""
+        """Returns ``--nodes`` on a machine of that many nodes."""
         return f"{min(self.min_nodes, machine)}:{min(self.max_nodes, machine)}"
 
     def arguments(self, node_seconds: float, seed: int) -> list[str]:
-        """Arguments of the script that decide what is learnt: the same for the undisturbed run."""
+        """Returns the arguments of the script that decide what is learnt: the same for the
+        undisturbed run."""
         words = {
             "--epochs": self.epochs(node_seconds),
             "--batch-size": self.batch_size,
@@ -71,23 +71,21 @@ JOBS = (
 
 
 def share(start_s: float) -> float:
-    """Work of all jobs ÷ node-seconds that the trace offers, on a machine that needs ``start_s``
-    seconds to load PyTorch.
-
-    The rest is what leasing, rescaling and preemption take, which is mostly the time that a new
-    node needs to load PyTorch.
+    """Returns the work of all jobs divided by the node-seconds of the trace, on a machine that
+    needs ``start_s`` seconds to load PyTorch. The rest is the cost of leasing, rescaling and
+    preemption, mostly the time that a new node needs to load PyTorch.
     """
     return min(0.75, max(0.3, 0.8 - 0.035 * start_s))
 
 
 def pacing() -> list[str]:
-    """Arguments of the script that only make it slower."""
+    """Returns the arguments of the script that only make it slower."""
     return ["--sample-delay", f"{1 / SAMPLES_PER_S:.6f}"]
 
 
 def config_text(state_dir: Path, cluster_dir: Path, port: int, nodes: int) -> str:
-    """The daemon's configuration. Times are those of a machine whose gaps last minutes, shortened
-    as much as the trace is.
+    """Returns the daemon's configuration. Its times are for a machine with gaps of minutes,
+    shortened by the same factor as the trace.
     """
 
     def quoted(path: Path) -> str:
@@ -144,7 +142,8 @@ observe_every = "8 s"
 
 
 def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> float:
-    """Idle node-seconds until ``end`` of a step function: (time, idle nodes) from each time on."""
+    """Returns the idle node-seconds until ``end`` of a step function: (time, idle nodes) from each
+    time on."""
     total = 0.0
     for k, (moment, count) in enumerate(idle):
         until = idle[k + 1][0] if k + 1 < len(idle) else end
@@ -153,7 +152,7 @@ def offered_node_seconds(idle: Sequence[tuple[float, float]], end: float) -> flo
 
 
 def after_calm(trace: Trace, calm_s: float) -> Trace:
-    """``trace``, before which all its nodes are idle for ``calm_s`` seconds."""
+    """Returns ``trace`` after a beginning of ``calm_s`` seconds in which all its nodes are idle."""
     if calm_s <= 0:
         return trace
     later = trace.time > 0

@@ -1,9 +1,7 @@
-"""The processes of a demo: cluster, daemon, undisturbed runs. Decides how they are started and that
-none is left, whatever happens.
-
-The embedded cluster is a session of its own and lives for :data:`LIFETIME_S` more than the jobs
-are watched for; the daemon and the undisturbed runs are killed by the kernel when the demo dies. So
-even ``kill -9`` of the demo leaves nothing for long.
+"""The processes of a demo: cluster, daemon, undisturbed runs. Decides how they are started, and
+ensures that none is left. The embedded cluster is a separate session and ends :data:`LIFETIME_S`
+after the maximum time of the jobs; the kernel kills the daemon and the undisturbed runs when the
+demo ends. So even after ``kill -9`` of the demo no process is left for long.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.interface import SchedulerError
 
 LIFETIME_S = 900.0
-"""What the cluster lives beyond the watching: starting it all, and what comes after."""
+"""Lifetime of the cluster beyond the maximum time of the jobs, seconds: for start and end of the
+demo."""
 PAGE_START_S = 120.0
 PAGE_AT = re.compile(r"^The page is at (\S+)$", re.MULTILINE)
 DAEMON_START_S = 120.0
@@ -38,12 +37,12 @@ ACCURACY = re.compile(r"^test accuracy ([0-9.]+)$", re.MULTILINE)
 
 
 class DemoError(RuntimeError):
-    """The demo cannot go on; the message is a sentence."""
+    """The demo cannot continue; the message is a sentence."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a demo keeps everything."""
+    """The folder of a demo and the paths in it."""
 
     root: Path
 
@@ -93,8 +92,8 @@ class Folder:
 
 
 class DemoStage:
-    """A folder taken by this demo, and what runs in it. Use as a context manager: leaving it ends
-    everything.
+    """The locked folder of this demo, and its processes. Use as a context manager, which ends all
+    processes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -107,8 +106,8 @@ class DemoStage:
         self._lock = self._take_folder()
 
     def _take_folder(self) -> int:
-        """Empty the folder of an earlier demo and lock it. Raises DemoError when it is something
-        else, or in use.
+        """Empty the folder of an earlier demo and lock it. Raises DemoError if it is another
+        folder, or in use.
         """
         root, lock = self.folder.root, self.folder.lock
         try:
@@ -132,7 +131,7 @@ class DemoStage:
                 f"Another demo runs in {root}; wait for its end, or give another folder with "
                 "--output."
             ) from None
-        with contextlib.suppress(SchedulerError):  # what a demo left that was killed
+        with contextlib.suppress(SchedulerError):  # the cluster of a killed demo
             ClusterProcess.attach(self.folder.cluster).stop(2.0)
         for entry in root.iterdir():
             if entry != lock:
@@ -150,10 +149,10 @@ class DemoStage:
         self.close(at_once=exc[0] is not None)
 
     def start_cluster(self, nodes: int, watched_s: float, **options: object) -> None:
-        """The embedded cluster for jobs that are watched for ``watched_s`` seconds at most;
+        """Start the embedded cluster for jobs that take at most ``watched_s`` seconds;
         ``options`` as :func:`scavenger.embedded.cluster_process.start_cluster`.
         """
-        with _later():
+        with _defer_signals():
             self.cluster = start_cluster(
                 self.folder.cluster,
                 nodes,
@@ -162,23 +161,23 @@ class DemoStage:
             )
 
     def go_on(self) -> None:
-        """Let nodes come and go from now on."""
+        """Let the trace continue, so that nodes become idle and busy."""
         if self.cluster is not None:
             self.cluster.go_on()
 
     def start_daemon(self) -> None:
-        """The daemon as ``malletraind`` starts it, its log in ``daemon.log``. Returns at once; see
-        :meth:`client`.
+        """Start the daemon like ``malletraind``, with its log in ``daemon.log``. Returns at once;
+        see :meth:`client`.
         """
-        with open(self.folder.daemon_log, "ab") as log, _later():
+        with open(self.folder.daemon_log, "ab") as log, _defer_signals():
             self.daemon = self._supervised(
                 [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.folder.config)],
                 log,
             )
 
     def client(self) -> Connection:
-        """A client of the daemon, once it answers. Raises DemoError with the daemon's last words
-        when it does not come up.
+        """Returns a client of the daemon, once it answers. Raises DemoError with the end of the
+        daemon's log if it does not start.
         """
         deadline = time.monotonic() + DAEMON_START_S
         while True:
@@ -203,11 +202,11 @@ class DemoStage:
             time.sleep(0.1)
 
     def start_page(self) -> str:
-        """``malletrain web`` for the daemon, which answers already; returns the page's address.
-        Raises DemoError when it does not come up.
+        """Start ``malletrain web`` for the running daemon; returns the page's address. Raises
+        DemoError if it does not start.
         """
         log_file = self.folder.page_log
-        with open(log_file, "ab") as log, _later():
+        with open(log_file, "ab") as log, _defer_signals():
             self.page = self._supervised(
                 [
                     *(sys.executable, "-m", "malletrain", "web", "--no-browser"),
@@ -224,20 +223,20 @@ class DemoStage:
         return address_match[1]
 
     def kill_daemon(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the daemon (kill -9) and wait for its end."""
         if self.daemon is not None:
             self.daemon.kill()
             self.daemon.wait()
 
     def loading_s(self) -> float:
-        """Seconds in which a process loads PyTorch here. The first time fetches it from the disk
-        and does not count when it took long.
+        """Returns the time in which a process loads PyTorch here, seconds. The first attempt reads
+        it from the disk and does not count if it was slow.
         """
         took = 0.0
         for _ in range(2):
             began = time.monotonic()
             try:
-                # The optimizer loads what a bare import leaves out.
+                # The optimizer loads modules that a bare import does not.
                 subprocess.run(
                     [sys.executable, "-c", "import torch._dynamo"],
                     check=True,
@@ -260,20 +259,20 @@ class DemoStage:
             for k, v in os.environ.items()
             if not k.startswith("MALLETRAIN_") and k not in ("RANK", "WORLD_SIZE")
         }
-        with open(self.folder.undisturbed / f"{name}.log", "wb") as log, _later():
+        with open(self.folder.undisturbed / f"{name}.log", "wb") as log, _defer_signals():
             command = ["nice", "-n", "19", sys.executable, str(script), *arguments]
             self._undisturbed.append(self._supervised(command, log, environment))
 
     def undisturbed_accuracy(self, name: str) -> float | None:
-        """Test accuracy of the undisturbed run of ``name``; None while it is not over, or when it
-        failed.
+        """Returns the test accuracy of the undisturbed run of ``name``; None if it has not ended,
+        or failed.
         """
         text = (self.folder.undisturbed / f"{name}.log").read_text(errors="replace")
         accuracies = ACCURACY.findall(text)
         return float(accuracies[-1]) if accuracies else None
 
     def wait_for_undisturbed(self, timeout_s: float) -> bool:
-        """Whether all undisturbed runs ended well within the time."""
+        """Wait for the undisturbed runs. Returns whether all succeeded within the time."""
         deadline = time.monotonic() + timeout_s
         for process in self._undisturbed:
             try:
@@ -284,14 +283,14 @@ class DemoStage:
         return True
 
     def undisturbed_running(self) -> int:
-        """How many undisturbed runs are not over."""
+        """Returns the number of undisturbed runs that have not ended."""
         return sum(process.poll() is None for process in self._undisturbed)
 
     def _supervised(
         self, command: list[str], log: IO[bytes], environment: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a session of its own (Ctrl-C is not for it) that dies with this
-        one.
+        """Start a process in a new session (so Ctrl-C does not reach it) that the kernel kills when
+        this one ends.
         """
         supervise = [
             sys.executable,
@@ -312,10 +311,10 @@ class DemoStage:
         )
 
     def close(self, at_once: bool = False) -> None:
-        """End everything; ``at_once``: without the grace times. Ctrl-C is not heard meanwhile, so
-        that nothing is left half-way.
+        """End all processes; ``at_once``: without the grace times. Ctrl-C is deferred meanwhile, so
+        that the cleanup completes.
         """
-        with _deaf():
+        with _record_signals():
             for process in (*self._undisturbed, *([self.page] if self.page else [])):
                 if process.poll() is None:
                     process.kill()
@@ -332,9 +331,9 @@ class DemoStage:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[list[int]]:
-    """Only note SIGINT, SIGTERM and SIGHUP in the body; yields the list of those that came.
-    (Ignoring them would be inherited.)
+def _record_signals() -> Iterator[list[int]]:
+    """Only record SIGINT, SIGTERM and SIGHUP in the body; yields the list of received signals.
+    (Child processes would inherit ignored signals.)
     """
     came: list[int] = []
     before = {
@@ -349,18 +348,18 @@ def _deaf() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _later() -> Iterator[None]:
-    """A request to stop is obeyed after the body, so that no process is started whose number nobody
-    has.
+def _defer_signals() -> Iterator[None]:
+    """Defer a request to stop until after the body, so that no process is started without its id
+    being stored.
     """
-    with _deaf() as came:
+    with _record_signals() as came:
         yield
     if came:
         raise KeyboardInterrupt
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that is free now. A fixed one lets agents find the daemon again
+    """Returns a free TCP port of the loopback. With a fixed port, agents find the daemon again
     after it was killed.
     """
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""From what the daemon tells (events, job details) to rounds and holdings, which the account adds
+"""Converts the daemon's events and job details to rounds and assignments, which the account adds
 up. Pure.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from malletrain.demo.account import AssignmentSpan, RoundSpan
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView, JobDetail
-from malletrain.render.timeline import Series
+from malletrain.render.timeline import ThroughputSeries
 
 GAVE = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 TOOK = (
@@ -26,7 +26,7 @@ LATE_S = 1.0
 def assignments_of(
     events: Iterable[EventView], end: float, names: Mapping[str, str]
 ) -> list[AssignmentSpan]:
-    """Which job had which node by the plan, until ``end``. ``names``: job id → name."""
+    """Returns which job had which node by the plan, until ``end``. ``names``: job id → name."""
     since: dict[str, dict[str, float]] = {}
     spans: list[AssignmentSpan] = []
 
@@ -56,12 +56,10 @@ def throughput(
     counts: Sequence[tuple[float, float]],
     unknown: Sequence[tuple[float, float]] = (),
     window_s: float = 2.0,
-) -> Series:
-    """Samples/s of one job from its (time, samples) looked at now and then: from each look on, the
-    slope to the next one.
-
-    The slope is taken over ``window_s`` seconds at least. Looks within ``unknown`` (begin, end) do
-    not count: a daemon that was just restarted has not heard of the newest samples yet.
+) -> ThroughputSeries:
+    """Returns the samples/s of one job from (time, samples) observations: from each observation on,
+    the slope to the next one, over at least ``window_s`` seconds. Observations within ``unknown``
+    (begin, end) are ignored, because a restarted daemon does not know the newest samples yet.
     """
     looks: list[tuple[float, float]] = []
     for moment, samples in counts:
@@ -74,7 +72,9 @@ def throughput(
             start += 1
         elapsed = moment - looks[start][0]
         rates.append((samples - looks[start][1]) / elapsed if elapsed > 0 else 0.0)
-    return Series(job, tuple(moment for moment, _ in looks), (*rates, 0.0) if looks else ())
+    return ThroughputSeries(
+        job, tuple(moment for moment, _ in looks), (*rates, 0.0) if looks else ()
+    )
 
 
 def rounds_of(
@@ -83,13 +83,12 @@ def rounds_of(
     counts: Mapping[str, Sequence[tuple[float, float]]],
     end: float,
 ) -> list[RoundSpan]:
-    """Every round that processed samples, with its first and last sample.
+    """Returns every round that processed samples, with its first and last sample.
 
-    The first sample of a round is the end of its rescale; the last sample of the round before it
-    lies ``cost_s`` earlier. The last round of a job goes on until the job stops, or until ``end``.
-    A round whose first sample came while the daemon was away has no measured rescale: it begins
-    when ``counts`` (job name → (time, samples), looked at now and then) first shows more samples
-    than before.
+    The first sample of a round is the end of its rescale; the last sample of the previous round is
+    ``cost_s`` earlier. The last round of a job lasts until the job stops, or until ``end``. A round
+    whose first sample came while the daemon was down has no measured rescale: it begins when
+    ``counts`` (job name → (time, samples) observations) first shows more samples than before.
     """
     formed: dict[str, list[tuple[float, int, tuple[str, ...]]]] = {}
     stops: dict[str, list[float]] = {}
@@ -116,7 +115,7 @@ def rounds_of(
             elif (seen := _grew(counts.get(name, ()), moment, limit)) is not None:
                 begun.append((seen, seen - moment, generation, members))
         for k, (first, _, generation, members) in enumerate(begun):
-            # Whatever comes of a new round, when it is formed the one before is over.
+            # When a new round is formed, the previous one is over in any case.
             limits = [t for t in (*stops.get(job, ()), *formings) if t > first] + [end]
             if k + 1 < len(begun):
                 limits.append(begun[k + 1][0] - begun[k + 1][1])
@@ -125,8 +124,8 @@ def rounds_of(
 
 
 def _grew(counts: Sequence[tuple[float, float]], since: float, until: float) -> float | None:
-    """When the samples were first seen to be more than shortly after ``since``: the last ones of
-    the round before come in late.
+    """Returns the time of the first observation with more samples than shortly after ``since``,
+    because the last samples of the previous round arrive late.
     """
     before = max((samples for moment, samples in counts if moment <= since + LATE_S), default=0.0)
     return next(

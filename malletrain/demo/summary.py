@@ -1,4 +1,4 @@
-"""What a demo came to: one object for JSON, one table for people."""
+"""The result of a demo: one object for JSON, one table for users."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from malletrain.render.tables import state
 from malletrain.render.text import count, plain
 
 TOLERANCE = 0.01
-"""Accuracy may differ this much from the undisturbed run (1 percentage point)."""
+"""Maximum difference of the accuracy from the undisturbed run (1 percentage point)."""
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """One job of the demo; accuracies are None when they are not known."""
+    """One job of the demo; accuracies are None if not known."""
 
     name: str
     state: str
@@ -40,7 +40,7 @@ class JobResult:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The whole demo. ``notes``: sentences on what a reader should know."""
+    """The result of the whole demo. ``notes``: sentences for the reader."""
 
     jobs: tuple[JobResult, ...]
     rescales: int
@@ -56,7 +56,7 @@ class DemoResult:
         return bool(self.jobs) and all(j.state == "completed" for j in self.jobs)
 
     def to_dict(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
+        """Returns the object that ``--json`` prints."""
         return {
             "jobs": [asdict(j) for j in self.jobs],
             "rescales": self.rescales,
@@ -69,7 +69,7 @@ class DemoResult:
 
 
 def render(result: DemoResult, files: Sequence[tuple[str, str]] = ()) -> RenderableType:
-    """The tables at the end of a demo. ``files``: (what, where)."""
+    """Returns the tables at the end of a demo. ``files``: (description, path)."""
     a = result.account
     whole = a.offered or 1.0
     sums = FittedTable(

@@ -1,5 +1,5 @@
-"""Watching a demo: what is shown while it runs, and what is written down for the account. Survives
-the daemon's absence.
+"""Watches a demo: shows its progress and records data for the account. Continues without the
+daemon.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from malletrain.render.follow import Follower
 from malletrain.render.live import Screen
 from malletrain.render.text import count, rate
 
-LINE_EVERY_S = 10.0
-"""With ``--plain``, time between two lines on how the jobs are."""
+LINE_INTERVAL_S = 10.0
+"""With ``--plain``, time between two lines about the jobs, seconds."""
 
 
 class DemoWatcher:
-    """Asks the daemon every so often; keeps all events, and per job the samples over time.
-
-    ``say`` shows a sentence of the demo itself.
+    """Requests the state from the daemon regularly; keeps all events, and the samples of each job
+    over time. ``say`` shows a sentence of the demo itself.
     """
 
     def __init__(self, terminal: Console, client: Connection, title: str, plain: bool) -> None:
@@ -44,7 +43,7 @@ class DemoWatcher:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """The live screen for the body, unless plain."""
+        """Show the live screen in the body, unless plain."""
         if self.plain:
             yield
             return
@@ -56,7 +55,7 @@ class DemoWatcher:
                 self._live = None
 
     def say(self, sentence: str) -> None:
-        """A sentence of the demo itself."""
+        """Show a sentence of the demo itself."""
         if self._live is not None:
             self.screen.note = sentence
             self._draw()
@@ -66,8 +65,8 @@ class DemoWatcher:
             )
 
     def look(self) -> list[JobView]:
-        """Ask once and show what is new; the jobs as they are. Raises ClientError when the daemon
-        does not answer.
+        """Send the requests once and show the news. Returns the jobs. Raises ClientError if the
+        daemon does not answer.
         """
         fresh = self.follower.look()
         now = time.time()
@@ -80,14 +79,14 @@ class DemoWatcher:
         return list(self.screen.jobs)
 
     def away(self, restart: Callable[[], Connection]) -> None:
-        """The daemon is down from now until ``restart`` has brought it back."""
+        """Record that the daemon is down until ``restart`` returns."""
         began = time.time()
         self.client.close()
         self.client = self.follower.client = restart()
         self.outages.append((began, time.time()))
 
     def pause(self, seconds: float) -> None:
-        """Wait; the screen stays."""
+        """Wait; the screen stays visible."""
         self._draw()
         time.sleep(seconds)
 
@@ -102,7 +101,7 @@ class DemoWatcher:
         for e in fresh:
             self.terminal.print(tables.EventLine(e, names).line, soft_wrap=True)
         if now >= self._line_due:
-            self._line_due = now + LINE_EVERY_S
+            self._line_due = now + LINE_INTERVAL_S
             for j in self.screen.jobs:
                 where = (
                     f"{len(j.nodes)} nodes, {rate(j.rate)}" if j.nodes else j.reason or "no node"

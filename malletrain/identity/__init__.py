@@ -1,4 +1,4 @@
-"""Who is who: keys, users, the state directory.
+"""Identities: keys, users, the state directory.
 
 Runs in the daemon and in its clients. Imports ``protocol`` at most.
 """

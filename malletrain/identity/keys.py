@@ -1,14 +1,14 @@
-"""CURVE keys: who is at the other end of a connection.
+"""CURVE keys, which identify the peers of connections.
 
-Decides where keys lie, that nobody else can read them, and which identity a public key stands for:
-``lease:<id>`` (the agent of one lease, for as long as the lease lasts), ``client:<user>``, or
-``unauthenticated:<key>`` where a client may still prove who it is
-(:mod:`malletrain.identity.users`). What an identity may do is decided where messages are handled.
+Decides where keys are stored, that no other user can read them, and which identity a public key
+has: ``lease:<id>`` (the agent of one lease, as long as the lease exists), ``client:<user>``, or
+``unauthenticated:<key>`` if a client may still log in (:mod:`malletrain.identity.users`). The
+handlers of messages decide what an identity may do.
 
 Files under ``keys/`` in the state directory (mode 0700), each one key pair as JSON (mode 0600):
 ``server.key``, ``client.key`` (the user who runs the daemon). The secret half of a lease's key is
-kept nowhere here: it goes with the lease, readable by the user whose lease it is, and the store
-remembers the public half. Keys are z85 text, 40 characters.
+not stored here: it is passed to the lease, readable by the lease's user, and the store keeps the
+public half. Keys are z85 text, 40 characters.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from malletrain.identity.state_directory import (
 SERVER = "server.key"
 CLIENT = "client.key"
 LOGIN_LASTS_S = 600.0
-"""How long a client is taken for the user who logged in with its key; then it has to again, which
-clients do by themselves. A user whom nobody vouches for any more is out by then.
+"""Validity of a login with a client's key, seconds. After it the client has to log in again, which
+clients do automatically. So a user who is no longer authenticated loses access within this time.
 """
 
 
@@ -55,13 +55,13 @@ class KeyPair:
 
 
 def new_pair() -> KeyPair:
-    """A fresh key pair."""
+    """Returns a new key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
 def is_key(text: str) -> bool:
-    """Whether ``text`` has the form of a key."""
+    """Returns whether ``text`` has the form of a key."""
     return KEY_FORM.fullmatch(text) is not None
 
 
@@ -77,8 +77,8 @@ def write_key(path: Path, pair: KeyPair) -> None:
 
 
 def read_key(path: Path) -> KeyPair:
-    """Read a key pair. Raises KeyFileError when the file is not there, damaged, somebody else's, or
-    readable by others.
+    """Read a key pair. Raises KeyFileError if the file does not exist, is damaged, belongs to
+    another user or is readable by others.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -116,7 +116,7 @@ def read_key(path: Path) -> KeyPair:
 
 
 def own_key() -> KeyPair:
-    """The key pair with which this user goes to a daemon of the site, made at the first call:
+    """Returns the key pair of this user for the site's daemon, created at the first call:
     ``client.key`` in ``~/.config/malletrain``.
 
     Raises StateDirError, KeyFileError.
@@ -135,12 +135,12 @@ def own_key() -> KeyPair:
 
 
 class KeyRing:
-    """The keys of one state directory, and whom each public key stands for.
+    """The keys of one state directory, and the identity of each public key.
 
-    Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). ``lookup``: the
-    user of a key that is not known here; ``unauthenticated``: accept connections with unknown keys
-    too, so that their clients can be told how to log in; ``now``: a clock, seconds. Raises
-    KeyFileError when the directory or a key in it cannot be trusted.
+    Passed to pyzmq's authenticator as its credentials provider (:meth:`callback`). ``lookup``:
+    returns the user of a key that is not known here; ``unauthenticated``: whether to accept
+    connections with unknown keys too, so that their clients learn how to log in; ``now``: a clock,
+    seconds. Raises KeyFileError if the directory or a key in it cannot be trusted.
     """
 
     def __init__(
@@ -162,19 +162,19 @@ class KeyRing:
                 "nobody else may have read it: chmod 700 "
                 f"{self.directory}; else delete the keys in it first."
             )
-        self.server = self._read_or_make(SERVER)
-        self.client = self._read_or_make(CLIENT)
+        self.server = self._read_or_create(SERVER)
+        self.client = self._read_or_create(CLIENT)
         self._identities = {self.client.public: f"client:{user or user_name()}"}
-        self._of_lease: dict[str, set[str]] = {}
+        self._keys_of_lease: dict[str, set[str]] = {}
 
-    def _read_or_make(self, name: str) -> KeyPair:
+    def _read_or_create(self, name: str) -> KeyPair:
         path = self.directory / name
         if not path.exists():
             write_key(path, new_pair())
         return read_key(path)
 
     def make_lease_key(self, lease: str) -> KeyPair:
-        """Make the key pair of a new lease and accept it from now on."""
+        """Create the key pair of a new lease and accept it from now on."""
         pair = new_pair()
         self.accept_lease(lease, pair.public)
         return pair
@@ -182,7 +182,7 @@ class KeyRing:
     def accept_lease(self, lease: str, public: str) -> None:
         """Accept ``public`` as the key of ``lease`` (after a restart: from the store)."""
         self._identities[public] = f"lease:{lease}"
-        self._of_lease.setdefault(lease, set()).add(public)
+        self._keys_of_lease.setdefault(lease, set()).add(public)
 
     def accept_client(self, public: str, user: str) -> None:
         """Accept ``public`` as a key of ``user`` for LOGIN_LASTS_S."""
@@ -193,21 +193,21 @@ class KeyRing:
         self._logins[public] = f"client:{user}", now + LOGIN_LASTS_S
 
     def drop_lease(self, lease: str) -> None:
-        """The lease has ended: its key is good for nothing any more."""
-        for public in self._of_lease.pop(lease, ()):
+        """Reject the key of a lease that has ended."""
+        for public in self._keys_of_lease.pop(lease, ()):
             if self._identities.get(public) == f"lease:{lease}":
                 del self._identities[public]
 
     def job_key(self, job: str) -> str:
-        """The secret of a service's processes (64 hexadecimal digits): derived, so that it is the
-        same after a restart of the daemon.
+        """Returns the secret of a service's processes (64 hexadecimal digits). It is derived, so
+        that it is the same after a restart of the daemon.
         """
         return hmac.new(
             self.server.secret.encode("ascii"), f"service of job {job}".encode(), "sha256"
         ).hexdigest()
 
     def identity(self, public: str | bytes) -> str | None:
-        """Whom this public key (z85) stands for; ``None`` for one that may not connect."""
+        """Returns the identity of this public key (z85); ``None`` if it may not connect."""
         key = public.decode("ascii", "replace") if isinstance(public, bytes) else public
         if identity := self._identities.get(key):
             return identity
@@ -219,12 +219,13 @@ class KeyRing:
         return f"unauthenticated:{key}" if self._unauthenticated and is_key(key) else None
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """pyzmq's authenticator asks here whether a connection with this public key may be made."""
+        """Returns whether a connection with this public key is accepted; called by pyzmq's
+        authenticator."""
         return self.identity(key) is not None
 
 
 def user_name() -> str:
-    """The login name of the user this process runs as."""
+    """Returns the login name of the user this process runs as."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # a container without an entry for its user

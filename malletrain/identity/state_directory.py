@@ -1,9 +1,9 @@
-"""The daemon's state directory: who may use it, and how a client finds the daemon in it.
+"""The daemon's state directory: its lock, and the file through which clients find the daemon.
 
-Decides where the directory is by default, that one daemon at a time uses it (a lock that dies with
-its holder, so that ``kill -9`` leaves none behind), and the form of ``daemon.json``, which says how
-to reach the daemon that runs: in the state directory that of the user, in the site's file that of
-everybody. Keys are :mod:`malletrain.identity.keys`'s. Imports the standard library only: the
+Decides the default directory, that one daemon at a time uses it (a lock that ends with its process,
+so that ``kill -9`` leaves none behind), and the form of ``daemon.json`` with the address of the
+running daemon: the user's own daemon in the state directory, the site's daemon in the site's file.
+:mod:`malletrain.identity.keys` manages the keys. Imports the standard library only, because the
 command line uses it at every call.
 """
 
@@ -31,17 +31,17 @@ SITE_HINT = "Ask the operators of this machine."
 KEY_FORM = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """A CURVE key as z85 text."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of the operating system if no more data can be written."""
 
 
 def written_in_vain(error: OSError) -> str:
-    """Why a file cannot be written, and what to do where its disk is full: sentences that begin
+    """Returns why a file cannot be written, and advice if its disk is full: sentences that begin
     with the reason.
     """
-    mend = " Make room on its file system." if error.errno in FULL else ""
-    return f"{error.strerror}.{mend}"
+    advice = " Make room on its file system." if error.errno in FULL else ""
+    return f"{error.strerror}.{advice}"
 
 
-"""What an operating system answers where nothing more can be written."""
 _ENDPOINT = re.compile(r"tcp://[^\s/;]+:[0-9]{1,5}")
 
 
@@ -52,15 +52,15 @@ class StateDirError(RuntimeError):
 
 
 def default_state_dir() -> Path:
-    """``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``. Raises
+    """Returns ``$MALLETRAIN_STATE_DIR`` if set, else ``~/.local/state/malletrain``. Raises
     StateDirError.
     """
     return expanded(os.environ.get(env.STATE_DIR) or "~/.local/state/malletrain", env.STATE_DIR)
 
 
 def expanded(path: str, variable: str) -> Path:
-    """``path`` with ``~`` expanded. Raises StateDirError where there is no home directory, naming
-    the ``variable`` to set instead.
+    """Returns ``path`` with ``~`` expanded. Raises StateDirError if there is no home directory,
+    with the ``variable`` to set instead.
     """
     try:
         return Path(path).expanduser()
@@ -73,8 +73,8 @@ def expanded(path: str, variable: str) -> Path:
 
 
 def make_private_dir(path: Path) -> Path:
-    """Create ``path`` (mode 0700) if need be and return it. Raises StateDirError when it cannot be
-    used or belongs to somebody else.
+    """Create ``path`` (mode 0700) if needed and return it. Raises StateDirError if it cannot be
+    used or belongs to another user.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,8 +108,8 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 class StateLock:
-    """A held lock on a state directory. It ends with :meth:`release`, or with the process whatever
-    way it ends.
+    """A lock on a state directory. It ends with :meth:`release`, or in any case with the
+    process.
     """
 
     def __init__(self, handle: int, path: Path) -> None:
@@ -117,7 +117,7 @@ class StateLock:
         self.path = path
 
     def release(self) -> None:
-        """Give the lock back. A second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -130,11 +130,10 @@ class StateLock:
 
 
 def lock_state_dir(path: Path) -> StateLock:
-    """Take the state directory for this process, creating it (mode 0700) if need be. Raises
-    StateDirError when a daemon has it.
+    """Lock the state directory for this process; create it (mode 0700) if needed. Raises
+    StateDirError if a daemon uses it.
 
-    The lock file stays behind; only the lock on it means anything. Processes started later do not
-    inherit it.
+    The lock file is not removed; only the lock on it matters. Child processes do not inherit it.
     """
     make_private_dir(path)
     lock = path / LOCK
@@ -157,9 +156,9 @@ def lock_state_dir(path: Path) -> StateLock:
         ) from None
     except OSError as error:
         os.close(handle)
-        mend = "Make room there." if error.errno in FULL else "Use a local file system."
+        advice = "Make room there." if error.errno in FULL else "Use a local file system."
         raise StateDirError(
-            f"The state directory {path} cannot be locked: {error.strerror}. {mend}"
+            f"The state directory {path} cannot be locked: {error.strerror}. {advice}"
         ) from None
     return StateLock(handle, lock)
 
@@ -178,8 +177,8 @@ class DaemonInfo:
     started: float
 
     def is_gone(self) -> bool:
-        """Whether the daemon certainly runs no more: it was on this host and its process is not
-        there.
+        """Returns whether the daemon has certainly ended: it ran on this host and its process does
+        not exist.
         """
         if self.host != socket.gethostname():
             return False
@@ -193,7 +192,7 @@ class DaemonInfo:
 
 
 def write_daemon_info(path: Path, info: DaemonInfo) -> None:
-    """Tell clients in this file how to reach this daemon; replaces what a daemon before said."""
+    """Write the file through which clients find this daemon; replaces that of an earlier daemon."""
     try:
         write_atomically(path, json.dumps(asdict(info), indent=1) + "\n", mode=0o644)
     except OSError as error:
@@ -203,24 +202,24 @@ def write_daemon_info(path: Path, info: DaemonInfo) -> None:
 
 
 def remove_daemon_info(path: Path) -> None:
-    """Say that no daemon runs any more (a clean stop)."""
+    """Remove the file through which clients find the daemon, at a clean stop."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def start_hint() -> str:
-    """What to do when this user's own daemon does not run."""
+    """Returns advice for when this user's own daemon does not run."""
     if not os.path.exists(SITE_INFO):
         return START_HINT
     return f"{START_HINT} - or use the site's daemon: export {env.DAEMON}={SITE_INFO}"
 
 
 def announced() -> Path | None:
-    """The file in which the daemon of the whole site says how to reach it, if this user has no
-    daemon of their own.
+    """Returns the file with the address of the site's daemon, if this user has no daemon of their
+    own.
 
-    ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json where it is there and no daemon
-    of this user's runs, as far as can be told. Raises StateDirError.
+    It is ``$MALLETRAIN_DAEMON`` if set; else /etc/malletrain/daemon.json if it exists and no daemon
+    of this user seems to run. Raises StateDirError.
     """
     if named := os.environ.get(env.DAEMON):
         return expanded(named, env.DAEMON)
@@ -241,11 +240,11 @@ def _certainly_gone(path: Path) -> bool:
 
 
 def read_daemon_info(path: Path, start: str = START_HINT, *, site: bool = False) -> DaemonInfo:
-    """How to reach the daemon. Raises StateDirError, saying how to ``start`` one, when none has
-    been started or it is gone.
+    """Returns the address of the daemon. Raises StateDirError, with the hint ``start``, if no
+    daemon was started or it has ended.
 
-    ``site``: the file is not of a state directory but tells everybody of a daemon, and may be a
-    copy: only the daemon itself can tell whether it runs.
+    ``site``: whether the file is the site's and not in a state directory. It may be a copy on
+    another host, so it does not show whether the daemon runs.
     """
     state_dir = path.parent
     try:
@@ -270,20 +269,20 @@ def read_daemon_info(path: Path, start: str = START_HINT, *, site: bool = False)
 
 
 def _read_info(path: Path) -> DaemonInfo:
-    """Raises OSError, and ValueError when something else than a DaemonInfo stands in the file."""
+    """Raises OSError, and ValueError if the content of the file is not a DaemonInfo."""
     try:
         fields: Any = json.loads(path.read_text("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(fields, dict) or fields.keys() != _FORMS.keys():
-        raise ValueError(f"it must have the fields {', '.join(_FORMS)}")
-    for name, fits in _FORMS.items():
-        if not fits(fields[name]):
-            raise ValueError(f"its {name} has not the form that it must have")
+    if not isinstance(fields, dict) or fields.keys() != _FIELD_CHECKS.keys():
+        raise ValueError(f"it must have the fields {', '.join(_FIELD_CHECKS)}")
+    for name, is_valid in _FIELD_CHECKS.items():
+        if not is_valid(fields[name]):
+            raise ValueError(f"its {name} is not valid")
     return DaemonInfo(**fields)
 
 
-_FORMS: dict[str, Callable[[Any], bool]] = {
+_FIELD_CHECKS: dict[str, Callable[[Any], bool]] = {
     "endpoint": lambda value: isinstance(value, str) and _ENDPOINT.fullmatch(value) is not None,
     "server_key": lambda value: isinstance(value, str) and KEY_FORM.fullmatch(value) is not None,
     "pid": lambda value: type(value) is int and 0 < value < 2**31,
@@ -291,6 +290,5 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
     "version": lambda value: isinstance(value, str),
     "started": lambda value: type(value) in (int, float),
 }
-"""What stands in the fields of a DaemonInfo: a file may be damaged, and may have been written by
-anybody.
+"""Checks of the fields of a DaemonInfo, because a file may be damaged or written by another user.
 """

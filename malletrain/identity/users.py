@@ -1,7 +1,6 @@
-"""Who the users of a daemon are besides the one who runs it: a list of their keys, and what MUNGE
-says.
+"""The users of a daemon besides the one who runs it: a list of their keys, and MUNGE.
 
-Decides whom a client's key belongs to. What a user may do is decided where requests are handled.
+Decides to which user a client's key belongs. The handlers of requests decide what a user may do.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from pathlib import Path
 from malletrain.identity.keys import is_key
 from malletrain.protocol.bounds import USER_NAME
 
-LOOK_EVERY_S = 0.4
-"""Who waits for an answer is looked at twice a second: out within a second."""
+MIN_CHECK_INTERVAL_S = 0.4
+"""Minimum time between two checks of the file, seconds. Users with open requests are checked twice
+a second, so a removed user loses access within a second."""
 TIMEOUT_S = 10.0
 _REFUSALS = {
     15: "the credential is too old; do the clocks of this machine and the daemon's agree?",
@@ -43,12 +43,12 @@ class UserList:
     users: Mapping[str, str]
     """Key → user."""
     problems: tuple[str, ...] = ()
-    """A sentence for each line that is left out."""
+    """A sentence for each line that is ignored."""
 
 
 def parse_users(text: str, where: str = "list of users") -> UserList:
-    """The users in ``text``: ``NAME KEY`` a line, ``#`` begins a comment; a user may have several
-    keys. A wrong line is left out and told, and the others hold.
+    """Returns the users in ``text``: ``NAME KEY`` on each line, ``#`` begins a comment; a user may
+    have several keys. A wrong line is ignored and reported; the others are valid.
     """
     users: dict[str, str] = {}
     problems: list[str] = []
@@ -75,8 +75,8 @@ def parse_users(text: str, where: str = "list of users") -> UserList:
 
 
 def read_users(path: Path) -> UserList:
-    """The list in the file. Raises UsersError, also when others than the daemon's user and root
-    could have written it.
+    """Returns the list in the file. Raises UsersError, also if users other than the daemon's user
+    and root could have written it.
     """
     try:
         status = path.stat()
@@ -93,8 +93,8 @@ def read_users(path: Path) -> UserList:
 
 
 class Users:
-    """The list of a file, read again when it changes. A line that cannot be used costs itself; a
-    file that cannot be read leaves the list before in force.
+    """The list of users in a file, read again when it changes. A wrong line is ignored; if the file
+    cannot be read, the previous list stays valid.
 
     Used by several threads.
     """
@@ -102,35 +102,35 @@ class Users:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problem = ""
-        """Why the file is not read."""
+        """Why the file cannot be read; empty if it can."""
         self._list = UserList({})
         self._version: tuple[int, int, int] | None = None
-        self._looked = -LOOK_EVERY_S
+        self._checked_at = -MIN_CHECK_INTERVAL_S
         self._lock = threading.Lock()
 
     def user_of(self, key: str) -> str | None:
-        """Whose key this is; ``None``: nobody's."""
-        if time.monotonic() - self._looked >= LOOK_EVERY_S:
-            self._look()
+        """Returns the user of this key; ``None`` if it is not in the list."""
+        if time.monotonic() - self._checked_at >= MIN_CHECK_INTERVAL_S:
+            self._check_file()
         return self._list.users.get(key)
 
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the list, a sentence each: why the file is not read, and which lines
-        are left out.
+        """Returns the problems of the list, a sentence each: why the file cannot be read, and which
+        lines are ignored.
         """
         return (*([self.problem] if self.problem else []), *self._list.problems)
 
-    def _look(self) -> None:
+    def _check_file(self) -> None:
         with self._lock:
-            self._looked = time.monotonic()
+            self._checked_at = time.monotonic()
             try:
                 status = self.path.stat()
                 version = (status.st_mtime_ns, status.st_ino, status.st_size)
                 if version == self._version:
-                    self.problem = ""  # it may have been away meanwhile
+                    self.problem = ""  # the file may have been missing meanwhile
                     return
                 self._list, self.problem, self._version = read_users(self.path), "", version
-            except FileNotFoundError:  # taken away: it says that there are none
+            except FileNotFoundError:  # a removed file means: no users
                 self._list, self.problem, self._version = (
                     UserList({}),
                     f"The list of users {self.path} is not there.",
@@ -141,7 +141,7 @@ class Users:
 
 
 class Munge:
-    """MUNGE by its commands. ``socket``: that of the service; empty: the default."""
+    """MUNGE, through its commands. ``socket``: socket of the service; empty: the default."""
 
     def __init__(self, socket: str = "", environment: Mapping[str, str] | None = None) -> None:
         self._socket = [f"--socket={socket}"] if socket else []
@@ -149,16 +149,16 @@ class Munge:
 
     @staticmethod
     def there() -> bool:
-        """Whether this machine has the commands."""
+        """Returns whether this machine has the commands."""
         return shutil.which("munge") is not None and shutil.which("unmunge") is not None
 
     def credential(self, payload: str) -> str:
-        """A credential of this process's user around ``payload``. Raises UsersError."""
+        """Returns a credential of this process's user for ``payload``. Raises UsersError."""
         return self._run(["munge", *self._socket, f"--string={payload}"], "").strip()
 
     def user(self, credential: str, payload: str) -> str:
-        """The name of the user who made ``credential`` around ``payload``. Raises UsersError when
-        nobody is vouched for.
+        """Returns the name of the user who created ``credential`` for ``payload``. Raises
+        UsersError if the credential is not valid.
         """
         if (
             not credential.startswith("MUNGE:")
@@ -180,7 +180,7 @@ class Munge:
 
     def _run(self, argv: list[str], stdin: str) -> str:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 argv,
                 input=stdin,
                 capture_output=True,
@@ -193,16 +193,16 @@ class Munge:
             raise UsersError(f"{argv[0]} cannot be run: {error}.") from None
         except subprocess.TimeoutExpired:
             raise UsersError(f"{argv[0]} did not answer within {TIMEOUT_S:g} s.") from None
-        if done.returncode != 0:
-            words = " ".join(done.stderr.split()) or _REFUSALS.get(
-                done.returncode, f"exit code {done.returncode}"
+        if process.returncode != 0:
+            words = " ".join(process.stderr.split()) or _REFUSALS.get(
+                process.returncode, f"exit code {process.returncode}"
             )
             raise UsersError(f"{argv[0]} refused: {words.rstrip('.')}.")
-        return done.stdout
+        return process.stdout
 
 
 def login_payload(server_key: str, client_key: str) -> str:
-    """What a credential for a login is made around: good at this daemon and for this client's key
-    only.
+    """Returns the payload of a credential for a login, which is valid only for this daemon and this
+    client's key.
     """
     return f"malletrain login {server_key} {client_key}"

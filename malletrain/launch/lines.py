@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from malletrain.protocol.bounds import MOST_WORTHS, Amount, Count
+from malletrain.protocol.bounds import MAX_WORTH_SIZES, Amount, Count
 
 MAX_BUFFERED_BYTES = 1 << 20
 """Maximum size of an incomplete line, and of the output that a process has not read yet, bytes."""
@@ -36,7 +36,7 @@ class ProcessLine(msgspec.Struct, frozen=True):
     """Number of the round that the line is about."""
     address: str = ""
     """With ``join``: address at which the process can be reached."""
-    nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MOST_WORTHS)] = {}
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MAX_WORTH_SIZES)] = {}
     """With ``worth``: value of each number of nodes, samples/s."""
 
 

@@ -1,4 +1,4 @@
-"""What the parts of MalleTrain say to each other: messages, channels, views, names of variables.
+"""The protocol between the parts of MalleTrain: messages, channels, views, environment variables.
 
-Runs everywhere. Imports nothing of ours.
+Runs everywhere. Imports no other package of MalleTrain.
 """

@@ -1,10 +1,9 @@
-"""What others may see of a job that somebody owns: pure functions from a view to the view of those
-who may not manage the job.
+"""Which parts of a job users other than its owner and operators see: functions from a view to the
+view for users who may not manage the job. Pure.
 
-Everybody sees which jobs there are and how they do. What a script said itself (notices, the words
-it failed with, its metrics, its arguments) is for its owner and for operators
-(docs/several-users.md). Who may manage what is decided by the daemon, and by the page for those
-whom a proxy names.
+Every user sees which jobs exist and their state. Output of a script (notices, error messages,
+metrics) and its arguments are for its owner and for operators (docs/several-users.md). The daemon
+decides who may manage a job; for users whom a proxy authenticates, the page does.
 """
 
 from __future__ import annotations
@@ -21,37 +20,37 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
 }
-"""Kinds of events that quote a script, with what others read instead."""
-FAILED = "it failed; its owner sees why"
-UNTOLD: dict[str, object] = {
+"""Kinds of events that quote a script → the sentence that other users read instead."""
+_FAILED_REASON = "it failed; its owner sees why"
+_HIDDEN_SPEC_FIELDS: dict[str, object] = {
     "args": [],
     "env": {},
     "setup": None,
     "software": None,
     "notify": [],
 }
-"""Of a job's specification, what only its owner is to see, with what others get."""
+"""Fields of a job's specification that only its owner sees → the value that others get."""
 
 
 def event_for_others(event: EventView) -> EventView:
-    """The event as everybody may see it."""
+    """Returns the event as every user may see it."""
     if event.kind not in PRIVATE:
         return event
     return msgspec.structs.replace(event, sentence=PRIVATE[event.kind], data={})
 
 
 def job_for_others(job: JobView) -> JobView:
-    """The job as everybody may see it."""
-    reason = FAILED if job.state == "failed" else job.reason
+    """Returns the job as every user may see it."""
+    reason = _FAILED_REASON if job.state == "failed" else job.reason
     return msgspec.structs.replace(job, reason=reason, metrics={}, goal=None)
 
 
 def detail_for_others(detail: JobDetail) -> JobDetail:
-    """Everything of a job that everybody may see."""
+    """Returns the details of a job as every user may see them."""
     return msgspec.structs.replace(
         detail,
         job=job_for_others(detail.job),
-        spec={**detail.spec, **UNTOLD},
+        spec={**detail.spec, **_HIDDEN_SPEC_FIELDS},
         notices=(),
         failure="",
         stacks={},

@@ -1,7 +1,8 @@
-"""Every environment variable of MalleTrain: its name, once, and what it means. Decides nothing.
+"""Every environment variable of MalleTrain: its name and its meaning. Decides nothing.
 
-Imports nothing, for the helpers that are run by their path without site-packages read it too. The
-scavenger package, which does not know malletrain, writes the names of the lease's variables itself.
+Imports nothing, because helper scripts that run by their path without site-packages read it too.
+The scavenger package, which does not import malletrain, has its own copies of the names of the
+lease's variables.
 """
 
 from __future__ import annotations
@@ -54,23 +55,23 @@ TRIAL_FOLDER = "MALLETRAIN_TRIAL_FOLDER"
 WEB_TOKEN = "MALLETRAIN_WEB_TOKEN"
 
 TABLE = (
-    (STATE_DIR, "Directory of a user's daemon: its keys, database and logs. The daemon's "
-     "too, where its file names none.", "user", "cli, daemon"),
-    (DAEMON, "File that says where a daemon listens.", "user", "cli, client"),
+    (STATE_DIR, "Directory of a user's daemon: its keys, database and logs. Used by the "
+     "daemon, too, if its configuration file names none.", "user", "cli, daemon"),
+    (DAEMON, "File with the address of a daemon.", "user", "cli, client"),
     (CONFIG, "Configuration file of the daemon.", "user", "cli"),
-    (SWEEPS, "URL of the database of sweeps, where it is not in the state directory.", "user",
+    (SWEEPS, "URL of the database of sweeps, if it is not in the state directory.", "user",
      "cli"),
-    (TIMEOUT, "Seconds that an answer of the daemon may take, 10 if not set.", "user", "client"),
-    (DEBUG, "Not empty: an unexpected error shows its traceback.", "user", "cli"),
-    (FAULTS, "Folder of the points at which tests have processes killed.", "tests", "all"),
-    (MUNGE_SOCKET, "Socket of munged, where it is not the usual one.", "user", "client"),
-    (WEB_TOKEN, "Token of the page, instead of one that is drawn at its start.", "user", "cli"),
-    (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: none.", "user",
-     "launch"),
+    (TIMEOUT, "Timeout for an answer of the daemon, seconds; 10 if not set.", "user", "client"),
+    (DEBUG, "If not empty, an unexpected error shows its traceback.", "user", "cli"),
+    (FAULTS, "Folder of the fault points at which tests kill processes.", "tests", "all"),
+    (MUNGE_SOCKET, "Socket of munged, if it is not the default one.", "user", "client"),
+    (WEB_TOKEN, "Token of the page, instead of a random one.", "user", "cli"),
+    (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: no modules.",
+     "user", "launch"),
     (GPU_BACKEND, "`gloo`: live mode exchanges tensors of GPUs through host memory, for processes "
      "that share a GPU; by NCCL if not set.", "user", "elastic"),
-    (TRACK, "Tools that values of `malletrain.metric` go to as well: `wandb`, `mlflow`, with a "
-     "comma between.", "user", "training"),
+    (TRACK, "Tools that also get the values of `malletrain.metric`: `wandb`, `mlflow`, separated "
+     "by a comma.", "user", "training"),
     (LOG_LEVEL, "Level of the agent's log, `INFO` if not set.", "user", "agent"),
     (ENDPOINT, "Address of the daemon.", "daemon", "agent"),
     (SERVER_KEY, "Public key of the daemon.", "daemon", "agent"),
@@ -78,39 +79,42 @@ TABLE = (
      "agent"),
     (RUN_DIR, "Directory on the node for sockets and logs.", "daemon", "agent"),
     (LEASE, "Id of the lease.", "scavenger, agent", "agent"),
-    (NODE, "Name of the node for the main scheduler.", "scavenger, agent",
+    (NODE, "Name of the node in the main scheduler.", "scavenger, agent",
      "agent, launch, membership"),
     (NODE_CLASS, "Class of the node.", "scavenger", "agent"),
     (GPUS, "GPUs of the node; counted if not set.", "lease script", "agent"),
     (GRACE_S, "Seconds between SIGTERM and SIGKILL of a preempted lease.", "daemon, scavenger",
      "agent"),
-    (HEALTH, "How the agent looks after the health of its node, as JSON.", "daemon", "agent"),
+    (HEALTH, "The health checks of the agent's node, as JSON.", "daemon", "agent"),
     (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
      "scavenger"),
     (HOST, "Address under which other nodes reach this one.", "user, agent",
      "agent, launch, membership"),
     (JOB, "Id of the job.", "agent", "training"),
-    (DAEMON_ID, "Name of the daemon whose job it is; snapshots say it.", "agent", "training"),
+    (DAEMON_ID, "Name of the daemon whose job it is; snapshots record it.", "agent", "training"),
     (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
     (TRIAL, "Number of the trial that a sweep's job is.", "sweep", "script"),
-    (TRIAL_FOLDER, "Folder of a trial's own in its output folder, where the sweep's arguments do "
+    (TRIAL_FOLDER, "Folder of the trial in its output folder, if the sweep's arguments do "
      "not name one with `{trial}`.", "sweep", "integrations"),
-    (RESUME_FROM, "Job or path whose snapshot the job may begin from (`--resume-from`).", "cli",
+    (RESUME_FROM, "Job or path from whose snapshot the job may start (`--resume-from`).", "cli",
      "training"),
     (JOB_KEY, "Secret that all processes of the job share, as hexadecimal text.", "agent",
      "launch, training, membership"),
     (MEMORY, "Folder in the node's memory for the job's snapshots.", "agent", "launch, training"),
-    (MEMORY_LIMIT, "Bytes that may be in it.", "agent", "launch, training"),
-    (HAND_OVER, "Bytes that a node which leaves can hand over to another in time.", "daemon",
+    (MEMORY_LIMIT, "Maximum size of that folder, bytes.", "agent", "launch, training"),
+    (HAND_OVER, "Bytes that a leaving node can hand over to another in time.", "daemon",
      "training"),
-    (KEEPER, "Address at which other nodes of the job reach what is in it.", "launch", "training"),
+    (KEEPER, "Address at which other nodes of the job reach the snapshots in that folder.",
+     "launch",
+     "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
-    (FLAGS, "File that holds the number of the drain that is asked for.", "agent", "training"),
-    (MAX_WORLD_SIZE, "Processes of the job at its largest.", "agent", "training"),
+    (FLAGS, "File that holds the number of the requested drain.", "agent", "training"),
+    (MAX_WORLD_SIZE, "Number of the job's processes at its maximum number of nodes.", "agent",
+     "training"),
     (AGENT, "Socket on which the agent talks with the launcher.", "agent", "launch"),
     (GENERATION, "Number of the round that a worker was started for.", "launch",
      "training, elastic"),
-    (LAUNCHER_PID, "Process whose end is the end of the workers.", "launch", "launch"),
+    (LAUNCHER_PID, "Process id of the launcher; the workers end with it.", "launch", "launch"),
     (FORK_SERVER, "Socket of the fork server.", "launch", "launch"),
     (LIVE, "Socket on which the launcher of a live job talks with its workers.", "launch",
      "elastic"),
@@ -118,4 +122,4 @@ TABLE = (
     (SERVICE, "Socket on which the launcher of a service talks with its process.", "launch",
      "membership"),
 )  # fmt: skip
-"""(name, what it means, who sets it, who reads it), in the order of the docs."""
+"""(name, meaning, set by, read by), in the order of the docs."""

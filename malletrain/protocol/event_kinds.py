@@ -1,9 +1,7 @@
-"""What can happen to jobs, nodes and leases, and what each of it means: one table for the events of
-the audit log, one for the states of a lease.
+"""Tables of the kinds of events in the audit log and of the states of a lease, with their meanings.
 
-Decides the words that are stored, shown by ``malletrain events`` and documented. When an event is
-written is the daemon's decision. ``python -m malletrain.protocol.event_kinds`` prints what
-``docs/events.md`` holds.
+Decides the words that are stored, shown by ``malletrain events`` and documented. The daemon decides
+when an event is written. ``python -m malletrain.protocol.event_kinds`` prints ``docs/events.md``.
 """
 
 from __future__ import annotations
@@ -13,16 +11,16 @@ from enum import Enum
 
 
 class Word(str, Enum):
-    """A word that is stored as text, with the sentence of what it means."""
+    """A word that is stored as text, with its meaning."""
 
     meaning: str
-    """For people who meet the word in a log: a sentence or two."""
+    """One or two sentences for readers of a log."""
 
     def __new__(cls, word: str, meaning: str) -> Word:
-        made = str.__new__(cls, word)
-        made._value_ = word
-        made.meaning = meaning
-        return made
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.meaning = meaning
+        return member
 
     def __str__(self) -> str:
         return str(self.value)
@@ -33,34 +31,38 @@ class EventKind(Word):
 
     DAEMON_STARTED = (
         "daemon-started",
-        "The daemon runs; it has read which jobs and leases there were.",
+        "The daemon runs; it has read the stored jobs and leases.",
     )
-    DAEMON_STOPPED = ("daemon-stopped", "The daemon was told to stop. Its jobs go on without it.")
+    DAEMON_STOPPED = (
+        "daemon-stopped",
+        "The daemon was asked to stop. Its jobs continue without it.",
+    )
     DAEMON_PARTITIONED = (
         "daemon-partitioned",
-        "The daemon stood still, or was cut off from most agents at one moment. No agent is "
-        "declared lost and nothing is planned until they report again; the jobs go on.",
+        "The daemon was paused, or lost the connection to most agents at the same time. No agent "
+        "is declared lost and nothing is planned until they report again; the jobs continue.",
     )
     CLOCK_SET = (
         "clock-set",
-        "The clock of the daemon's host was set, by a minute or more. The daemon has taken its "
-        "jobs and leases in hand anew, as after a restart; the jobs went on meanwhile. What the "
-        "clock leapt over is neither charged nor counted.",
+        "The clock of the daemon's host was changed by a minute or more. The daemon has adopted "
+        "its jobs and leases again, as after a restart; the jobs continued meanwhile. The time "
+        "that the clock skipped is neither charged nor counted.",
     )
     MESSAGE_FAILED = (
         "message-failed",
-        "The daemon could not handle a message, which is a defect of it. The message counts for "
-        "nothing. If memory and database were apart after it, the daemon has taken its jobs and "
-        "leases in hand anew, as after a restart; the jobs went on meanwhile.",
+        "The daemon could not handle a message, which is a defect of the daemon. The message has "
+        "no effect. If memory and database differed after it, the daemon has adopted its jobs and "
+        "leases again, as after a restart; the jobs continued meanwhile.",
     )
     SCHEDULER_BUSY = (
         "scheduler-busy",
-        "The main scheduler said that it has too much to do, gave no answer in time, or could not "
-        "be asked. It is asked more and more rarely, and for no leases, until scheduler-answers.",
+        "The main scheduler reported that it is overloaded, did not answer in time, or could not "
+        "be reached. It is asked less and less often, and for no leases, until "
+        "scheduler-answers.",
     )
     SCHEDULER_ANSWERS = (
         "scheduler-answers",
-        "The main scheduler, which had too much to do or could not be asked, answers as it should.",
+        "The main scheduler, which was overloaded or could not be reached, answers normally again.",
     )
     LEASE_REQUESTED = (
         "lease-requested",
@@ -68,26 +70,28 @@ class EventKind(Word):
     )
     LEASE_RELEASED = (
         "lease-released",
-        "MalleTrain gives the node up: no job needs it, or another user's jobs need it more.",
+        "MalleTrain gives the node back: no job needs it, or another user's jobs need it more.",
     )
     LEASE_UNHEARD = (
         "lease-unheard",
-        "The one-node job runs, but its agent has not reported for too long. It is cancelled, and "
-        "the node is left alone for some minutes; the sentence guesses the cause.",
+        "The one-node job runs, but its agent has not reported within `lease_wait`. It is "
+        "cancelled, and the node is left alone for some minutes; the sentence names a probable "
+        "cause.",
     )
     LEASE_ENDED = (
         "lease-ended",
-        "The one-node job of the main scheduler is over, or never came up; the sentence says why.",
+        "The one-node job of the main scheduler ended or never started; the sentence says why.",
     )
     LEASING_PAUSED = (
         "leasing-paused",
-        "An operator paused the daemon: nothing new is leased until leasing-resumed. The sentence "
-        "says whether the leases are given back too.",
+        "An operator paused the daemon: no new leases are requested until leasing-resumed. The "
+        "sentence says whether the leases are given back too.",
     )
     LEASING_RESUMED = ("leasing-resumed", "An operator ended the pause.")
     CONFIGURATION_RELOADED = (
         "configuration-reloaded",
-        "The configuration was read again: what was taken over, and what waits for a restart.",
+        "The configuration was read again: which changes were applied, and which wait for a "
+        "restart.",
     )
     NODE_DRAINED = (
         "node-drained",
@@ -96,11 +100,11 @@ class EventKind(Word):
     )
     NODE_EXCLUDED = (
         "node-excluded",
-        "An operator excluded the node: no lease is taken there any more; one that is held stays.",
+        "An operator excluded the node: no lease is requested there; an existing lease stays.",
     )
     NODE_RESUMED = (
         "node-resumed",
-        "The node may be leased again: an operator said so, or its drain was until now.",
+        "The node may be leased again: an operator resumed it, or the time of its drain is over.",
     )
     NODE_JOINED = (
         "node-joined",
@@ -108,7 +112,8 @@ class EventKind(Word):
     )
     NODE_LEAVING = (
         "node-leaving",
-        "The node will go: the main scheduler has given notice of a preemption. Its job moves off.",
+        "The node will leave: the main scheduler has given notice of a preemption. Its job moves "
+        "off.",
     )
     NODE_RECLAIMED = (
         "node-reclaimed",
@@ -117,43 +122,43 @@ class EventKind(Word):
     )
     NODE_VANISHED = (
         "node-vanished",
-        "The node went without notice: preempted at once, crashed, or cut off. Always followed by "
-        "node-lost.",
+        "The node left without notice: preempted at once, crashed, or disconnected. Always "
+        "followed by node-lost.",
     )
     NODE_LOST = ("node-lost", "The node is no longer held, with or without notice.")
     NODE_REJECTED = (
         "node-rejected",
-        "A job could not begin on the node, while it could elsewhere. The node gets no job for "
+        "A job could not start on the node, but could on others. The node gets no job for "
         "some minutes.",
     )
     NODE_SICK = (
         "node-sick",
-        "The site's health check, or its GPUs, say that the node is not fit for jobs; or three "
-        "jobs whose scripts work on other nodes failed there within a day, and none was done. Its "
-        "job moves off, the node is given back and left alone for a while, longer each time, or "
-        "until node-resumed.",
+        "The site's health check or the GPU check found the node unfit for jobs; or three "
+        "jobs whose scripts work on other nodes failed there within a day, and none completed. "
+        "Its job moves off, the node is given back and left alone for a while, longer each time, "
+        "or until node-resumed.",
     )
     NODE_SLOW = (
         "node-slow",
-        "In a job on several nodes this one took lastingly longer for its part of each step than "
-        "the others, which waited for it; or its link carries far less than theirs (usual_mbit). "
-        "It is remembered, and swapped out where that pays.",
+        "In a job on several nodes this node persistently took longer for its part of each step "
+        "than the others, which waited for it; or its link is much slower than theirs "
+        "(usual_mbit). The node is remembered as slow, and swapped out if that pays.",
     )
     NODE_NOT_SLOW = (
         "node-not-slow",
-        "What was said of a slow node is taken back: the job's rank there has more to do than the "
-        "others, whatever node it is on; or its link was measured well again (usual_mbit).",
+        "The node no longer counts as slow: the job's rank there has more work than the "
+        "others on any node; or a new measurement of its link is good (usual_mbit).",
     )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
-    JOB_STARTED = ("job-started", "A job without nodes is given some.")
-    JOB_RESCALED = ("job-rescaled", "A running job is given more, fewer or other nodes.")
+    JOB_STARTED = ("job-started", "A job without nodes gets nodes.")
+    JOB_RESCALED = ("job-rescaled", "A running job gets more, fewer or other nodes.")
     JOB_SUSPENDED = (
         "job-suspended",
-        "The job has fewer nodes than its minimum. It keeps its place and goes on later.",
+        "The job has fewer nodes than its minimum. It keeps its place and continues later.",
     )
     JOB_ADOPTED = (
         "job-adopted",
-        "A daemon that was started again has found the job running and undisturbed.",
+        "A restarted daemon has found the job running without interruption.",
     )
     ROUND_FORMED = (
         "round-formed",
@@ -161,80 +166,80 @@ class EventKind(Word):
     )
     NETWORK_CHOSEN = (
         "network-chosen",
-        "By which network the rounds of the job go from now on, and why; only where the site names "
+        "The network that the job's rounds use from now on, and why; only if the site names "
         "one (`interface` in `[nodes]`).",
     )
     BANDWIDTH_MEASURED = (
         "bandwidth-measured",
-        "How much goes through one connection between two leased nodes of a class, in the network "
+        "The bandwidth of one connection between two leased nodes of a class, in the network "
         "that the site names.",
     )
     JOB_HUNG = (
         "job-hung",
-        "Workers that live have reported nothing for much longer than ever before. The event has "
-        "their stacks; with --on-hang restart they are started again.",
+        "Live workers have reported nothing for much longer than ever before. The event has "
+        "their stacks; with --on-hang restart they are restarted.",
     )
     ROUND_STUCK = (
         "round-stuck",
         "The job's newest round has made no step within `warmup_timeout`. The sentence says which "
-        "ways between its nodes are blocked, if any, and what is done.",
+        "connections between its nodes are blocked, if any, and what is done.",
     )
     RESCALE_FINISHED = (
         "rescale-finished",
-        "The first sample after a change of scale was processed; the pause is known.",
+        "The first sample after a rescale was processed; the length of the pause is known.",
     )
     DRAIN_WITHOUT_SNAPSHOT = (
         "drain-without-snapshot",
-        "The workers were to save a snapshot at a step boundary before a rescale and did not; the "
-        "job goes on from an older one. (Has nothing to do with the drain state of a node.)",
+        "The workers did not save a snapshot at a step boundary before a rescale; the "
+        "job continues from an older one. (Not related to the drain state of a node.)",
     )
     WORKERS_FAILED = (
         "workers-failed",
-        "Workers of the job ended with an error although no node was lost. It is started again, a "
-        "limited number of times.",
+        "Workers of the job ended with an error although no node was lost. The job is restarted, "
+        "up to `max_tries` times.",
     )
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
-    JOB_COMPLETED = ("job-completed", "The job's script ended well on every rank.")
-    JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not started again.")
+    JOB_COMPLETED = ("job-completed", "The job's script ended with exit code 0 on every rank.")
+    JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not restarted.")
     JOB_LIMITED = (
         "job-limited",
-        "The job's owner or an operator gave it other limits of its scale.",
+        "The job's owner or an operator changed its minimum or maximum number of nodes.",
     )
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")
     JOB_EXTENDED = (
         "job-extended",
-        "The job's deadline, budget or work is another from now on; its owner or an operator said "
-        "so.",
+        "The job's owner or an operator changed its deadline, budget or work.",
     )
     GOAL_STANDING = (
         "goal-standing",
-        "It stands otherwise than before with the job's deadline or budget: on_track, at_risk, "
-        "infeasible, met or missed. The data say when the job ends by the forecast (tenth, "
-        "fiftieth and ninetieth percentile), and when its first forecast was made and what its "
-        "model said then (`first`: that time, and the three percentiles).",
+        "The standing of the job's deadline or budget changed: on_track, at_risk, "
+        "infeasible, met or missed. The data hold the forecast of the job's end (tenth, "
+        "fiftieth and ninetieth percentile), and its first forecast (`first`: the time at which "
+        "it was made, and the three percentiles).",
     )
     BUDGET_SPENT = (
         "budget-spent",
         "The job has used up its budget. It is suspended and keeps its place; `malletrain extend` "
-        "lets it go on.",
+        "lets it continue.",
     )
     PROFILE_WAITING = (
         "profile-waiting",
-        "The job's scaling is to be measured and cannot be yet; the sentence says why.",
+        "The job's scaling is to be measured, which is not possible yet; the sentence says why.",
     )
     PROFILE_STARTED = (
         "profile-started",
-        "The job grows to the largest size wanted; its throughput is measured on the way down.",
+        "The job grows to the largest size of its profile; its throughput is measured on the way "
+        "down.",
     )
     NODES_DONATED = ("nodes-donated", "The job gave nodes to the profile of another job.")
     PROFILE_POINT = ("profile-point", "The throughput of one size was measured.")
     PROFILE_FINISHED = (
         "profile-finished",
-        "The profile is over; the sentence and the data say what came of it.",
+        "The profile is over; the sentence and the data hold its result.",
     )
     CURVE_CHANGED = (
         "curve-changed",
-        "A running job's throughput is not what its curve says any more; the curve is corrected.",
+        "A running job's throughput differs from its curve; the curve is corrected.",
     )
 
 
@@ -242,33 +247,35 @@ class LeaseStatus(Word):
     """The states of a lease in the daemon's store."""
 
     REQUESTED = ("requested", "Stored, and the main scheduler is being asked.")
-    PENDING = ("pending", "The main scheduler has taken the request; the node is not ours yet.")
+    PENDING = (
+        "pending",
+        "The main scheduler has accepted the request; the one-node job does not run yet.",
+    )
     RUNNING = ("running", "The one-node job runs.")
     LEAVING = ("leaving", "It is about to end: preempted with notice, released or reclaimed.")
-    ENDED = ("ended", "Over. Every other state counts as active.")
+    ENDED = ("ended", "It has ended. Every other state counts as active.")
 
 
 def event_reference() -> str:
-    """Every event and every state of a lease with what it means, as Markdown."""
+    """Returns every kind of event and every state of a lease with its meaning, as Markdown."""
     return "\n".join(
         [
             "# Events",
             "",
             "<!-- Made by `python -m malletrain.protocol.event_kinds`; edit its tables. -->",
             "",
-            "`malletrain events` prints the audit log: everything that was decided and everything "
-            "that happened,",
-            "one event a line. Events are added and never changed or removed; the database itself "
-            "refuses that.",
-            "`--json` gives a program the number, time, kind, job, node, lease, sentence and data "
-            "of each.",
+            "`malletrain events` prints the audit log: every decision and every occurrence,",
+            "one event per line. Events are added and never changed or removed; the database "
+            "refuses such changes.",
+            "`--json` prints the number, time, kind, job, node, lease, sentence and data of each "
+            "for programs.",
             "",
             *_table("kind", EventKind),
             "",
             "## States of a lease",
             "",
             "A lease is stored before the main scheduler is asked for it, so that no crash can "
-            "leave one behind unknown.",
+            "leave an unknown lease behind.",
             "",
             *_table("state", LeaseStatus),
             "",
@@ -278,7 +285,7 @@ def event_reference() -> str:
 
 def _table(head: str, words: type[Word]) -> list[str]:
     rows = [f"| `{word}` | {word.meaning} |" for word in words]
-    return [f"| {head} | what it means |", "|---|---|", *rows]
+    return [f"| {head} | meaning |", "|---|---|", *rows]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What the agent tells the workers on its node: one mapped file for each assignment.
+"""Flags from the agent to the workers on its node: one memory-mapped file for each assignment.
 
-The file has 64 bytes (path in ``MALLETRAIN_FLAGS``) and is mapped by both: eight unsigned 64-bit
+The file has 64 bytes (path in ``MALLETRAIN_FLAGS``) and both sides map it: eight unsigned 64-bit
 integers in the machine's byte order, since both ends run on one machine. ``[0]`` is magic and
-version, ``[1]`` the number of the drain request (0: none), ``[2]`` how soon a node is
-expected to be lost, milliseconds (0: none is). Who is to have the state after a drain
-stands in a file beside it, written before the number. Standard library only, because training
-scripts import it.
+version, ``[1]`` the number of the drain request (0: none), ``[2]`` the expected time until a node
+is lost, milliseconds (0: none expected). A file next to it, written before the number, names the
+nodes that get the state after a drain. Standard library only, because training scripts import it.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class FlagsWriter:
     """The agent's end of the flags file, created by it for one assignment (``path`` must not be
     shared between assignments).
 
-    The agent resets the drain request to 0 before every new round: a worker serves whatever number
-    it finds at its first step.
+    The agent resets the drain request to 0 before every new round, because a worker serves any
+    number that it finds at its first step.
 
     Raises:
         OSError: when the file cannot be created.
@@ -35,8 +34,8 @@ class FlagsWriter:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        # A new file under its own name, never truncated or rewritten in place: a reader that has
-        # the old one mapped would die of SIGBUS.
+        # Always a new file, never truncated or rewritten in place: SIGBUS would kill a reader that
+        # has the old one mapped.
         temporary = f"{path}.{os.getpid()}.tmp"
         fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
         try:
@@ -52,9 +51,9 @@ class FlagsWriter:
         """Ask for a snapshot and a wait at the next step boundary.
 
         Args:
-            number: grows with every request; 0 takes it back.
-            heirs: where the keepers of the nodes that go on can be reached, the first rank's
-                first; none: the snapshot is to be on disk.
+            number: increases with every request; 0 withdraws the request.
+            heirs: addresses of the keepers of the remaining nodes, the first rank's first; empty:
+                the snapshot is to be on disk.
         """
         if number:
             temporary = f"{self.path}{_HEIRS}.tmp"
@@ -62,14 +61,17 @@ class FlagsWriter:
                 with open(temporary, "w", encoding="utf-8") as file:
                     json.dump([number, *heirs], file)
                 os.replace(temporary, self.path + _HEIRS)
-            except OSError:  # a full disk of the node: with no heirs said it goes to the shared one
+            except (
+                OSError
+            ):  # the node's disk is full: without heirs the snapshot goes to the shared disk
                 pass
         self._words[_DRAIN] = (
             number  # one aligned 8-byte store: a reader sees the old number or the new one
         )
 
     def expect_loss(self, in_s: float) -> None:
-        """On average a node of the job is lost after so many seconds; infinite: none is."""
+        """Set the mean time until a node of the job is lost, seconds; infinite: no loss is
+        expected."""
         self._words[_LOSS] = max(1, int(1e3 * min(in_s, 1e9))) if in_s < math.inf else 0
 
     def close(self) -> None:
@@ -109,15 +111,19 @@ class FlagsReader:
             )
 
     def drain_request(self) -> int:
-        """Number of the current drain request, 0 when there is none. About 100 ns."""
+        """Returns the number of the current drain request, 0 if there is none. Takes about 100
+        ns.
+        """
         return self._words[_DRAIN]
 
     def loss_expected_ms(self) -> int:
-        """When the job is expected to lose a node, milliseconds from now; 0: none is expected."""
+        """Returns the expected time until the job loses a node, milliseconds; 0: no loss is
+        expected."""
         return self._words[_LOSS]
 
     def heirs(self, number: int) -> tuple[str, ...]:
-        """Who has the state after the drain ``number``: see :meth:`FlagsWriter.request_drain`."""
+        """Returns the nodes that get the state after the drain ``number``: see
+        :meth:`FlagsWriter.request_drain`."""
         try:
             with open(self.path + _HEIRS, encoding="utf-8") as file:
                 request, *heirs = json.load(file)

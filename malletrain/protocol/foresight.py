@@ -1,4 +1,4 @@
-"""What a daemon that foretells how long nodes last tells the agent of a job's first node."""
+"""The message of a daemon with forecasts of gaps to the agent of a job's first node."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from malletrain.protocol.message import Message
 
 
 class ExpectLoss(Message, frozen=True):
-    """On average a node of the job is lost after ``in_s`` seconds: it may save the more often.
-    Infinite: none is expected.
+    """A node of the job is lost after ``in_s`` seconds on average; the job can adapt how often it
+    saves. Infinite: no loss is expected.
     """
 
     job: str

@@ -1,5 +1,4 @@
-"""The port to which relays of other hosts connect, and how many unauthenticated connections it may
-have.
+"""The port to which relays of other hosts connect, with a limit on unauthenticated connections.
 
 Anybody can connect to it. A connection that does not prove the round's key is closed within seconds
 and holds a descriptor until then. While there are too many of them, no connection is accepted;
@@ -17,16 +16,16 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 MAX_UNAUTHENTICATED = 128
-"""Connections at one moment that have not proved the key."""
+"""Maximum number of simultaneous connections that have not proved the key."""
 _HANDSHAKE_MS = 10_000
-"""How long a connection has to prove the key."""
+"""Time in which a connection must prove the key, milliseconds."""
 _BACKLOG = 100
-"""Connections that may wait to be accepted; ZeroMQ's default."""
+"""Maximum number of connections that wait to be accepted; ZeroMQ's default."""
 
 
 def listening(address: str) -> socket.socket:
-    """A listening socket for a :class:`HostListener` that is created later; connections wait until
-    then.
+    """Returns a listening socket for a :class:`HostListener` that is created later; connections
+    wait until then.
 
     Args:
         address: to listen at; all addresses if it is a name or not one of this host's.
@@ -34,20 +33,20 @@ def listening(address: str) -> socket.socket:
     Raises:
         OSError: no port can be opened.
     """
-    one = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ZeroMQ may bind it once more
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ZeroMQ may bind it again
         try:
-            socket.inet_pton(one.family, address)
-            one.bind((address, 0))
+            socket.inet_pton(listener.family, address)
+            listener.bind((address, 0))
         except OSError:
-            one.bind(("", 0))
-        one.listen(_BACKLOG)
+            listener.bind(("", 0))
+        listener.listen(_BACKLOG)
     except BaseException:
-        one.close()
+        listener.close()
         raise
-    one.setblocking(False)
-    return one
+    listener.setblocking(False)
+    return listener
 
 
 class HostListener:
@@ -67,13 +66,13 @@ class HostListener:
         self._accepted: dict[int, float] = {}
         """Descriptor of a connection → when it was accepted."""
         self._authenticated: deque[float] = deque()
-        """When connections proved the key; ZeroMQ does not say which ones."""
+        """Times at which connections proved the key; ZeroMQ does not report which connections."""
         router.ipv6 = ":" in address
         if at is not None:
             name, port = at.getsockname()[:2]
             router.use_fd = at.detach()
             router.bind(f"tcp://[{name}]:{port}" if ":" in name else f"tcp://{name}:{port}")
-            router.use_fd = -1  # a later bind makes a socket of its own
+            router.use_fd = -1  # a later bind creates a new socket
         else:
             self._bind(router, address)
         self._endpoint = router.get_string(zmq.LAST_ENDPOINT)
@@ -114,7 +113,8 @@ class HostListener:
                 pass  # another process has the port; accepted connections stay
 
     def _unauthenticated(self, now: float) -> int:
-        """An upper bound on the connections that have not proved the key; older ones have."""
+        """Returns an upper bound on the number of connections that have not proved the key.
+        Connections older than the handshake time have proved it."""
         since = now - 1.1e-3 * _HANDSHAKE_MS
         while self._authenticated and self._authenticated[0] < since:
             self._authenticated.popleft()

@@ -1,9 +1,9 @@
-"""Which Python a job's processes are forks of, before any job is chosen: so that a leased node can
-have it warm. Pure.
+"""The Python interpreters that a leased node warms up before a job is chosen for it. Pure.
 
-Decides what two jobs must have in common to be forks of one fork server, and for which jobs none
-can be warm beforehand: those whose setup is a script of their own, those in containers, those whose
-workers are to be started afresh, and those whose Python or search path depends on their directory.
+A job's processes are forks of a warm interpreter. Decides what two jobs must have in common to use
+one fork server, and which jobs cannot use one that is warm beforehand: jobs with a setup script,
+jobs in containers, jobs that do not want forked workers, and jobs whose Python or search path
+depends on their directory.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from malletrain.protocol.message import Message
 from malletrain.protocol.payloads import JobSpec, SoftwareEnvironment
 
 _OURS = "MALLETRAIN_"
-"""Variables that begin so are read when they are needed; all but one."""
+"""Prefix of variables that are read when they are needed, and so need not be set before the
+interpreter starts; except ``MALLETRAIN_PRELOAD``."""
 
 
 class Interpreter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A Python with everything that has to be so before it starts."""
+    """A Python interpreter with everything that must be set before it starts."""
 
     python: str
-    """Its program; of no account where the software brings one."""
+    """Its program; ignored if the software environment has its own."""
     env: dict[str, str] = {}
-    """The job's own variables: some are read once, when a library is loaded."""
+    """The job's own variables, because some are read only once, when a library is loaded."""
     software: SoftwareEnvironment | None = None
-    """What is entered before it starts."""
+    """The software environment that is entered before it starts."""
 
     @property
     def key(self) -> str:
-        """The same for jobs that can be forks of one fork server."""
+        """Key that is the same for jobs that can be forks of one fork server."""
         plain = msgspec.to_builtins((self.python, sorted(self.env.items()), self.software))
         return hashlib.sha256(msgspec.json.encode(plain)).hexdigest()[:16]
 
 
 class WarmUp(Message, frozen=True):
-    """Have fork servers warm for these, the first one first, and end others that no job uses.
-
-    One that no job has used for ``idle_s`` seconds ends too.
+    """Start fork servers for these interpreters, in this order, and end others that no job uses. A
+    fork server that no job has used for ``idle_s`` seconds ends too.
     """
 
     interpreters: tuple[Interpreter, ...]
@@ -51,13 +51,14 @@ class WarmUp(Message, frozen=True):
 
 
 class Warm(Message, frozen=True):
-    """The interpreters (keys) that are warm here, or cannot be."""
+    """Keys of the interpreters that are warm on this node, or that cannot be warmed up."""
 
     keys: Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)] = ()
 
 
 def interpreter_of(spec: JobSpec) -> Interpreter | None:
-    """The Python that can be warm before this job is chosen for a node; None: there is none."""
+    """Returns the interpreter that can be warm before this job is chosen for a node; None if there
+    is none."""
     software = spec.software
     if spec.mode == "service" or spec.launcher != "builtin" or spec.setup:
         return None
@@ -69,5 +70,5 @@ def interpreter_of(spec: JobSpec) -> Interpreter | None:
         return None
     if not all(os.path.isabs(p) for p in spec.env.get("PYTHONPATH", "").split(os.pathsep) if p):
         return None
-    own = {k: v for k, v in spec.env.items() if k == names.PRELOAD or not k.startswith(_OURS)}
-    return Interpreter(spec.python, own, software)
+    variables = {k: v for k, v in spec.env.items() if k == names.PRELOAD or not k.startswith(_OURS)}
+    return Interpreter(spec.python, variables, software)

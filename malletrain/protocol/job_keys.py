@@ -1,7 +1,7 @@
-"""The CURVE keys that follow from a job's secret: who does not have the secret is not heard.
+"""The CURVE keys that are derived from a job's secret: peers without the secret are rejected.
 
-Decides how keys are derived and where the secret is found. Who talks about what over a connection
-is :mod:`malletrain.launch.relay`'s and :mod:`malletrain.memory`'s.
+Decides how keys are derived and where the secret is read. :mod:`malletrain.launch.relay` and
+:mod:`malletrain.memory` use the connections.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zmq.utils import z85
 from malletrain.protocol import env
 
 ZAP = "inproc://zeromq.zap.01"
-"""Where ZeroMQ asks who may come in."""
+"""Address at which ZeroMQ asks for the authentication of a peer."""
 
 
 def job_secret() -> bytes:
-    """The job's secret, from this process's environment.
+    """Returns the job's secret, from this process's environment.
 
     Raises:
         ValueError: There is none.
@@ -38,23 +38,24 @@ def job_secret() -> bytes:
 
 
 class RoundKeys:
-    """The CURVE keys of one round, the same for whoever knows the job's secret.
+    """The CURVE keys of one round, the same for all processes that know the job's secret.
 
     Args:
-        secret: the job's, as bytes.
-        round_name: job and generation, or what else the keys are for: they open nothing else.
+        secret: the job's secret.
+        round_name: job and generation, or another purpose; keys are valid for this purpose only.
     """
 
     def __init__(self, secret: bytes, round_name: str) -> None:
-        def made(part: str) -> tuple[bytes, bytes]:
+        def derive_pair(part: str) -> tuple[bytes, bytes]:
             own = z85.encode(hmac.digest(secret, f"store {part} {round_name}".encode(), "sha256"))
             return own, zmq.curve_public(own)
 
-        self.server_secret, self.server_public = made("server")
-        self.client_secret, self.client_public = made("client")
+        self.server_secret, self.server_public = derive_pair("server")
+        self.client_secret, self.client_public = derive_pair("client")
 
     def answered(self, frames: list[bytes]) -> list[bytes]:
-        """The answer to ZAP's question: may who has this key come in? (rfc.zeromq.org/spec/27)"""
+        """Returns the answer to a ZAP request: whether a peer with this key is accepted
+        (rfc.zeromq.org/spec/27)."""
         version, request, _domain, _address, _identity, mechanism, key = frames
         own = z85.decode(self.client_public)
         valid = mechanism == b"CURVE" and hmac.compare_digest(key, own)
@@ -62,12 +63,12 @@ class RoundKeys:
         return [version, request, *answer, b"", b""]
 
     def serve(self, router: Any, domain: bytes) -> None:
-        """Have ``router`` let in only who has the keys."""
+        """Make ``router`` accept only peers with these keys."""
         router.curve_server = True
         router.curve_secretkey, router.curve_publickey = self.server_secret, self.server_public
         router.zap_domain = domain
 
     def call(self, dealer: Any) -> None:
-        """Have ``dealer`` show them."""
+        """Make ``dealer`` authenticate with these keys."""
         dealer.curve_serverkey = self.server_public
         dealer.curve_secretkey, dealer.curve_publickey = self.client_secret, self.client_public

@@ -1,5 +1,5 @@
-"""What a process that ended badly said of it: its log without known noise, and the line in which
-its first error is told. Decides by the text alone; whose fault it is decides :mod:`failures`.
+"""The last output of a process that failed: its log without known noise, and the line of its first
+error. Decides by the text alone; :mod:`failures` decides whose fault it is.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ NOISE: tuple[tuple[str, str], ...] = (
     (r".*:\d+: \w*Warning: ", "warnings of Python (warnings.py)"),
     (r"malletrain (launcher|worker|fork server): ", "our own processes"),
 )
-"""(how such a line begins, where it comes from)"""
+"""(pattern of the beginning of such a line, origin)"""
 
 IGNORED = "Exception ignored in"
-"""Begins what the interpreter says of errors while it takes things down: a block up to the error's
-own line (CPython, PyErr_WriteUnraisable).
+"""First line of the interpreter's report of an error during shutdown: a block up to the line of the
+error (CPython, PyErr_WriteUnraisable).
 """
 
 _NOISE = re.compile("|".join(f"(?:{pattern})" for pattern, _ in NOISE))
 _RANK = re.compile(r"\[rank\d+\]: ?")
-"""torch.distributed puts it before every line of a traceback."""
+"""Prefix that torch.distributed puts before every line of a traceback."""
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit)\b(?::.*)?$")
 _USAGE = re.compile(r"\S+: error: ")
-"""How argparse and click say that the arguments are wrong."""
+"""Message of argparse and click for wrong arguments."""
 _CHAINED = ("During handling of the above", "The above exception was the direct cause")
 
 
 def without_noise(text: str) -> str:
-    """``text`` without the lines that say nothing of the script; all of it if nothing is left."""
+    """Returns ``text`` without the lines that do not concern the script; all of it if no line is
+    left."""
     lines, ignoring = [], False
     for line in text.splitlines():
         line = _RANK.sub("", line, count=1) if line.startswith("[rank") else line
@@ -54,8 +55,8 @@ _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)')
 
 
 def raised(text: str) -> str:
-    """The exception of the last traceback in ``text``, with its innermost frame: ``ValueError: no
-    data (train.py, line 12, in load)``. Empty if there is none.
+    """Returns the exception of the last traceback in ``text``, with its innermost frame:
+    ``ValueError: no data (train.py, line 12, in load)``. Empty if there is none.
     """
     lines = without_noise(text).splitlines()
     frames = [index for index, line in enumerate(lines) if _FRAME.match(line)]
@@ -69,8 +70,8 @@ def raised(text: str) -> str:
 
 
 def first_error(text: str) -> str:
-    """The line in which the first error is told, of one with a chain of causes the last of the
-    chain; else the last line. Empty if there is none.
+    """Returns the line of the first error. Of an error with a chain of causes it is the line of the
+    last one. If there is no error, returns the last line; empty if there is none.
     """
     lines = without_noise(text).splitlines()
     error = ""

@@ -1,14 +1,14 @@
-"""How the agent and the launcher of a job on the same node talk: the messages of
+"""The channel between the agent and the launcher of a job on the same node: the messages of
 :mod:`malletrain.protocol.messages` over a ZeroMQ socket in the agent's run directory (agent ROUTER,
 launcher DEALER, ``ipc://``, readable by the owner only).
 
-launcher → agent: ``Phase`` (ready or failed: waits for a round; running: has taken one; succeeded:
-waits in the lobby; exited: is about to end, and waits for the release) and ``StoreUp``.
-agent → launcher: ``Alive`` (heard you), ``Round``, ``Release`` (it is over) and ``Error`` (waited
-too long; the text says for what).
+launcher → agent: ``Phase`` (ready or failed: waits for a round; running: has started one;
+succeeded: waits in the lobby; exited: is about to end, and waits for the release) and ``StoreUp``.
+agent → launcher: ``Alive`` (acknowledgement), ``Round``, ``Release`` (the job is over) and
+``Error`` (a timeout; the text says of what).
 
-Decides addresses, the launcher's end of the socket and which round counts; it does not import
-torch. The agent's death closes the socket, which the launcher's end notices at once.
+Decides addresses, the launcher's end of the socket and which round is valid; does not import torch.
+The agent's death closes the socket, which the launcher's end notices at once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MAX_SOCKET_PATH = 107  # sun_path of unix(7) is 108 bytes with its final zero
 
 
 class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the agent tells the launcher to start: written to a file, so that no shell sees it.
+    """The agent's order to the launcher, written to a file so that no shell interprets it.
 
-    ``endpoint``: the agent's socket. ``log_dir``: where each worker's output goes.
-    ``join_timeout_s``: how long to try to reach a round's store. ``stop_grace_s``: between SIGTERM
-    and SIGKILL of a worker.
+    ``endpoint``: the agent's socket. ``log_dir``: directory of the workers' output.
+    ``join_timeout_s``: maximum time to reach a round's store. ``stop_grace_s``: time between
+    SIGTERM and SIGKILL of a worker.
     """
 
     job: str
@@ -51,16 +51,16 @@ def write_order(path: Path, order: LaunchOrder) -> None:
 
 
 def read_order(path: str) -> LaunchOrder:
-    """The order in the file at ``path``. Raises OSError, or ValueError with what is wrong with the
-    file.
+    """Returns the order in the file at ``path``. Raises OSError, or ValueError if the file is not a
+    valid order.
     """
     with open(path, "rb") as file:
         return msgspec.json.decode(file.read(), type=LaunchOrder)
 
 
 def socket_directory(run_dir: Path, longest_name: int = 24) -> Path:
-    """``run_dir`` if sockets in it have addresses short enough for the kernel, else a new private
-    directory for temporary files.
+    """Returns ``run_dir`` if the paths of sockets in it are short enough for the kernel, else a new
+    private temporary directory.
     """
     if len(os.fsencode(run_dir)) + 1 + longest_name <= _MAX_SOCKET_PATH:
         return run_dir
@@ -68,8 +68,8 @@ def socket_directory(run_dir: Path, longest_name: int = 24) -> Path:
 
 
 class RoundInbox:
-    """The newest round this node was told of, and the one its workers belong to. Older ones are
-    dropped whenever they come.
+    """The newest round that this node has received, and the round of its workers. Older rounds are
+    dropped.
     """
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class RoundInbox:
         self._newest: Round | None = None
 
     def add(self, message: Round) -> bool:
-        """Keep ``message`` if it is news. A round comes twice to nobody but its rank 0, so the
-        first of a generation counts.
+        """Keep ``message`` if its generation is new. Only rank 0 gets a round twice, so the first
+        message of a generation counts. Returns whether it was kept.
         """
         if message.generation <= max(
             self.generation, self._newest.generation if self._newest else 0
@@ -88,11 +88,11 @@ class RoundInbox:
         return True
 
     def pending(self) -> Round | None:
-        """The round to take next, if any."""
+        """Returns the round to start next, None if there is none."""
         return self._newest if self._newest and self._newest.generation > self.generation else None
 
     def take(self) -> Round:
-        """Make the pending round the current one. Call only when there is one."""
+        """Make the pending round the current one and return it. Call only if there is one."""
         pending = self.pending()
         assert pending is not None
         self.generation = pending.generation
@@ -119,19 +119,20 @@ class LauncherEnd:
         try:
             self._socket.send_multipart(encode(message), zmq.DONTWAIT)
         except zmq.Again:
-            pass  # the agent reads nothing any more; what it needs to know it will be told again
+            pass  # the agent does not read; messages that it needs are sent again
         reached(FaultPoint.LAUNCHER_SAID)
 
     def also_wake_on(self, fd: int, wake: bool = True) -> None:
-        """Have :meth:`receive` return early when ``fd`` can be read (``wake`` false: no longer)."""
+        """Make :meth:`receive` return early when ``fd`` can be read; stop doing so if ``wake`` is
+        false."""
         if wake:
             self._poller.register(fd, zmq.POLLIN)
         else:
             self._poller.unregister(fd)
 
     def receive(self, timeout_s: float = 0.0) -> list[Any]:
-        """Messages from the agent: waits up to ``timeout_s`` for the first. Sets ``agent_gone``
-        when its end was closed.
+        """Returns messages from the agent; waits up to ``timeout_s`` for the first. Sets
+        ``agent_gone`` if the agent's end was closed.
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         messages = []

@@ -1,5 +1,5 @@
-"""The names of the log files in a job's directory on a node. Imports nothing: read by the helpers
-that are run by their path too.
+"""The names of the log files in a job's directory on a node. Imports nothing, because helper
+scripts that run by their path import it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all messages have in common. Which there are: :mod:`malletrain.protocol.messages`."""
+"""The base class of all messages. The messages are in :mod:`malletrain.protocol.messages`."""
 
 from __future__ import annotations
 

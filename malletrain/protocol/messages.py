@@ -1,8 +1,8 @@
 """Every message that crosses a socket between daemon, agents and clients.
 
-Decides the shape of messages only. How they are written and checked is
-:mod:`malletrain.protocol.wire`; who may send which is decided where they are handled. Times are
-seconds since the epoch unless a name ends in ``_s`` (a duration in seconds).
+Decides the shape of messages only. :mod:`malletrain.protocol.wire` encodes and checks them; their
+handlers decide who may send which. Times are seconds since the epoch unless a name ends in ``_s``
+(a duration in seconds).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from malletrain.protocol.bounds import (
-    MOST_AT_ONCE,
+    MAX_ITEMS,
     Amount,
     Count,
     Duration,
@@ -49,7 +49,9 @@ from malletrain.protocol.worth import Worth as Worth
 
 
 class Hello(Message, frozen=True):
-    """First message of an agent; again when the daemon has a new boot id or asks who this is."""
+    """First message of an agent; sent again when the daemon has a new boot id or sends
+    WhoAreYou.
+    """
 
     node: Name
     lease: Id
@@ -60,20 +62,21 @@ class Hello(Message, frozen=True):
     gone_in_s: Duration | None = None
     assignment: Assignment | None = None
     shipping: tuple[Id, ...] = ()
-    """The jobs of whose logs the daemon may not have everything."""
+    """Jobs whose logs may not be complete on the daemon."""
     networks: Annotated[tuple[NodeNetwork, ...], msgspec.Meta(max_length=64)] = ()
     sick: Sentence = ""
-    """Why the node is not fit for jobs; empty: it is, as far as is known."""
+    """Why the node is not fit for jobs; empty: no problem is known."""
     warm: Annotated[tuple[Id, ...], msgspec.Meta(max_length=64)] | None = None
-    """Keys of interpreters, as in Warm; None: this agent warms none up."""
+    """Keys of interpreters, as in Warm; None: this agent warms up none."""
     again: bool = False
-    """It is what was said last on this connection, because no answer has come."""
+    """Whether it repeats the last Hello on this connection, because no answer has arrived."""
     version: Name | None = None
-    """Of the agent's malletrain; None: an agent that does not say it, of an earlier version."""
+    """Version of the agent's malletrain; None: an earlier version that does not report it."""
 
 
 class Heartbeat(Message, frozen=True):
-    """The agent is alive. ``boot``: the daemon's, as believed; ``memory_bytes``: of snapshots."""
+    """The agent is alive. ``boot``: the daemon's boot id as far as the agent knows;
+    ``memory_bytes``: size of snapshots in memory."""
 
     boot: Id
     rss_bytes: Count = 0
@@ -98,7 +101,7 @@ class StoreUp(Message, frozen=True):
 
 
 class Drained(Message, frozen=True):
-    """The drain is over on this node: the snapshot is safe, or there is none to take."""
+    """The drain is over on this node: the snapshot is saved, or there is none to save."""
 
     job: Id
     generation: Count
@@ -128,7 +131,8 @@ class Sick(Message, frozen=True):
 
 
 class Doubt(Message, frozen=True):
-    """Workers of ``job`` failed here; it is looked whether by the node. ``over``: not, it seems."""
+    """Workers of ``job`` failed here; the agent checks whether the node is the cause. ``over``: the
+    check found no fault of the node."""
 
     job: Id
     over: bool = False
@@ -136,8 +140,8 @@ class Doubt(Message, frozen=True):
 
 class Progress(Message, frozen=True):
     """Counts of one worker process since it started; ``batch``: samples of its last step. ``busy``:
-    for how long it has worked itself, instead of waiting for its peers, seconds from a time of its
-    own; None where that is not known.
+    cumulative time in which it worked instead of waiting for its peers, seconds since an arbitrary
+    start; None if not known.
     """
 
     job: Id
@@ -163,14 +167,15 @@ class Mark(Message, frozen=True):
 
 
 class Metric(Message, frozen=True):
-    """A named number of the script: its newest ``value``, and all ``points`` since (some twice)."""
+    """A named number of the script: its newest ``value``, and all ``points`` since the last message
+    (some may be sent twice)."""
 
     job: Id
     rank: Rank
     name: Sentence
     value: Measurement
     generation: Count = 0
-    points: Annotated[tuple[MetricSample, ...], msgspec.Meta(max_length=MOST_AT_ONCE)] = ()
+    points: Annotated[tuple[MetricSample, ...], msgspec.Meta(max_length=MAX_ITEMS)] = ()
 
 
 class Notice(Message, frozen=True):
@@ -193,11 +198,12 @@ class LogChunk(Message, frozen=True):
     offset: Count
     data: bytes
     size: Count = 0
-    """Bytes of the log on the node at this moment."""
+    """Current size of the log on the node, bytes."""
 
 
 class LogEnd(Message, frozen=True):
-    """Nothing more of this log (``size`` bytes) is sent, though the daemon does not have it all."""
+    """The rest of this log (``size`` bytes) is not sent, although the daemon does not have all of
+    it."""
 
     job: Id
     generation: Count
@@ -207,21 +213,21 @@ class LogEnd(Message, frozen=True):
 
 
 class ProbeUp(Message, frozen=True):
-    """The node listens for a trial of the network."""
+    """The node listens for a network probe."""
 
     number: Count
     port: Port
 
 
 class Probed(Message, frozen=True):
-    """What came of a trial of the network."""
+    """The results of a network probe."""
 
     number: Count
-    results: Annotated[tuple[ProbeResult, ...], msgspec.Meta(max_length=MOST_AT_ONCE)]
+    results: Annotated[tuple[ProbeResult, ...], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
 class LogsShipped(Message, frozen=True):
-    """No log of ``job`` is left on this node; none grows here any more."""
+    """All logs of ``job`` on this node have been sent, and no more output will follow."""
 
     job: Id
 
@@ -230,7 +236,7 @@ class LogsShipped(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answer to Hello: the daemon's boot id and the rhythm of heartbeats."""
+    """Answer to Hello: the daemon's boot id and the interval of heartbeats."""
 
     boot: Id
     heartbeat_s: Duration
@@ -238,8 +244,8 @@ class Welcome(Message, frozen=True):
 
 
 class WhoAreYou(Message, frozen=True):
-    """The daemon does not know this agent (it restarted), or not this connection, and what it said
-    over the one before may be lost: send Hello.
+    """The daemon does not know this agent (the daemon restarted) or this connection (messages over
+    the previous one may be lost): send Hello.
     """
 
     boot: Id
@@ -252,7 +258,8 @@ class Alive(Message, frozen=True):
 
 
 class Assign(Message, frozen=True):
-    """Start the launcher of this job (idempotent). ``key``: its nodes' secret; ``host``: itself."""
+    """Start the launcher of this job (idempotent). ``key``: the secret of the job's nodes;
+    ``host``: address of this node."""
 
     job: Id
     spec: JobSpec
@@ -268,8 +275,8 @@ class Round(Message, frozen=True):
     """Membership of the job's next round: this node is ``group_rank`` of ``group_size``.
 
     The node of group rank 0 gets it without ``store_host`` and answers StoreUp; the others get it
-    once the store is up. For a service a round is news only: ``members`` in rank order, and nobody
-    serves a store.
+    once the store is up. For a service a round only announces the ``members`` in rank order; there
+    is no store.
     """
 
     job: Id
@@ -284,8 +291,8 @@ class Round(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Take a snapshot at the next step boundary and wait; ``number`` grows, 0 takes it back.
-    ``heirs``: keepers of the next round's nodes; with none it goes to disk.
+    """Take a snapshot at the next step boundary and wait; ``number`` increases with each request, 0
+    withdraws it. ``heirs``: keepers of the next round's nodes; if empty, the snapshot goes to disk.
     """
 
     job: Id
@@ -296,8 +303,8 @@ class Drain(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """A member of round ``generation`` is lost: workers in live mode give up the step they are in
-    and wait for the next round.
+    """A member of round ``generation`` is lost: workers in live mode abandon the current step and
+    wait for the next round.
     """
 
     job: Id
@@ -305,7 +312,7 @@ class Abort(Message, frozen=True):
 
 
 class ProbeOpen(Message, frozen=True):
-    """Listen at ``address`` for some seconds, for those that know the token; answer ProbeUp."""
+    """Listen at ``address`` for some seconds, for nodes that know the token; answer ProbeUp."""
 
     number: int
     address: str
@@ -333,7 +340,7 @@ class Goodbye(Message, frozen=True):
 
     reason: str = ""
     within_s: Duration = 0.0
-    """How long that may take in all; 0: a moment."""
+    """Maximum time for all of this, seconds; 0: a short default."""
 
 
 class LogAck(Message, frozen=True):
@@ -350,7 +357,7 @@ class LogAck(Message, frozen=True):
 
 
 class Error(Message, frozen=True):
-    """Whatever was sent could not be used; nothing was changed."""
+    """The message could not be used; nothing was changed."""
 
     sentence: str
 
@@ -379,7 +386,7 @@ AgentMessage = (
     | Stacks
 )
 LauncherMessage = Phase | StoreUp | Drained | Worth
-"""What a launcher tells its agent."""
+"""Messages of a launcher to its agent."""
 DaemonMessage = (
     Welcome
     | WhoAreYou

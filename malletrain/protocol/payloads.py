@@ -1,4 +1,4 @@
-"""What messages carry: a job as submitted, a failure, what a node holds, a member of a service.
+"""Parts of messages: a job as submitted, a failure, an agent's assignment, a member of a service.
 
 Decides their shape only.
 """
@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from malletrain.protocol.bounds import (
-    MOST_FAILURES,
+    MAX_FAILURES,
     Amount,
     Code,
     Count,
@@ -28,12 +28,12 @@ from malletrain.protocol.phases import AssignmentPhase
 class SoftwareEnvironment(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """In which software a job's processes run on a node. It is entered anew for each job, by the
-    agent, which itself stays outside.
+    """The software environment in which a job's processes run on a node. The agent enters it for
+    each job and stays outside itself.
     """
 
     modules: tuple[str, ...] = ()
-    """Loaded first, in this order, outside of a container."""
+    """Environment modules, loaded first, in this order, outside of a container."""
     conda: str = ""
     """Name or path of the conda environment to activate."""
     conda_exe: str = ""
@@ -42,35 +42,35 @@ class SoftwareEnvironment(
     """Directory of the virtual environment whose Python runs the job, in the container if there is
     one."""
     container: str | None = None
-    """The image; empty: none; None: what the site has by default."""
+    """The image; empty: no container; None: the site's default."""
     runtime: str = "auto"
-    """What runs the image, a name of :data:`malletrain.agent.containers.RUNTIMES`."""
+    """Container runtime, a name in :data:`malletrain.agent.containers.RUNTIMES`."""
     binds: tuple[str, ...] = ()
-    """What is bound into the container besides what every job needs: ``SRC`` or ``SRC:DST``."""
+    """Additional bind mounts of the container: ``SRC`` or ``SRC:DST``."""
     options: tuple[str, ...] = ()
-    """The site's own words to the runtime."""
+    """The site's additional arguments of the runtime."""
 
 
 class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Who is told of a job, and of what."""
+    """One recipient of notices about a job."""
 
     to: str
     """A mail address, the address of a web hook, or a command of the daemon's host."""
     kind: str
     """``mail``, ``webhook`` or ``command``."""
     on: tuple[str, ...]
-    """Of its ``start``, its ``end``, its ``failure``."""
+    """Events to notify of: the job's ``start``, ``end``, ``failure``."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
-    one without GPUs; all nodes of a job must come to the same number. ``mode``: ``restart`` |
-    ``live`` | ``service``. ``curve`` maps nodes (as text) to samples/s where the user knows it, for
-    a service to what so many nodes are worth; without a ``goal`` the site's objective counts.
-    ``profile``: measure how it scales, at ``profile_sizes`` if given; jobs of one ``profile_key``
-    are taken to scale alike. ``software``: in which environment it runs, None for that of the
-    agent. ``deadline``: when it is to be done, seconds since the epoch; ``budget_nh``: charged
-    node-hours that it may cost; ``work``: samples in all.
+    one without GPUs; all nodes of a job must have the same number. ``mode``: ``restart`` |
+    ``live`` | ``service``. ``curve`` maps numbers of nodes (as text) to samples/s if the user knows
+    them, for a service to their value; without a ``goal`` the site's objective applies.
+    ``profile``: measure the scaling curve, at ``profile_sizes`` if given; jobs with the same
+    ``profile_key`` start from each other's curves. ``software``: the environment in which it runs,
+    None for that of the agent. ``deadline``: time by which it is to complete, seconds since the
+    epoch; ``budget_nh``: maximum charged node-hours; ``work``: total number of samples.
     """
 
     name: str
@@ -94,64 +94,67 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     profile_key: str = ""
     software: SoftwareEnvironment | None = None
     after: tuple[str, ...] = ()
-    """It begins when these jobs have completed."""
+    """Jobs that must have completed before it starts."""
     time_limit_s: float = 0.0
-    """It is cancelled when it has had nodes for so long; 0: no limit."""
+    """Maximum time with nodes, seconds, after which it is cancelled; 0: no limit."""
     notify: tuple[Notification, ...] = ()
-    """Who is told of its start and end."""
+    """Recipients of notices about its start and end."""
     sweep: str = ""
-    """Its owner's jobs of one sweep are one entry of the queue. Empty: it is in none."""
+    """Name of its sweep; its owner's jobs of one sweep are one entry of the queue. Empty: none."""
     key: str = ""
-    """Its owner's name for this submission: submitted again, it is the same job. Empty: none."""
+    """Idempotency key of its owner: a submission with the same key is the same job. Empty: none."""
     deadline: float | None = None
     budget_nh: float | None = None
     work: float | None = None
     on_hang: str = "tell"
-    """What is done when its workers hang: ``tell`` its owner, or ``restart`` them too."""
+    """Action when its workers hang: ``tell`` notifies its owner; ``restart`` also restarts them."""
     parameters: float | None = None
-    """Of its model, as its owner says before any worker does; None: not said."""
+    """Number of its model's parameters as submitted, before a worker reports it; None: not given.
+    """
     flops: float | None = None
-    """Of its model, per sample, forward and backward; None: not said."""
+    """FLOPs of its model per sample, forward and backward; None: not given."""
     module: str = ""
-    """Run as ``python -m MODULE`` instead of ``script``, which is then where it was found; empty:
-    the script is run."""
+    """Module that runs as ``python -m MODULE`` instead of ``script``, which is then the path at
+    which the module was found; empty: the script runs."""
     sized_for: int = 0
-    """Nodes for which its processes sized what they cannot change, where ``max_nodes`` was lowered
-    since the job began; 0: ``max_nodes``."""
+    """Number of nodes for which its processes sized quantities that they cannot change, if
+    ``max_nodes`` was lowered after the job started; 0: ``max_nodes``."""
 
     @property
     def largest(self) -> int:
-        """The most nodes that the job can ever have: batches and the ends of epochs are sized by
-        it, and must not change while it trains.
+        """Maximum number of nodes that the job can ever have. Batches and the ends of epochs depend
+        on it, and must not change while it trains.
         """
         return max(self.max_nodes, self.sized_for)
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One worker process that ended badly. A negative ``exitcode`` is a signal's."""
+    """One worker process that failed. A negative ``exitcode`` is the number of a signal."""
 
     rank: Rank
     exitcode: Code
     time: Moment
     tail: Tail = ""
     cause: Sentence = ""
-    """What went wrong, where more is known than the tail's last line."""
+    """The cause, if more is known than the tail's last line."""
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an agent holds of one job; in every Hello, so that a restarted daemon knows."""
+    """The state of one job on an agent; part of every Hello, so that a restarted daemon knows
+    it.
+    """
 
     job: Id
     phase: AssignmentPhase
     """One of :data:`malletrain.protocol.phases.PHASES`."""
     generation: Count = 0
     """The round that its workers belong to, 0 before the first."""
-    failures: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MOST_FAILURES)] = ()
-    """The workers that ended badly."""
+    failures: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MAX_FAILURES)] = ()
+    """The workers that failed."""
     address: Name = ""
-    """Where the process of a service can be reached."""
+    """Address of the process of a service."""
     size: Count = 0
-    """Nodes of that round, once all workers here have ended well; 0: not known."""
+    """Number of nodes of that round, once all workers here have succeeded; 0: not known."""
 
 
 class MetricSample(
@@ -163,9 +166,9 @@ class MetricSample(
     """When the script reported it."""
     value: Measurement
     samples: Amount = 0.0
-    """Of its process in its round, by then."""
+    """Samples that its process had processed in its round at that time."""
     step: Count | None = None
-    """The script's own count."""
+    """The script's own step count."""
 
 
 class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -173,15 +176,15 @@ class NodeNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     interface: Name
     address: Name
-    """Of the node in it."""
+    """The node's address in this network."""
     bits: Rank
-    """Of the address that are the network's."""
+    """Length of the network prefix, bits."""
     mbit: Count = 0
     """Its speed in Mbit/s; 0: not known."""
 
 
 class ProbeTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node that is to be tried, and where it listens for that."""
+    """A node to be probed, and the address at which it listens for the probe."""
 
     node: str
     host: str
@@ -189,23 +192,23 @@ class ProbeTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class ProbeResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What came of trying a node."""
+    """The result of probing a node."""
 
     node: Name
     reached: bool
     mbit: Amount = 0.0
-    """Mbit/s that went through one connection, where that was asked for."""
+    """Bandwidth of one connection, Mbit/s, if it was requested."""
     trouble: Sentence = ""
     """Why it was not reached."""
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One member of a service, as the others hear of it."""
+    """One member of a service, as it is announced to the others."""
 
     node: str
     host: str
     address: str = ""
     gone_in_s: float | None = None
-    """Seconds until it leaves, at most."""
+    """Maximum time until it leaves, seconds; None if no end is known."""
     lasts_s: float | None = None
-    """Seconds that its node is expected to last yet; None where nothing is foretold."""
+    """Expected remaining time of its node, seconds; None if there is no forecast."""

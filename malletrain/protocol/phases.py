@@ -1,4 +1,4 @@
-"""What a node may say of a job that it holds, in one table. Decides nothing."""
+"""The phases of a job on a node, in one table. Decides nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class AssignmentPhase(str, Enum):
-    """How far a job is on one node; :data:`PHASES` says what each phase means."""
+    """Phase of a job on one node; :data:`PHASES` has the meaning of each."""
 
     STARTING = "starting"
     READY = "ready"
@@ -22,25 +22,25 @@ class AssignmentPhase(str, Enum):
 
 
 PHASES: dict[AssignmentPhase, str] = {
-    AssignmentPhase.STARTING: "The launcher was started and has not been heard of.",
+    AssignmentPhase.STARTING: "The launcher was started and has not reported yet.",
     AssignmentPhase.READY: "The launcher is up and waits for a round.",
     AssignmentPhase.RUNNING: "The workers are in the round of this generation.",
     AssignmentPhase.BETWEEN_EPOCHS: "The script is in the code after the steps of an epoch: a "
-    "planned change of nodes waits for that.",
+    "planned change of nodes waits until it has left it.",
     AssignmentPhase.FINISHING: "A worker has ended with code 0, or the script is in the code after "
-    "its training: a change of nodes waits for its end.",
+    "its training: a change of nodes waits until the script ends.",
     AssignmentPhase.LOST: "The workers live, but their group broke: they wait for the next round "
     "(live mode).",
-    AssignmentPhase.FAILED: "A worker ended badly; the launcher waits for the next round.",
+    AssignmentPhase.FAILED: "A worker failed; the launcher waits for the next round.",
     AssignmentPhase.EXITED: "The launcher is gone; the job has to be assigned again.",
     AssignmentPhase.SUCCEEDED: "Every worker on the node ended with code 0.",
 }
 TRAINS = (AssignmentPhase.RUNNING, AssignmentPhase.BETWEEN_EPOCHS)
-"""Phases in which the workers can save what they did when they are asked to."""
+"""Phases in which the workers can save their state on request."""
 HOLDING = (*TRAINS, AssignmentPhase.FINISHING, AssignmentPhase.LOST)
 """Phases in which the workers of a live job hold its state."""
 UP = (AssignmentPhase.READY, AssignmentPhase.RUNNING)
-"""Phases in which the process of a service is there."""
+"""Phases in which the process of a service exists."""
 TAKES_ROUND = (
     AssignmentPhase.READY,
     *TRAINS,
@@ -52,8 +52,8 @@ TAKES_ROUND = (
 stopped.
 """
 AT_WORK = (*TRAINS, AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED)
-"""Phases in which the workers run, or are done."""
+"""Phases in which the workers run or have succeeded."""
 BROKEN = (AssignmentPhase.FAILED, AssignmentPhase.EXITED)
 """Phases that have a failure cause."""
 OF_NO_ROUND = (AssignmentPhase.STARTING, AssignmentPhase.READY, AssignmentPhase.EXITED)
-"""Phases that count whatever generation they name."""
+"""Phases that are valid with any generation."""

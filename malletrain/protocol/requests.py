@@ -1,4 +1,4 @@
-"""What a client asks the daemon, and the answer."""
+"""Requests of clients to the daemon, and the answers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from malletrain.protocol.message import Message
 
 
 class Request(Message, frozen=True):
-    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``. Made by
+    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``. Created by
     :func:`malletrain.protocol.wire.request`.
     """
 
     id: Id
     op: Id
     params: msgspec.Raw = msgspec.Raw(b"\x80")
-    """Still in msgpack: requests wait for their turn, and what is small there may be sixty times as
-    large here.
+    """Parameters, still encoded as msgpack: requests wait in a queue, and decoded parameters can be
+    sixty times as large.
     """
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters by their names. Raises ValueError for what is none."""
+        """Returns the decoded parameters by name. Raises ValueError if they are not a map."""
         try:
             return _parameters.decode(self.params)
         except RecursionError as error:
@@ -35,8 +35,8 @@ _parameters = msgspec.msgpack.Decoder(dict[str, Any])
 
 class Reply(Message, frozen=True):
     """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` |
-    ``usage`` | ``internal`` | ``unauthenticated``: say who you are first; ``data`` then tells
-    whether ``login`` with a credential of MUNGE will do).
+    ``usage`` | ``internal`` | ``unauthenticated``: log in first; ``data`` then says whether a
+    ``login`` with a MUNGE credential is accepted).
     """
 
     id: str

@@ -1,5 +1,5 @@
-"""Where the workers of a job stand: asked by the daemon of one that hangs, and answered by its
-agents for each worker that lives.
+"""Stacks of the workers of a hung job: the daemon requests them, and its agents answer for each
+live worker.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from malletrain.protocol.message import Message
 
 MOST_BYTES = 8192
 MOST_WORKERS = 16
-"""Workers whose stacks one node sends, and one event keeps."""
+"""Maximum number of workers whose stacks one node sends, and one event keeps."""
 
 
 class ShowStacks(Message, frozen=True):
-    """Have each worker of this round say where it stands; answer Stacks for each."""
+    """Get the stacks of each worker of this round; answer Stacks for each."""
 
     job: str
     generation: int
 
 
 class Stacks(Message, frozen=True):
-    """Where one worker stands. ``state``: what the kernel says of it, where it is not running or
-    sleeping; ``text``: the stacks of its threads, the innermost frame first; empty: it gave none.
+    """The stacks of one worker. ``state``: its state in the kernel, if it is neither running nor
+    sleeping; ``text``: the stacks of its threads, the innermost frame first; empty: it reported
+    none.
     """
 
     job: Id
     generation: Count
     rank: Annotated[int, msgspec.Meta(ge=-1, le=10_000_000)]
-    """-1: it has not reported, so that its rank is not known."""
+    """-1: not known, because it has not reported."""
     pid: Count
     state: Sentence = ""
     text: Annotated[str, msgspec.Meta(max_length=MOST_BYTES)] = ""

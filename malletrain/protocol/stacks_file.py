@@ -1,5 +1,5 @@
-"""How a worker is asked where it stands, and where it writes that. Standard library only: training
-scripts import it.
+"""The signal that requests the stacks of a worker, and the file to which it writes them. Standard
+library only: training scripts import it.
 """
 
 from __future__ import annotations
@@ -7,8 +7,7 @@ from __future__ import annotations
 import signal
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""What a worker that reports writes its stacks at. Not one of those that scripts and schedulers
-use.
+"""Signal at which a worker that reports writes its stacks. Scripts and schedulers do not use it.
 """
 STACKS_FILE = "stacks."
-"""The name of the file in the job's directory begins so; the worker's process id follows."""
+"""Prefix of the file in the job's directory; the worker's process id follows."""

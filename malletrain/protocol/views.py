@@ -1,4 +1,4 @@
-"""What the daemon shows to people: jobs, nodes, events and totals as data.
+"""Views, the data that the daemon shows to users: jobs, nodes, events and totals.
 
 The daemon builds these, the command line renders them (``--json`` prints them as they are). Times
 are seconds since the epoch, rates samples/s.
@@ -26,10 +26,10 @@ class RateView(View, frozen=True):
 
 
 class CurvePointView(View, frozen=True):
-    """What is believed of one scale: ``rate`` ± ``spread`` (95 %) samples/s; ``measured`` there, or
+    """The estimate for one scale: ``rate`` ± ``spread`` (95 %) samples/s; ``measured`` there, or
     estimated from other scales.
 
-    ``bid``: what the plan takes it for; 0 at a scale at which the script crashes.
+    ``bid``: the value that the plan uses; 0 at a scale at which the script crashes.
     """
 
     nodes: int
@@ -49,9 +49,9 @@ class InterruptionView(View, frozen=True):
 
 
 class ProfileView(View, frozen=True):
-    """How the job's profile stands. ``state``: off | waiting | profiling | measured | partial |
+    """State of the job's profile. ``state``: off | waiting | profiling | measured | partial |
     unknown | gone | known (from other jobs, or observed); ``sentence`` says more. ``up_s``,
-    ``down_s``, ``start_s``: what a rescale is taken to cost.
+    ``down_s``, ``start_s``: assumed cost of a rescale or start, seconds.
     """
 
     state: str
@@ -80,10 +80,10 @@ class RescaleView(View, frozen=True):
 
 
 class GoalView(View, frozen=True):
-    """What a job's owner wants beyond speed, and how it stands with that. ``standing``: on_track |
-    at_risk | infeasible | met | missed, empty while it is not known; ``why`` says then why.
-    ``ends``: the forecast, with its 80 % interval, from the nodes of the last ``history_h`` hours;
-    None: there is none.
+    """A job's deadline and budget, and its standing. ``standing``: on_track | at_risk | infeasible
+    | met | missed, empty if not known; ``why`` then says why. ``ends``: the forecast of the job's
+    end, with its 80 % interval, from the nodes of the last ``history_h`` hours; None if there is no
+    forecast.
     """
 
     deadline: float | None = None
@@ -121,9 +121,7 @@ class JobView(View, frozen=True):
 
 
 class MemberView(View, frozen=True):
-    """One member of a service. ``gone_in_s``: seconds until it is gone, None while nothing is
-    known of an end.
-    """
+    """One member of a service. ``gone_in_s``: seconds until it leaves, None if no end is known."""
 
     node: str
     host: str
@@ -132,8 +130,8 @@ class MemberView(View, frozen=True):
 
 
 class MembersView(View, frozen=True):
-    """``malletrain members JOB``. ``number`` grows with every change; ``key``: the processes'
-    secret, empty for all but the owner.
+    """``malletrain members JOB``. ``number`` increases with every change; ``key``: the processes'
+    secret, empty for users other than the owner.
     """
 
     job: str
@@ -143,8 +141,8 @@ class MembersView(View, frozen=True):
 
 
 class ShareView(View, frozen=True):
-    """How a party (a user, group or account) stands with its share, while what is long ago counts
-    less and less (``half_life``).
+    """Share of a party (a user, group or account) and its use; older service counts less
+    (``half_life``).
     """
 
     party: str
@@ -154,9 +152,9 @@ class ShareView(View, frozen=True):
     served_nh: float
     """Weighted node-hours that its jobs had."""
     factor: float
-    """What its bids count."""
+    """Factor on its bids."""
     sentence: str = ""
-    """For people, where it got more or less than what was due."""
+    """A sentence for users, if it got more or less than was due."""
 
 
 class JobDetail(View, frozen=True):
@@ -170,22 +168,22 @@ class JobDetail(View, frozen=True):
     failure: str = ""
     profile: ProfileView | None = None
     network: str = ""
-    """By which network its rounds go and how fast that is, where the site names one."""
+    """Network that its rounds use and its bandwidth, if the site names one."""
     memory: str = ""
-    """What its snapshots take of its nodes' memory, and whether a leaver can hand them over."""
+    """Size of its snapshots in its nodes' memory, and whether a leaver can hand them over."""
     share: ShareView | None = None
-    """How its owner's share stands, where shares are counted."""
+    """Share of its owner, if shares are counted."""
     stacks: dict[str, str] = {}
-    """Where its workers stood when they last hung, by rank and node."""
+    """Stacks of its workers when they last hung, by rank and node."""
     slow: tuple[str, ...] = ()
     """A sentence for each of its nodes that holds up the others."""
     trainer: str = ""
-    """In whose plan it is, as a phrase; empty where there is one plan."""
+    """Trainer in whose plan it is, as a phrase; empty if there is only one plan."""
 
 
 class SeriesView(View, frozen=True):
-    """One metric of a job over time, column by column: the n-th entries belong together. Thinned
-    out evenly where there are many; its first, last, smallest and largest values are always there.
+    """One metric of a job over time, column by column: the n-th entries belong together. Long
+    series are thinned out evenly, but keep their first, last, smallest and largest values.
     """
 
     name: str
@@ -193,21 +191,21 @@ class SeriesView(View, frozen=True):
     times: tuple[float, ...]
     """When the script reported it."""
     samples: tuple[float, ...]
-    """What the job had processed by then, all ranks together."""
+    """Samples that the job had processed by then, all ranks together."""
     nodes: tuple[int, ...]
-    """The job's scale then; 0 where it is not known."""
+    """The job's scale at that time; 0 if not known."""
     steps: tuple[int | None, ...]
-    """The script's own count, where it gave one."""
+    """The script's own step count, if it gave one."""
     count: int = 0
-    """How many values were reported in all, those that were thinned out too."""
+    """Number of values reported in all, including thinned-out ones."""
     numbers: tuple[int, ...] = ()
-    """Which of all that were reported each is, from 0."""
+    """Index of each value among all reported ones, from 0."""
 
 
 class NodeView(View, frozen=True):
     """One line of ``malletrain nodes``. ``state``: idle | leasing | free | job | leaving | sick
-    | slow (idle: a gap without a lease; sick: it failed a health check, slow: it held up the others
-    of a job, see ``rules``). ``owner``: whose lease it is, where it is not the daemon's own user's.
+    | slow (idle: a gap without a lease; sick: it failed a health check; slow: it held up the other
+    nodes of a job, see ``rules``). ``owner``: the lease's user, if not the daemon's own user.
     """
 
     node: str
@@ -223,7 +221,7 @@ class NodeView(View, frozen=True):
     warm_bytes: int = 0
     """Memory of its warm fork servers."""
     trainers: tuple[str, ...] = ()
-    """Whose jobs may run there, where there are several plans."""
+    """Trainers whose jobs may run there, if there are several plans."""
 
 
 class NodeForecastView(View, frozen=True):
@@ -231,17 +229,16 @@ class NodeForecastView(View, frozen=True):
 
     node_class: str
     now: float
-    """How many there are."""
+    """Current number of such nodes."""
     span_s: float
-    """Seconds of one span of what follows."""
+    """Length of one interval of ``past`` and ``ahead``, seconds."""
     past: tuple[tuple[float, float], ...]
-    """(time, nodes) of each span of the last day, the oldest first."""
+    """(time, nodes) of each interval of the last day, the oldest first."""
     ahead: tuple[tuple[float, float, float, float], ...]
-    """(time, low, median, high) of each span of the day to come: between low and high in eight of
-    ten cases.
+    """(time, low, median, high) of each interval of the next day; low to high is the 80 % interval.
     """
     hours: float
-    """Of the past that it was made from."""
+    """Length of the history from which the forecast was made, hours."""
 
 
 class EventView(View, frozen=True):
@@ -258,27 +255,28 @@ class EventView(View, frozen=True):
 
 
 class NewsView(View, frozen=True):
-    """Which jobs have reported a value of a metric, or have ended."""
+    """Jobs that have reported a value of a metric, or have ended."""
 
     cursor: str
-    """Names this moment: ask for what comes after it."""
+    """Position of this answer; pass it to get later news only."""
     jobs: tuple[str, ...]
 
 
 class NetworkView(View, frozen=True):
-    """How fast the network of the jobs is between two leased nodes of a class."""
+    """Bandwidth of the jobs' network between two leased nodes of a class."""
 
     node_class: str
     sentence: str
     reached: bool
-    """Whether a connection came about at all."""
+    """Whether a connection was possible."""
     mbit: float = 0.0
-    """What one connection carries; 0: none came about."""
+    """Bandwidth of one connection, Mbit/s; 0: no connection."""
 
 
 class TrainerView(View, frozen=True):
-    """A part of the users with a plan of its own. ``node_classes``: empty for all that no other
-    names. ``rate``: samples/s of its jobs, which say nothing beside those of another objective.
+    """A group of users with a plan of its own. ``node_classes``: empty for all that no other
+    trainer names. ``rate``: samples/s of its jobs, not comparable between trainers of different
+    objectives.
     """
 
     name: str
@@ -286,7 +284,7 @@ class TrainerView(View, frozen=True):
     node_classes: tuple[str, ...]
     part: float
     jobs: int
-    """With nodes."""
+    """Number of jobs with nodes."""
     waiting: int
     nodes: int
     rate: float
@@ -313,30 +311,30 @@ class StatusView(View, frozen=True):
     last_poll: float | None
     poll_error: str
     networks: tuple[NetworkView, ...] = ()
-    """Measured since the daemon's start."""
+    """Networks measured since the daemon's start."""
     shares: tuple[ShareView, ...] = ()
-    """That of who asks; operators see all."""
+    """The share of the asking user; operators see all."""
     restraint: str = ""
-    """What operators have told it to leave alone, as a sentence; empty: nothing."""
+    """What operators have paused or excluded, as a sentence; empty: nothing."""
     handler_failures: str = ""
-    """For operators: which messages could not be handled since the daemon's start, as a sentence;
-    empty: it handled all.
+    """For operators: messages that could not be handled since the daemon's start, as a sentence;
+    empty: all were handled.
     """
     trainers: tuple[TrainerView, ...] = ()
-    """Where there is a plan for each."""
+    """The trainers, if there are several plans."""
     late: dict[str, str] = {}
-    """Jobs of who asks, operators' all, of which a node that leaves cannot hand over its part of
-    the snapshot in time: a sentence each.
+    """Jobs of the asking user (for operators: all jobs) of which a leaving node cannot hand over
+    its part of the snapshot in time → a sentence.
     """
     users_problems: tuple[str, ...] = ()
-    """For operators: what is wrong with the list of users, a sentence each."""
+    """For operators: problems of the list of users, a sentence each."""
 
 
 class UsageView(View, frozen=True):
-    """What one user used of one class of nodes in one month, in node-hours: leased; of these with
+    """Usage of one class of nodes by one user in one month, in node-hours: leased; of these with
     samples processed (``trained``), lost to starts, to rescales and to preemptions, with a job that
-    never told samples (``silent``), and without a job (``unused``). ``kwh`` is None where it is not
-    known what the nodes draw.
+    never reported samples (``silent``), and without a job (``unused``). ``kwh`` is None if the
+    power of the nodes is not known.
     """
 
     month: str
@@ -351,12 +349,12 @@ class UsageView(View, frozen=True):
     samples: float = 0.0
     kwh: float | None = None
     account: str = ""
-    """Empty: none was known."""
+    """The user's account; empty: not known."""
     silent_nh: float = 0.0
 
 
 class LogView(View, frozen=True):
-    """A piece of a log. ``cursor`` is passed back to go on; ``more`` says that there is more right
+    """A piece of a log. Pass ``cursor`` back to continue; ``more``: whether more is available
     now.
     """
 
@@ -365,6 +363,6 @@ class LogView(View, frozen=True):
     more: bool
     streams: tuple[str, ...]
     ended: bool
-    """The job has ended, and all that will ever be here of its logs is."""
+    """Whether the job has ended and its logs are complete."""
     arriving: bool = False
-    """The job has ended, and nodes still send what it printed."""
+    """Whether the job has ended and nodes still send its output."""

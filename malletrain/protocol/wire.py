@@ -1,7 +1,7 @@
-"""How a message crosses a socket: two frames, the protocol tag ``b"MT1"`` and one msgpack map whose
-``type`` names the message.
+"""Encoding of messages on a socket: two frames, the protocol tag ``b"MT1"`` and one msgpack map
+whose ``type`` names the message.
 
-Decoding checks size, version, type and every field; what does not fit raises :class:`WireError`,
+Decoding checks size, version, type and every field. An invalid message raises :class:`WireError`,
 whose text is sent back to the sender.
 """
 
@@ -17,11 +17,11 @@ from malletrain.protocol.messages import AnyMessage, Message, Request
 PROTOCOL = b"MT1"
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_REQUEST_BYTES = 512 * 1024
-"""Of a client to the daemon. To read a byte on the wire can take as long as to read sixty (an empty
-list): 512 KiB of them, 20 ms.
+"""Maximum size of a client's request to the daemon. One byte on the wire (an empty list) can become
+sixty bytes in memory: decoding 512 KiB of them takes 20 ms.
 """
 MAX_LOGIN_BYTES = 16 * 1024
-"""Of who has not said yet who it is."""
+"""Maximum size of a request before the client has logged in."""
 
 
 class WireError(ValueError):
@@ -33,8 +33,8 @@ _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
 def encode(message: Message, most: int = MAX_MESSAGE_BYTES) -> list[bytes]:
-    """The frames of ``message``. Raises WireError when it is larger than ``most`` bytes, or holds
-    what msgpack does not.
+    """Returns the frames of ``message``. Raises WireError if it is larger than ``most`` bytes, or
+    holds values that msgpack cannot encode.
     """
     payload = _packed(message, type(message).__name__)
     if len(payload) > most:
@@ -46,8 +46,8 @@ def encode(message: Message, most: int = MAX_MESSAGE_BYTES) -> list[bytes]:
 
 
 def request(number: str, op: str, params: Mapping[str, Any]) -> Request:
-    """The request ``number`` for ``op``. Raises WireError for parameters that msgpack does not
-    hold.
+    """Returns the request ``number`` for ``op``. Raises WireError for parameters that msgpack
+    cannot encode.
     """
     return Request(number, op, msgspec.Raw(_packed(dict(params), Request.__name__)))
 
@@ -58,7 +58,7 @@ def _packed(data: Any, what: str) -> bytes:
     except UnicodeEncodeError as e:
         shown = e.object.encode("utf-8", "backslashreplace").decode()
         raise WireError(
-            f"'{shown[:200]}' is not text in UTF-8. Rename it, or where it is right choose a "
+            f"'{shown[:200]}' is not text in UTF-8. Rename it, or if it is right choose a "
             "locale of UTF-8, such as LC_ALL=C.UTF-8."
         ) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
@@ -68,8 +68,15 @@ def _packed(data: Any, what: str) -> bytes:
 def decode(
     frames: Sequence[bytes], number: int | None = None, most: int = MAX_MESSAGE_BYTES
 ) -> Any:
-    """The message in ``frames`` (identity frames removed), of which there were ``number`` where
-    not all were kept; of ``most`` bytes at most. Raises WireError with a sentence for the sender.
+    """Returns the message in ``frames`` (identity frames removed).
+
+    Args:
+        frames: the received frames, or the first of them.
+        number: number of frames received, if not all were kept.
+        most: maximum size of the message, bytes.
+
+    Raises:
+        WireError: the message is invalid; the text is for the sender.
     """
     number = len(frames) if number is None else number
     if number != 2:
@@ -94,5 +101,5 @@ def decode(
 
 
 def _short(error: Exception) -> str:
-    """What was wrong; it may quote the message, which may be long."""
+    """Returns the text of an error, shortened because it may quote a long message."""
     return str(error) if len(str(error)) <= 300 else f"{str(error)[:299]}…"

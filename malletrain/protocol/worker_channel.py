@@ -1,4 +1,4 @@
-"""What a worker process tells the agent on its node: datagrams. The way down is
+"""Datagrams from a worker process to the agent on its node. The opposite direction is
 :mod:`malletrain.protocol.flags`.
 
 Decides the encoding and checks what arrives. It does not decide when anything is
@@ -7,8 +7,8 @@ does with it. Standard library only, because training scripts import it.
 
 Worker to agent: one Unix datagram socket per agent (path in ``MALLETRAIN_SOCKET``, under 108
 bytes). Every datagram is one JSON object under 4 KiB with ``v`` (version), ``kind``, ``job``,
-``generation`` (the round), ``rank``, ``pid`` and the fields of its kind. Datagrams may be lost when
-the agent is slow or gone, therefore counts are cumulative and every datagram stands for itself.
+``generation`` (the round), ``rank``, ``pid`` and the fields of its kind. Datagrams may be lost if
+the agent is slow or gone. Therefore counts are cumulative and every datagram is self-contained.
 
 Times are seconds since the epoch (CLOCK_REALTIME); ``seconds`` is a duration.
 """
@@ -26,8 +26,8 @@ from typing import Any
 
 VERSION = 1
 MAX_DATAGRAM_BYTES = 4096
-MOST_BACKLOG = 1024
-"""Datagrams that wait for an agent; of more the oldest go."""
+MAX_BACKLOG = 1024
+"""Maximum number of datagrams that wait for an agent; beyond it the oldest are dropped."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Sender:
 class WorkerProgress:
     """Cumulative counts of one process: samples and steps since it started, samples of its last
     step, and the times of its first and last report. ``unsent`` counts datagrams that did not reach
-    the agent. ``busy``: for how long it has worked itself, instead of waiting for its peers,
-    seconds from a time of its own; None where that is not known.
+    the agent. ``busy``: cumulative time in which it worked instead of waiting for its peers,
+    seconds since an arbitrary start; None if not known.
     """
 
     sender: Sender
@@ -64,7 +64,7 @@ class WorkerProgress:
 class StartupMark:
     """A point in a worker's start-up, to split the cost of a rescale into phases: ``start``
     (process created), ``import`` (malletrain imported), ``restoring`` and ``restored``
-    (Snapshot.restore), ``first`` (first report), and whatever a script marks itself.
+    (Snapshot.restore), ``first`` (first report), and the script's own marks.
     """
 
     sender: Sender
@@ -77,9 +77,9 @@ class SnapshotTaken:
     """A snapshot was saved, or could not be (``saved`` false and ``sentence`` says why; sent once
     per cause).
 
-    ``samples`` and ``steps`` are the sender's cumulative counts at that moment: what it reports
-    beyond them is lost if it dies now. ``nodes``: over how many it lies; ``replicated``: others
-    have copies.
+    ``samples`` and ``steps`` are the sender's cumulative counts at that moment: progress beyond
+    them is lost if it fails now. ``nodes``: number of nodes over which the snapshot is distributed;
+    ``replicated``: whether other nodes have copies.
     """
 
     sender: Sender
@@ -96,7 +96,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True)
 class Capable:
-    """This worker (rank 0) looks at the drain request after every step and can take a snapshot on
+    """This worker (rank 0) checks for a drain request after every step and can take a snapshot on
     demand.
     """
 
@@ -116,7 +116,7 @@ class DrainDone:
 
 
 Measurement = float
-"""Any number, NaN and infinity too."""
+"""Any number, including NaN and infinity."""
 NOT_FINITE = ("nan", "inf", "-inf")
 
 
@@ -148,7 +148,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """The training ends after so many samples more over all ranks, as the sampler knows."""
+    """Number of samples until the end of the training, over all ranks, from the sampler."""
 
     sender: Sender
     samples: float
@@ -204,7 +204,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-# What a field may hold, by its annotation: (test, what it should have been).
+# Valid values of a field, by its annotation: (test, description of valid values).
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "str": (lambda value: isinstance(value, str), "text"),
     "bool": (lambda value: isinstance(value, bool), "true or false"),
@@ -223,8 +223,8 @@ _MAY_BE_NEGATIVE = {(ScriptMetric, "value")}
 
 
 def encode(message: Datagram) -> bytes:
-    """One datagram for the socket. Texts that would make it longer than MAX_DATAGRAM_BYTES are
-    shortened (their ends are kept).
+    """Returns one datagram. Texts that would make it longer than MAX_DATAGRAM_BYTES are shortened
+    in the middle.
     """
     body: dict[str, Any] = {
         "v": VERSION,
@@ -246,7 +246,8 @@ def encode(message: Datagram) -> bytes:
 
 
 def progress_encoder(sender: Sender) -> Callable[..., bytes]:
-    """The same as :func:`encode` for WorkerProgress, several times faster: it runs in the loop."""
+    """Returns a function like :func:`encode` for WorkerProgress, several times faster, because it
+    runs in the training loop."""
     head = (
         encode(WorkerProgress(sender, 0, 0, 0, 0, 0))
         .decode()
@@ -276,8 +277,8 @@ def decode_datagram(data: bytes) -> Datagram:
     """Check one datagram and return its dataclass.
 
     Raises:
-        ValueError: when it is not of this protocol; the message says what was wrong, never with
-            more than a piece of the data.
+        ValueError: the datagram is not of this protocol; the message says what is wrong and quotes
+            only a short piece of the data.
     """
     if len(data) > MAX_DATAGRAM_BYTES:
         raise ValueError(
@@ -347,19 +348,20 @@ def _checked(cls: type[Any], kind: str, body: dict[str, Any], sender: Sender | N
 class Outbox:
     """The worker's end of the socket: sends without blocking and never raises.
 
-    A datagram that the agent does not take is dropped, or kept for the next attempt when it will
-    not be repeated by a later one. ``unsent`` counts the failed attempts.
+    A datagram that the agent does not accept is dropped, or kept for the next attempt if no later
+    datagram repeats its content. ``unsent`` counts the failed attempts.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.unsent = 0
-        self._backlog: deque[bytes] = deque(maxlen=MOST_BACKLOG)
+        self._backlog: deque[bytes] = deque(maxlen=MAX_BACKLOG)
         self._socket: socket.socket | None = None
 
     def send(self, data: bytes, keep: bool = False) -> bool:
-        """Send ``data``, after what was kept. Returns whether the agent's socket took it."""
-        if (not self._backlog or self.retry()) and self._put(data):
+        """Send ``data``, after the kept datagrams. If that fails and ``keep`` is true, keep it for
+        the next attempt. Returns whether the agent's socket accepted it."""
+        if (not self._backlog or self.retry()) and self._send_now(data):
             return True
         self.unsent += 1
         if keep:
@@ -367,21 +369,21 @@ class Outbox:
         return False
 
     def retry(self) -> bool:
-        """Send what was kept, oldest first. Returns whether nothing is left."""
-        while self._backlog and self._put(self._backlog[0]):
+        """Send the kept datagrams, oldest first. Returns whether none is left."""
+        while self._backlog and self._send_now(self._backlog[0]):
             self._backlog.popleft()
         return not self._backlog
 
     def agent_is_slow(self) -> bool:
-        """Whether the last attempt, now where something is kept, failed only because the agent's
-        queue is full, so that waiting a little may help.
+        """Returns whether the last attempt failed only because the agent's queue is full, so that a
+        short wait may help. Retries the kept datagrams first.
         """
         self.retry()
         return self._last_errno in (errno.EAGAIN, errno.ENOBUFS)
 
     _last_errno: int | None = None
 
-    def _put(self, data: bytes) -> bool:
+    def _send_now(self, data: bytes) -> bool:
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,4 +1,4 @@
-"""What nodes are worth to a service, as its process says while it runs."""
+"""The value of nodes to a service, as its process reports it at run time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-from malletrain.protocol.bounds import MOST_WORTHS, Amount, Count, Id
+from malletrain.protocol.bounds import MAX_WORTH_SIZES, Amount, Count, Id
 from malletrain.protocol.message import Message
 
 
 class Worth(Message, frozen=True):
-    """A service's process says what so many nodes are worth to it from now on, in samples/s."""
+    """The value of each number of nodes to a service from now on, in samples/s."""
 
     job: Id
-    nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MOST_WORTHS)]
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MAX_WORTH_SIZES)]

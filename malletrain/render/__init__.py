@@ -1,5 +1,3 @@
-"""How the product looks to a person: text, tables, live screen. Decides form only; facts come as
-:mod:`malletrain.protocol.views`.
-
-Runs where a person looks: in the command line and the demo.
+"""Output for users: text, tables, live screen. Decides form only; the facts come as
+:mod:`malletrain.protocol.views`. Runs in the command line and the demo.
 """

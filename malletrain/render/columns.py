@@ -1,8 +1,8 @@
 """Tables that fit their terminal: which columns are shown at a width, and how wide.
 
-A number or an id is shown whole or not at all. What does not fit is dropped, the least important
-column first; text is shortened with an ellipsis; a sentence (a note) gets lines of its own below
-its row. What the columns are is decided in :mod:`malletrain.render.tables`.
+A number or an id is shown whole or not at all. Columns that do not fit are dropped, the least
+important first; text is shortened with an ellipsis; a sentence (a note) moves to separate lines
+below its row. :mod:`malletrain.render.tables` decides the columns.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 GAP = 2
-"""Blanks between two columns."""
-NOTE_LEAST = 40
-"""A note stands in the line of its row where so many columns are left for it."""
+"""Number of blanks between two columns."""
+MIN_NOTE_WIDTH = 40
+"""Minimum width for a note on the line of its row."""
 INDENT = 4
-"""Blanks before a note on a line of its own."""
+"""Number of blanks before a note on a separate line."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,24 @@ class Column:
     right: bool = False
     """Aligned to the right, as numbers are."""
     drop: int = 0
-    """0: always shown; of the others the highest is dropped first where the table is too wide."""
+    """0: always shown; if the table is too wide, the column with the highest value is dropped
+    first."""
     least: int = 0
-    """0: never shortened; else text that may be shortened to so many columns."""
+    """Minimum width to which its text may be shortened; 0: never shortened."""
     middle: bool = False
-    """Shortened in the middle, as names are told apart by their ends."""
+    """Whether to shorten in the middle, for names that differ at their ends."""
     note: bool = False
-    """Sentences: the last column where there is room, else below each row, always whole."""
+    """Whether it holds sentences: shown in the last column if there is room, else below each row,
+    never shortened."""
 
 
 def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[int, int]:
-    """Which columns are shown on ``width`` and how wide each is: index → width.
+    """Returns the columns that are shown at ``width`` and their widths: index → width.
 
     Args:
         columns: the columns; a note among them is the last.
-        natural: the width that each would like to have, its heading's included.
-        width: of the terminal. A note that is left out goes below its row.
+        natural: the natural width of each, including its heading.
+        width: width of the terminal. A note that does not fit goes below its row.
     """
     shown = {k: _least(column, natural[k]) for k, column in enumerate(columns) if not column.note}
     while _total(shown) > width:
@@ -62,7 +64,7 @@ def fit(columns: Sequence[Column], natural: Sequence[int], width: int) -> dict[i
     last = len(columns) - 1
     if columns[last].note and len(shown) == last and all(shown[k] == natural[k] for k in shown):
         remaining = spare - (GAP if shown else 0)
-        if remaining >= min(natural[last], NOTE_LEAST):
+        if remaining >= min(natural[last], MIN_NOTE_WIDTH):
             shown[last] = min(remaining, natural[last])
     return shown
 
@@ -76,9 +78,8 @@ def _total(shown: dict[int, int]) -> int:
 
 
 def shorten(text: Text, width: int, *, middle: bool = False) -> Text:
-    """``text`` on ``width`` columns, what is left out shown by an ellipsis.
-
-    Its end is left out by whole words, so that no number in it is cut; or its ``middle``.
+    """Returns ``text`` shortened to ``width`` columns, with an ellipsis. Removes whole words at its
+    end, so that no number is cut; or its ``middle``.
     """
     if text.cell_len <= width:
         return text
@@ -96,14 +97,14 @@ def shorten(text: Text, width: int, *, middle: bool = False) -> Text:
 
 
 class FittedTable:
-    """A table that fits the terminal it is printed on, whatever its width.
+    """A table that adapts to the width of the terminal.
 
     Args:
         columns: see :class:`Column`; at most one note, the last.
         header: whether the headings are shown.
         rule: whether a line is drawn below them.
-        alike: begins a note that stands below the last of several rows that all have it, such as
-            "these {rows}: "; without it each has its own.
+        alike: prefix of a note that several rows share and that is shown once below the last of
+            them, such as "these {rows}: "; if empty, each row shows its own.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class FittedTable:
         self.rows: list[tuple[Text, ...]] = []
 
     def add_row(self, *cells: str | Text) -> None:
-        """One row; a cell a column."""
+        """Add a row with one cell per column."""
         self.rows.append(tuple(Text(c) if isinstance(c, str) else c for c in cells))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -164,7 +165,7 @@ class FittedTable:
     def _beside(
         self, console: Console, row: tuple[Text, ...], shown: dict[int, int]
     ) -> Iterator[Text]:
-        """A row with its note in the last column, on as many lines as the note takes."""
+        """Yields a row with its note in the last column, on as many lines as the note needs."""
         last = len(row) - 1
         pieces = row[last].wrap(console, shown[last]) if row[last].plain else [Text()]
         for k, piece in enumerate(pieces):
@@ -174,7 +175,7 @@ class FittedTable:
 
 
 def indented(console: Console, note: Text, width: int) -> Iterator[Text]:
-    """A note on lines of its own."""
+    """Yields a note on separate lines."""
     for piece in note.wrap(console, max(1, width - INDENT)):
         piece.rstrip()
         yield Text(" " * INDENT) + piece

@@ -1,5 +1,5 @@
-"""The terminal as it is: width, colour, pipe. Decides how much a terminal can show, not what is
-shown.
+"""Properties of the terminal: width, colour, pipe. Decides how much a terminal can show, not what
+is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ nothing is cut off at 80.
 
 
 def console(file: IO[str] | None = None, *, stderr: bool = False) -> Console:
-    """A console that honours NO_COLOR and COLUMNS and is plain text in a pipe.
+    """Returns a console that honours NO_COLOR and COLUMNS and is plain text in a pipe.
 
     Numbers in text are not coloured, ``[brackets]`` in names are not read as markup and ``:words:``
     not as emoji.

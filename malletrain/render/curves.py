@@ -1,6 +1,5 @@
-"""A metric over time in a terminal. Decides axes and dots; asks nobody.
-
-Dots are those of Braille characters, two by four in each, so that lines look like lines.
+"""Plots a metric over time in a terminal. Decides axes and dots. Each Braille character has two by
+four dots, which gives smooth lines.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ Point = tuple[float, float]
 
 
 def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height: int = 15) -> Text:
-    """A picture of one metric: its values from bottom to top, from left to right ``over`` what.
+    """Returns the plot of one metric: its values on the vertical axis, ``over`` on the horizontal
+    axis.
 
     Args:
         series: the metric.
-        over: ``time``, ``samples`` or ``step``; where it has no steps, the numbers of its values.
-        width, height: of the picture with its axes, characters.
+        over: ``time``, ``samples`` or ``step``; without steps, the numbers of its values.
+        width, height: size of the plot with its axes, characters.
     """
     right = _right(series, over)
     values = series.values
@@ -54,7 +54,7 @@ def curve(series: SeriesView, *, over: str = "samples", width: int = 80, height:
 
 
 def dots(points: Sequence[Point], columns: int, rows: int) -> list[str]:
-    """The line through these points as so many lines of so many Braille characters."""
+    """Returns the line through these points as ``rows`` lines of ``columns`` Braille characters."""
     cells = [[BLANK] * columns for _ in range(rows)]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     x_min, y_min = min(xs), min(ys)

@@ -1,5 +1,5 @@
-"""Feeding the live screen from a daemon: one look asks for everything that changed. Decides what is
-asked, not how often.
+"""Updates the live screen from a daemon: one look requests everything that changed. Decides what is
+requested, not how often.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Protocol
 from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render.live import Screen
 
-NEWEST = 200
-"""Events of the past that the first look fetches."""
+INITIAL_EVENTS = 200
+"""Number of past events that the first look requests."""
 PAGE = 1000
 
 
 class FollowSource(Protocol):
-    """What a look asks; :class:`malletrain.client.Connection` has it."""
+    """Requests of a look; :class:`malletrain.client.Connection` implements it."""
 
     def status(self) -> StatusView: ...
     def jobs(self) -> list[JobView]: ...
@@ -28,43 +28,42 @@ class FollowSource(Protocol):
 
 @dataclass(frozen=True)
 class Look:
-    """What one look saw."""
+    """The answers to one look."""
 
     status: StatusView
     """The daemon and the machine."""
     jobs: list[JobView]
     """All jobs."""
     nodes: list[NodeView]
-    """The nodes that are shown."""
+    """Nodes on the screen."""
     events: list[EventView]
-    """The events that are new."""
+    """New events."""
 
 
 class Follower:
-    """Keeps ``screen`` up to date. ``client`` may be exchanged after a restart of the daemon;
-    events go on where they were.
-
-    ``all_nodes``: show the nodes that the main scheduler uses, too.
+    """Keeps ``screen`` up to date. ``client`` may be replaced after a restart of the daemon; events
+    continue from the last position. ``all_nodes``: whether to show the nodes that the main
+    scheduler uses, too.
     """
 
     def __init__(self, screen: Screen, client: FollowSource, *, all_nodes: bool = False) -> None:
         self.screen = screen
         self.client = client
         self.all_nodes = all_nodes
-        self.since = -NEWEST
-        """Number of the last event seen; negative: that many of the newest, to begin with."""
+        self.since = -INITIAL_EVENTS
+        """Number of the last event read; negative: number of newest events to start with."""
 
     def look(self) -> list[EventView]:
-        """Ask once and update the screen; returns the events that are new. Raises what the client
-        raises.
+        """Send the requests once and update the screen; returns the new events. Raises the client's
+        errors.
         """
         seen = self.ask()
         self.show(seen)
         return seen.events
 
     def ask(self) -> Look:
-        """Ask once and change nothing on the screen, as another thread may. Raises what the client
-        raises.
+        """Send the requests once without a change of the screen, which is safe in another thread.
+        Raises the client's errors.
         """
         status, jobs, nodes = (
             self.client.status(),

@@ -15,11 +15,11 @@ WORDS = {
     "met": "met",
     "missed": "missed",
 }
-"""The standings, as people are shown them."""
+"""Standing → text for users."""
 
 
 def moment(at: float, now: float) -> str:
-    """A time near ``now`` in local words: ``14:00``, ``Thu 14:00``, ``2026-12-01 14:00``."""
+    """Returns a time near ``now`` as local text: ``14:00``, ``Thu 14:00``, ``2026-12-01 14:00``."""
     local, today = time.localtime(at), time.localtime(now)
     if local[:3] == today[:3]:
         return time.strftime("%H:%M", local)
@@ -29,7 +29,7 @@ def moment(at: float, now: float) -> str:
 
 
 def past(hours: float) -> str:
-    """What a forecast was made from."""
+    """Returns a description of the history from which a forecast was made."""
     if hours <= 0:
         return "the nodes there are now"
     if hours >= 6.5 * 24:
@@ -40,7 +40,7 @@ def past(hours: float) -> str:
 
 
 def forecast(goal: GoalView, now: float) -> str:
-    """When the job ends, or why that is not known: a sentence, or nothing."""
+    """Returns a sentence on when the job ends, or why that is not known; may be empty."""
     if goal.standing == "infeasible" and _spent(goal):
         return "It stands still, for its budget is spent: malletrain extend JOB --budget +N nh."
     if goal.ends is None:
@@ -51,12 +51,12 @@ def forecast(goal: GoalView, now: float) -> str:
 
 
 def _spent(goal: GoalView) -> bool:
-    """Whether nothing is left of the budget, to what is shown of it."""
+    """Returns whether the budget is spent, to the displayed precision."""
     return goal.budget_nh is not None and goal.charged_nh >= 0.999 * goal.budget_nh
 
 
 def targets(goal: GoalView, now: float) -> str:
-    """What the owner wants: ``by Thu 14:00, 12.5 of 200 nh``."""
+    """Returns the deadline and budget: ``by Thu 14:00, 12.5 of 200 nh``."""
     parts = []
     if goal.deadline is not None:
         parts.append(f"by {moment(goal.deadline, now)}")
@@ -68,12 +68,12 @@ def targets(goal: GoalView, now: float) -> str:
 
 
 def standing(goal: GoalView | None) -> str:
-    """In two words at most how it stands; empty: there is nothing to stand by."""
+    """Returns the standing in at most two words; empty if there is no goal."""
     return "" if goal is None else WORDS.get(goal.standing, goal.standing)
 
 
 def facts(goal: GoalView, now: float, *, ended: bool) -> list[tuple[str, str]]:
-    """What ``malletrain show`` says of a job's goals: labels and values."""
+    """Returns the labels and values of a job's goals for ``malletrain show``."""
     rows = []
     if text := targets(goal, now):
         word = standing(goal)
@@ -84,7 +84,7 @@ def facts(goal: GoalView, now: float, *, ended: bool) -> list[tuple[str, str]]:
 
 
 def sentence(goal: GoalView, now: float) -> str:
-    """What is said of a job's goals when it is submitted or extended; may be empty."""
+    """Returns a sentence on a job's goals for when it is submitted or extended; may be empty."""
     word = standing(goal)
     text = targets(goal, now) if goal.deadline is not None or goal.budget_nh is not None else ""
     if text:

@@ -1,6 +1,7 @@
-"""The audit log as a trace: when which node was held, for a replay or a simulation. Pure.
+"""Converts the audit log to a trace of which node was held when, for a replay or a simulation.
+Pure.
 
-Reads joins and losses of nodes only. The form of a trace is told in ``docs/traces.md``.
+Reads joins and losses of nodes only. ``docs/traces.md`` describes the form of a trace.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ HEADER = "time_s,node,event"
 
 
 def lease_trace(events: Iterable[EventView], until: float) -> Iterator[str]:
-    """The lines of the trace, without line ends; time 0 is the first join.
+    """Yields the lines of the trace, without line ends; time 0 is the first join.
 
-    A node that joins twice in a row (it was adopted after a restart) is written once, and a clock
-    that was set back makes no event earlier than the one before. What is still held is so until the
-    end: a trace ends with its last event.
+    A node that joins twice in a row (it was adopted after a restart) is written once. If the clock
+    was set back, no event becomes earlier than the previous one. Nodes that are still held stay so
+    until the end of the trace.
 
     Args:
-        events: all of them, oldest first.
-        until: when they were asked for, seconds since the epoch.
+        events: all events, oldest first.
+        until: time at which the events were read, seconds since the epoch.
     """
     nodes: set[str] = set()
     last: dict[str, float] = {}
@@ -34,8 +35,8 @@ def lease_trace(events: Iterable[EventView], until: float) -> Iterator[str]:
         if (not joined and e.kind != EventKind.NODE_LOST) or joined == (e.node in nodes):
             continue
         begin = e.time if begin is None else begin
-        # To the millisecond, and no node twice at one instant: a trace says which of two changes
-        # came first by their times.
+        # To the millisecond, and no node twice at one instant, because a trace orders changes by
+        # their times.
         now = last[e.node] = round(max(now, e.time - begin, last.get(e.node, -1.0) + 0.001), 3)
         (nodes.add if joined else nodes.discard)(e.node)
         yield f"{now:.3f},{e.node},{'idle' if joined else 'busy'}"

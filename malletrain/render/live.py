@@ -1,8 +1,8 @@
-"""The live screen of ``malletrain top`` and ``malletrain demo``: nodes and who is on them,
-throughput per job, events.
+"""The live screen of ``malletrain top`` and ``malletrain demo``: nodes and their jobs, throughput
+per job, events.
 
-:class:`Screen` keeps the short history that a sparkline needs and turns the latest views into one
-renderable. It does not ask the daemon and does not draw by itself.
+:class:`Screen` keeps the short history that a sparkline needs and converts the latest views to one
+renderable. It sends no requests and does not draw.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from malletrain.render.text import bar, clock, count, plain, rate, spark
 
 HISTORY = 240
 SPARK_WIDTH, SPARK_NARROW = 24, 10
-"""Columns of a sparkline on a wide terminal, and on others."""
+"""Width of a sparkline on a wide terminal, and on others."""
 CELL_WIDTH = 24
-"""Columns of one node in the grid."""
-CELLS_UP_TO = 48
-"""With more nodes than this the grid shows one character a node."""
+"""Width of one node in the grid."""
+MAX_NAMED_NODES = 48
+"""Maximum number of nodes for the grid of names; with more, the grid shows one character
+per node."""
 SIGNS = {
     "job": "█",
     "free": "▒",
@@ -42,11 +43,11 @@ SIGNS = {
 }
 """Node state → character, so that the grid can be read without colour."""
 ORDER = ("running", "profiling", "suspended", "queued")
-"""Jobs in these states come first, in this order; those that have ended last, the newest first."""
-EVENTS_LEAST = 2
-"""Lines of events that a small terminal still shows."""
-WIDE = 110
-"""Columns from which on an event is shown with its kind."""
+"""Order of jobs by state; ended jobs come last, the newest first."""
+MIN_EVENT_LINES = 2
+"""Minimum number of lines of events, on a small terminal."""
+MIN_KIND_WIDTH = 110
+"""Minimum width at which an event is shown with its kind."""
 KEYS = "q quit   ↑ ↓ more jobs   a all nodes"
 JOB_COLUMNS = (
     Column("JOB"),
@@ -62,7 +63,7 @@ JOB_COLUMNS = (
 
 
 class Screen:
-    """The latest views, and per job the throughput of the last polls."""
+    """The latest views, and the throughput of each job at the last polls."""
 
     def __init__(self, title: str = "", events: int = 200) -> None:
         self.title = title
@@ -80,7 +81,7 @@ class Screen:
         nodes: Sequence[NodeView],
         events: Sequence[EventView] = (),
     ) -> None:
-        """Take in one poll of the daemon; ``events`` are the new ones only."""
+        """Store the views of one poll of the daemon; ``events`` are only the new ones."""
         self.status, self.jobs, self.nodes, self.note = status, tuple(jobs), tuple(nodes), ""
         self.events.extend(events)
         ids = {j.id for j in jobs}
@@ -89,17 +90,17 @@ class Screen:
             self.history.setdefault(j.id, deque(maxlen=HISTORY)).append(j.rate)
 
     def unreachable(self, sentence: str) -> None:
-        """The daemon did not answer: keep the last picture and say so."""
+        """Keep the last views and show that the daemon did not answer."""
         self.note = sentence
 
     def render(
         self, width: int = 110, height: int = 40, *, above: int = 0, keys: bool = False
     ) -> RenderableType:
-        """The whole screen for a terminal of ``width`` columns and ``height`` lines.
+        """Returns the whole screen for a terminal of ``width`` columns and ``height`` lines.
 
         Args:
-            above: how many jobs the reader has scrolled past.
-            keys: whether the last line says which keys there are.
+            above: number of jobs above the visible ones.
+            keys: whether the last line shows the keys.
         """
         if self.status is None:
             return Text(plain(self.note) or "Waiting for the daemon …")
@@ -114,9 +115,9 @@ class Screen:
         grid, lines = self.grid(width, max(2, room // 4))
         room -= lines
         ordered = self.in_order()
-        shown = max(1, min(len(ordered), room - EVENTS_LEAST - 1))
+        shown = max(1, min(len(ordered), room - MIN_EVENT_LINES - 1))
         if shown < len(ordered):
-            shown = max(1, shown - 1)  # the line that counts the others
+            shown = max(1, shown - 1)  # the line with the number of the others
         above = min(above, len(ordered) - shown)
         rows = shown + (shown < len(ordered)) + 1
         layout = Layout()
@@ -136,7 +137,7 @@ class Screen:
         return layout
 
     def in_order(self) -> list[JobView]:
-        """The jobs as the screen lists them: those that run, those that wait, those that ended."""
+        """Returns the jobs in the screen's order: running, waiting, ended."""
         live = [j for j in self.jobs if j.state not in tables.ENDED]
         ended = [j for j in self.jobs if j.state in tables.ENDED]
         live.sort(key=lambda j: (ORDER.index(j.state) if j.state in ORDER else 0, j.submitted))
@@ -150,7 +151,7 @@ class Screen:
         return {j.id: j.name for j in self.jobs}
 
     def grid(self, width: int, most: int) -> tuple[RenderableType, int]:
-        """Who is on which node, and how many lines that takes: ``most`` at most."""
+        """Returns the grid of nodes with their jobs, and its number of lines, at most ``most``."""
         if not self.nodes:
             return Text("No node is held and none is idle: others use the machine.", "dim"), 1
         colour, names = self._colours(), self._names()
@@ -160,7 +161,7 @@ class Screen:
 
         across = max(1, (width + 2) // (CELL_WIDTH + 2))
         lines = math.ceil(len(self.nodes) / across)
-        if len(self.nodes) > CELLS_UP_TO or lines > most:
+        if len(self.nodes) > MAX_NAMED_NODES or lines > most:
             return self._signs(width, most, style)
         made = Table.grid(padding=(0, 2, 0, 0))
         for _ in range(across):
@@ -183,7 +184,7 @@ class Screen:
     def _signs(
         self, width: int, most: int, style: Callable[[NodeView], str]
     ) -> tuple[RenderableType, int]:
-        """One character a node."""
+        """Returns the grid with one character per node, and its number of lines."""
         states = {n.state for n in self.nodes}
         words = (f"{sign} {tables.state(word)}" for word, sign in SIGNS.items() if word in states)
         text = shorten(Text("  ".join(words), "dim"), width)
@@ -200,17 +201,18 @@ class Screen:
     def throughput(
         self, ordered: Sequence[JobView], above: int, shown: int, width: int
     ) -> RenderableType:
-        """A line per job with its throughput over the last polls, and how many there are besides.
+        """Returns a line per job with its throughput over the last polls, and the number of other
+        jobs.
 
         Args:
             ordered: all jobs.
-            above: how many of them have been scrolled past.
-            shown: how many have a line.
+            above: number of jobs above the visible ones.
+            shown: number of jobs with a line.
         """
         if not ordered:
             return Text("No jobs yet.", "dim")
         colour = self._colours()
-        history = SPARK_WIDTH if width > WIDE else SPARK_NARROW
+        history = SPARK_WIDTH if width > MIN_KIND_WIDTH else SPARK_NARROW
         made = FittedTable(*JOB_COLUMNS, rule=False)
         for j in ordered[above : above + shown]:
             made.add_row(
@@ -232,11 +234,11 @@ class Screen:
         return Group(made, Text(f"… and {len(others)} more: {parts}", "dim", no_wrap=True))
 
     def last_events(self, lines: int, width: int) -> RenderableType:
-        """The newest ``lines`` events, the newest last."""
+        """Returns the newest ``lines`` events, the newest last."""
         names = self._names()
         newest = []
         for e in list(self.events)[-lines:]:
-            line = tables.EventLine(e, names).line if width >= WIDE else _brief(e, names)
+            line = tables.EventLine(e, names).line if width >= MIN_KIND_WIDTH else _brief(e, names)
             newest.append(shorten(line, width))
         return Group(*newest) if newest else Text("Nothing happened yet.", "dim")
 
@@ -246,7 +248,7 @@ def _title(word: str) -> Rule:
 
 
 def _brief(e: EventView, names: Mapping[str, str]) -> Text:
-    """An event where there is little room: when, who, what."""
+    """Returns an event in short form: time, job or node, sentence."""
     line = Text(f"{clock(e.time)}  ", "dim")
     who = shorten(Text(plain(names.get(e.job, e.job) or e.node), "bold"), 14, middle=True)
     line.append_text(who)
@@ -256,7 +258,7 @@ def _brief(e: EventView, names: Mapping[str, str]) -> Text:
 
 
 def _last(j: JobView) -> Text:
-    """What a waiting job waits for, else its metrics."""
+    """Returns the reason why a waiting job waits, else its metrics."""
     if j.reason and j.state not in ("running", "completed"):
         return Text(plain(j.reason), "dim")
     return Text(tables.metrics(j.metrics))

@@ -1,8 +1,8 @@
-"""The timeline as a moving picture: time goes by, nodes come and go, jobs follow them.
+"""The timeline as an animation: nodes become idle and busy, and jobs follow them.
 
-One SVG of plain shapes and CSS: it moves where a browser shows it, also as an image on a page, and
-stands still for those who want nothing to move. What happened is
-:class:`malletrain.render.timeline.Timeline`; nothing is decided here but how it is drawn.
+One SVG of plain shapes and CSS: browsers animate it, also as an image on a page, unless the user
+prefers reduced motion. The data are a :class:`malletrain.render.timeline.Timeline`; this module
+decides only how they are drawn.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WIDTH, LEFT, RIGHT = 900, 56, 14
 ROW, GAP, TOP = 26, 5, 58
 RATES = 110
 POINTS = 240
-"""Of the throughput, over the whole time."""
-PASSES_S = 16
-"""How long the picture takes; the last fifth it stands still."""
+"""Number of points of the throughput over the whole time."""
+DURATION_S = 16
+"""Duration of the animation, seconds; during the last fifth it stands still."""
 STYLE = f"""
 text {{ font: 13px system-ui, sans-serif; fill: #222; }}
 .title {{ font-weight: 600; font-size: 15px; }}
 .small {{ font-size: 11px; fill: #555; }}
-#seen {{ transform-box: fill-box; transform-origin: 0 0; animation: pass {PASSES_S}s linear infinite; }}
+#seen {{ transform-box: fill-box; transform-origin: 0 0; animation: pass {DURATION_S}s linear infinite; }}
 @keyframes pass {{ from {{ transform: scaleX(0); }} 80%, to {{ transform: scaleX(1); }} }}
 @media (prefers-reduced-motion: reduce) {{
   #seen {{ animation: none; }}
@@ -40,7 +40,7 @@ text {{ font: 13px system-ui, sans-serif; fill: #222; }}
 
 
 def moving(timeline: Timeline) -> str:
-    """The picture as the text of an SVG file."""
+    """Returns the animation as the text of an SVG file."""
     colour = colours(timeline.jobs)
     span_s = max(timeline.end - timeline.begin, 1e-9)
     top = {name: TOP + k * (ROW + GAP) for k, name in enumerate(timeline.nodes)}
@@ -107,7 +107,7 @@ def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
 
 
 def _rates(timeline: Timeline, colour: dict[str, str], top: float) -> list[str]:
-    """The throughput of the jobs, one upon the other."""
+    """Returns the stacked throughput of the jobs as SVG."""
     step = (timeline.end - timeline.begin) / POINTS
     grid = [timeline.begin + k * step for k in range(POINTS + 1)]
     below, areas = [0.0] * len(grid), []

@@ -1,8 +1,7 @@
-"""One set of colours for terminal and pictures, told apart by people with any kind of colour
-vision.
+"""One set of colours for terminal and plots, distinguishable with any kind of colour vision.
 
 The colours of jobs are those of Okabe and Ito ("Color Universal Design", 2008). Colour is never the
-only carrier of a meaning: names stand beside it on the screen, hatches and marks in pictures.
+only carrier of a meaning: the screen also shows names, plots also have hatches and marks.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ JOB_COLOURS: tuple[str, ...] = (
 """Colours of jobs in the order of their submission; they repeat after the last."""
 
 BUSY = "#D9D9D9"
-"""In use by the main scheduler."""
+"""Node in use by the main scheduler."""
 IDLE = "#FFFFFF"
-"""Idle and not leased."""
+"""Node that is idle and not leased."""
 LEASED = "#9E9E9E"
-"""Leased, and no job on it."""
+"""Node that is leased, without a job."""
 MARK = "#000000"
 """Preemptions."""
 
@@ -47,10 +46,10 @@ STATE_STYLES: dict[str, str] = {
     "sick": "bold red",
     "slow": "bold yellow",
 }
-"""Style of each job and node state in rich's words."""
+"""Job or node state → rich style."""
 
 
 def colours(jobs: Iterable[str]) -> dict[str, str]:
-    """A colour for each of ``jobs`` (in the order of submission)."""
+    """Returns a colour for each of ``jobs`` (in the order of submission)."""
     names = list(dict.fromkeys(jobs))
     return {name: JOB_COLOURS[k % len(JOB_COLOURS)] for k, name in enumerate(names)}

@@ -1,6 +1,6 @@
-"""How a job scales, as one table: what was seen at each size beside what is expected there.
+"""The scaling of a job as a table: observed and expected throughput at each size.
 
-Decides columns and wording of that part of ``malletrain show``. The numbers are the daemon's.
+Decides columns and wording of that part of ``malletrain show``. The numbers come from the daemon.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ STANDS = {
     "gone": "measured in part",
     "known": "known without a measurement of its own",
 }
-"""How a profile stands, in words."""
+"""State of a profile → text."""
 
 
 def scaling(
     profile: ProfileView | None, seen: Sequence[RateView], *, owner_curve: bool
 ) -> list[RenderableType]:
-    """The part of ``malletrain show`` on how the job scales; nothing where nothing is known.
-
-    ``owner_curve``: its owner gave the curve.
+    """Returns the part of ``malletrain show`` on the job's scaling; empty if nothing is known.
+    ``owner_curve``: whether its owner gave the curve.
     """
     if profile is None and not seen:
         return []
@@ -68,7 +67,7 @@ def scaling(
 
 
 def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: bool) -> FittedTable:
-    """A line for each number of nodes: one rate that is expected, and what was seen."""
+    """Returns a line for each number of nodes: the expected rate and the observed one."""
     points = {p.nodes: p for p in profile.points} if profile else {}
     rates = _by_nodes(seen)
     made = FittedTable(
@@ -95,7 +94,7 @@ def _sizes(profile: ProfileView | None, seen: Sequence[RateView], owner_curve: b
 
 
 def _by_nodes(seen: Sequence[RateView]) -> dict[int, RateView]:
-    """What was seen at each number of nodes, whatever the batch size was."""
+    """Returns the observed rates by number of nodes, over all batch sizes."""
     made: dict[int, RateView] = {}
     for r in seen:
         if (so_far := made.get(r.nodes)) is None:

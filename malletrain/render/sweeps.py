@@ -1,4 +1,4 @@
-"""Sweeps and their trials as tables and as CSV. Decides columns and wording; asks nobody."""
+"""Sweeps and their trials as tables and as CSV. Decides columns and wording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = ("complete", "pruned", "running", "fail")
 
 
 def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """A line for each sweep: what ``malletrain sweep status`` says."""
+    """Returns the table of ``malletrain sweep status``: a line for each sweep."""
     if not rows:
         return Text("There is no sweep. Begin one with: malletrain sweep run FILE")
     made = FittedTable(
@@ -40,7 +40,7 @@ def sweeps(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def trials(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> RenderableType:
-    """A line for each trial: what ``malletrain sweep show`` says."""
+    """Returns the table of ``malletrain sweep show``: a line for each trial."""
     if not rows:
         return Text("No trial has begun.")
     parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
@@ -75,7 +75,8 @@ def _number(value: Any) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line of headings, then one for each trial; metrics, then parameters, have a column each."""
+    """Returns CSV: a line of headings, then one for each trial; each metric, then each parameter,
+    has a column."""
     metrics = list(dict.fromkeys(name for row in rows for name in row["values"]))
     parameters = list(dict.fromkeys(name for row in rows for name in row["parameters"]))
     out = io.StringIO()

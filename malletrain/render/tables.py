@@ -1,5 +1,5 @@
 """Views as tables and lines for ``status``, ``show``, ``nodes`` and ``events``. Decides columns and
-wording; asks nobody.
+wording.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ BAD_NEWS = (
     EventKind.WORKERS_FAILED,
 )
 KIND_WIDTH = 18
-"""Columns for the kind of an event; the few longer ones push the rest of their line."""
+"""Width of the column for the kind of an event; the few longer kinds shift the rest of
+their line."""
 NODE_WORDS = {"free": "held, no job", "job": "training", "leasing": "asked for"}
-"""Node states in words, where the word of the protocol does not say it to everybody."""
+"""Node state → text for users, if the word of the protocol is not clear."""
 STEPS = {
     "start": "started on {to} nodes",
     "up": "grew: {before} → {to} nodes",
@@ -64,7 +65,7 @@ STEPS = {
     "loss": "lost nodes: {before} → {to} nodes",
     "same": "moved: {to} nodes",
 }
-"""Kinds of rescale in words."""
+"""Kind of rescale → text."""
 JOB_COLUMNS = (
     Column("JOB"),
     Column("NAME", drop=2, least=16, middle=True),
@@ -79,7 +80,7 @@ JOB_COLUMNS = (
     Column("REASON", note=True),
 )
 GOAL_COLUMN = Column("GOALS", drop=3)
-"""How it stands with deadlines and budgets, where some job has any."""
+"""Column for deadlines and budgets, shown if a job has any."""
 NODE_COLUMNS = (
     Column("NODE"),
     Column("STATE", drop=1),
@@ -92,17 +93,17 @@ NODE_COLUMNS = (
 
 
 def state(word: str) -> Text:
-    """A job's or node's state in its colour."""
+    """Returns a job's or node's state in its colour."""
     return Text(plain(NODE_WORDS.get(word, word)), STATE_STYLES.get(word, ""))
 
 
 def metrics(values: Mapping[str, float]) -> str:
-    """``loss 0.05  test_accuracy 0.9844``; empty where there are none."""
+    """Returns metrics as ``loss 0.05 test_accuracy 0.9844``; empty if there are none."""
     return "  ".join(f"{plain(name)} {figure(value)}" for name, value in sorted(values.items()))
 
 
 def headline(status: StatusView) -> Text:
-    """The daemon and the machine in two lines."""
+    """Returns the daemon and the machine in two lines."""
     line = Text()
     line.append(f"malletraind {status.version}", "bold")
     line.append(
@@ -136,7 +137,7 @@ def headline(status: StatusView) -> Text:
 
 
 def _trainer(trainer: TrainerView) -> str:
-    """What goes on in one plan."""
+    """Returns a line about one trainer's plan."""
     return (
         f"Trainer {plain(trainer.name)} ({plain(trainer.objective)}): {trainer.jobs} jobs on "
         f"{trainer.nodes} nodes, {trainer.waiting} wait; {rate(trainer.rate)}"
@@ -144,7 +145,7 @@ def _trainer(trainer: TrainerView) -> str:
 
 
 def _share(share: ShareView) -> str:
-    """What a party got of what was due to it."""
+    """Returns a line about a party's share and what it got."""
     if not share.due_nh:
         return f"{plain(share.party)}: weight {share.weight:g}, nothing was due yet"
     part = 100.0 * share.served_nh / share.due_nh
@@ -156,8 +157,8 @@ def _share(share: ShareView) -> str:
 
 
 def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
-    """All jobs, one a line; what a job waits for stands beside it, or below where the terminal is
-    narrow.
+    """Returns all jobs, one per line; the reason why a job waits is next to it, or below it on a
+    narrow terminal.
     """
     if not rows:
         return Text("No jobs yet. Submit one with: malletrain submit --nodes 1:4 train.py", "dim")
@@ -184,8 +185,8 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
 
 
 def job(detail: JobDetail) -> RenderableType:
-    """Everything about one job: facts, how it scales, its starts and rescales with their phases,
-    notices, why it failed.
+    """Returns all details of one job: facts, scaling, starts and rescales with their phases,
+    notices, and why it failed.
     """
     j = detail.job
     owner_curve = detail.spec.get("curve") is not None
@@ -268,7 +269,7 @@ def _facts(detail: JobDetail) -> Table:
 
 
 def _software(software: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The job's software environment, as facts."""
+    """Returns the job's software environment, as labels and values."""
     by = software.get("runtime", "auto")
     binds = ", ".join(map(str, software.get("binds", ())))
     shown = {
@@ -285,7 +286,7 @@ def _software(software: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _steps(rescales: Sequence[RescaleView]) -> list[RenderableType]:
-    """The job's starts and rescales, with what each cost."""
+    """Returns the job's starts and rescales, with the cost of each."""
     made = FittedTable(
         Column("ROUND", right=True, drop=2),
         Column("AT"),
@@ -317,8 +318,8 @@ def nodes(
     explain: bool = False,
     names: Mapping[str, str] = NO_NAMES,
 ) -> RenderableType:
-    """All nodes MalleTrain knows; with ``explain`` every rule a node passed or failed. ``names``:
-    job id → name.
+    """Returns all nodes that MalleTrain knows; with ``explain`` every rule that a node passed or
+    failed. ``names``: job id → name.
     """
     if not rows:
         return Text("No node is held and none is idle now.", "dim")
@@ -358,18 +359,18 @@ def nodes(
 
 @dataclass(frozen=True)
 class EventLine:
-    """One line of the audit log; on a narrow terminal its sentence stands below it."""
+    """One event of the audit log; on a narrow terminal its sentence is below it."""
 
     event: EventView
     """The event."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Job id → name."""
     dated: bool = False
-    """Whether the day stands before the time."""
+    """Whether to show the day before the time."""
 
     @property
     def line(self) -> Text:
-        """The event on one line, however long."""
+        """Returns the event on one line of any length."""
         head, name, node = self._head()
         about = Text(" ").join(part for part in (name, node) if part.plain)
         about.append(" " * (21 - about.cell_len) if about.plain else "")

@@ -1,6 +1,4 @@
-"""Small pieces of text: counts, rates, ages, sparklines. Decides how a number looks; knows nothing
-of tables.
-"""
+"""Small pieces of text: counts, rates, ages, sparklines. Decides the format of numbers."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def plain(text: str) -> str:
-    """``text`` without control characters, so that a job's name or output cannot move the cursor or
-    recolour the screen.
+    """Returns ``text`` without control characters, so that a job's name or output cannot move the
+    cursor or recolour the screen.
 
     Line feeds and tabs stay; each other control character becomes ``·``.
     """
@@ -27,8 +25,8 @@ def plain(text: str) -> str:
 
 
 def count(value: float) -> str:
-    """A number of samples or steps with thousands separated: ``12,345``; from ten million on ``12.3
-    M``.
+    """Returns a number of samples or steps with thousands separated: ``12,345``; from ten million
+    on ``12.3 M``.
     """
     for limit, factor, unit in ((1e13, 1e12, "T"), (1e10, 1e9, "G"), (1e7, 1e6, "M")):
         if abs(value) >= limit:
@@ -37,7 +35,7 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Throughput, samples/s, three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``."""
+    """Returns a throughput, samples/s, with three digits: ``0.53/s``, ``42.1/s``, ``1,234/s``."""
     if value <= 0:
         return "0/s"
     digits = 2 if value < 10 else 1 if value < 100 else 0
@@ -45,8 +43,8 @@ def rate(value: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A number of any size with four digits and no exponent: ``0.9844``, ``10,690``, ``12.3 M``,
-    ``0.00003``.
+    """Returns a number of any size with four digits and no exponent: ``0.9844``, ``10,690``, ``12.3
+    M``, ``0.00003``.
     """
     if not math.isfinite(value):
         return str(value)
@@ -56,12 +54,12 @@ def figure(value: float) -> str:
 
 
 def span(low: int, high: int) -> str:
-    """``MIN:MAX`` as the user gave it."""
+    """Returns ``MIN:MAX`` as the user gave it."""
     return f"{low}" if low == high else f"{low}:{high}"
 
 
 def since(moment: float | None, now: float) -> str:
-    """How long ago ``moment`` was: ``12 s``, ``3 min 20 s``; "never" when it never was."""
+    """Returns how long ago ``moment`` was: ``12 s``, ``3 min 20 s``; "never" if it is None."""
     return (
         "never"
         if moment is None
@@ -70,20 +68,20 @@ def since(moment: float | None, now: float) -> str:
 
 
 def clock(moment: float) -> str:
-    """Local time of day, ``14:03:59``."""
+    """Returns the local time of day, ``14:03:59``."""
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
 def date(moment: float | None) -> str:
-    """Local date and time, ``2026-01-31 14:03:59``."""
+    """Returns the local date and time, ``2026-01-31 14:03:59``."""
     return (
         "not yet" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     )
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """The last ``width`` values as a line of blocks on a scale from 0 to their maximum, padded on
-    the left; 0 is a blank.
+    """Returns the last ``width`` values as a line of blocks on a scale from 0 to their maximum,
+    padded on the left; 0 is a blank.
     """
     shown = list(values)[-width:]
     top = max(shown, default=0.0)
@@ -95,5 +93,6 @@ def spark(values: Sequence[float], width: int) -> str:
 
 
 def bar(value: int, low: int, high: int, width: int = 16) -> str:
-    """Nodes held of the most wanted: ``●●●○○``; above ``width`` only the numbers."""
+    """Returns the present number of nodes of the maximum as ``●●●○○``; above ``width`` only the
+    numbers."""
     return "●" * value + "○" * (high - value) if 0 <= value <= high <= width else f"{value}/{high}"

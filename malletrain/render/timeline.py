@@ -1,8 +1,8 @@
 """The timeline picture: nodes × time coloured by job, throughput per job below.
 
-:class:`Timeline` is what happened, as data; :func:`draw` makes a PNG of it. Where the data come
-from (the demo, an exported audit log) is not decided here. Needs matplotlib (``pip install
-'malletrain[demo]'``), imported when drawing; no display is used.
+:class:`Timeline` holds the data; :func:`draw` writes them as a PNG file. The caller provides the
+data (the demo, an exported audit log). :func:`draw` imports matplotlib (``pip install
+'malletrain[demo]'``). It needs no display.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any
 from malletrain.render.palette import BUSY, IDLE, LEASED, MARK, colours
 
 IDLE_SPAN, LEASED_SPAN, JOB_SPAN, PAUSE_SPAN = "idle", "leased", "job", "pause"
-"""Kinds of span: idle for the main scheduler, leased by MalleTrain, held by a job that processes
-samples, by one that does not.
+"""Kinds of span. ``idle``: neither the main scheduler nor MalleTrain uses the node. ``leased``:
+MalleTrain has a lease on it. ``job``: a job holds it and processes samples. ``pause``: a job holds
+it and processes none.
 """
-HATCH_UP_TO = 64
+MAX_HATCHED_ROWS = 64
 """With more nodes than this, rows are too thin for hatches and marks."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """One node in one state from ``start`` to ``end`` (seconds); ``job`` for the kinds ``job`` and
-    ``pause``.
+    """One node in one state from ``start`` to ``end`` (seconds). ``job`` is set for the kinds
+    ``job`` and ``pause``.
     """
 
     node: str
@@ -37,8 +38,9 @@ class Span:
 
 
 @dataclass(frozen=True)
-class TimelineMark:
-    """The main scheduler took ``node`` from a lease at ``time``; ``notice``: it said so before."""
+class PreemptionMark:
+    """The main scheduler preempted the lease on ``node`` at ``time``. ``notice``: whether it gave
+    notice."""
 
     node: str
     time: float
@@ -46,7 +48,7 @@ class TimelineMark:
 
 
 @dataclass(frozen=True)
-class Series:
+class ThroughputSeries:
     """Throughput of one job: samples/s at ``times`` (seconds)."""
 
     job: str
@@ -56,12 +58,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What happened between ``begin`` and ``end`` (seconds on any one clock; the picture begins at
-    0).
+    """The history of nodes and jobs from ``begin`` to ``end``. All times are seconds of one clock;
+    the time axis starts at 0.
 
-    ``nodes`` are the rows from top to bottom, ``jobs`` the order of the legend. A node is in use by
-    the main scheduler where no span says otherwise. Later kinds are drawn over earlier ones: idle,
-    leased, job, pause. ``outages``: when the daemon was down.
+    ``nodes`` are the rows from top to bottom, ``jobs`` the order of the legend. Where a node has no
+    span, the main scheduler uses it. Kinds are drawn in the order idle, leased, job, pause; a later
+    kind covers an earlier one. ``outages``: (begin, end) of each interval in which the daemon was
+    down.
     """
 
     nodes: tuple[str, ...]
@@ -69,15 +72,15 @@ class Timeline:
     begin: float
     end: float
     spans: tuple[Span, ...]
-    marks: tuple[TimelineMark, ...] = ()
-    series: tuple[Series, ...] = ()
+    marks: tuple[PreemptionMark, ...] = ()
+    series: tuple[ThroughputSeries, ...] = ()
     outages: tuple[tuple[float, float], ...] = ()
     title: str = ""
 
 
-def resample(series: Series, grid: Sequence[float]) -> list[float]:
-    """The rate at each time of ``grid`` (ascending): the last value known then, 0 before the
-    first.
+def resample(series: ThroughputSeries, grid: Sequence[float]) -> list[float]:
+    """Returns the rate at each time of ``grid`` (ascending): the last value at or before it, or 0
+    before the first value.
     """
     out, k, value = [], 0, 0.0
     for t in grid:
@@ -89,15 +92,15 @@ def resample(series: Series, grid: Sequence[float]) -> list[float]:
 
 
 def tint(colour: str, share: float) -> str:
-    """``colour`` (#rrggbb) mixed with white; ``share`` of 1 is the colour itself."""
+    """Returns ``colour`` (#rrggbb) mixed with white; a ``share`` of 1 is the colour itself."""
     parts = [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
     return "#" + "".join(f"{round(255 - (255 - p) * share):02X}" for p in parts)
 
 
 def draw(timeline: Timeline, path: str | Path) -> Path:
-    """Write the picture as PNG to ``path`` and return it.
+    """Write the picture as a PNG file to ``path`` and return ``path``.
 
-    Raises OSError when it cannot be written and ImportError without matplotlib.
+    Raises OSError if the file cannot be written and ImportError if matplotlib is missing.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -107,20 +110,20 @@ def draw(timeline: Timeline, path: str | Path) -> Path:
     height = min(9.0, max(2.0, 0.42 * len(rows)))
     figure = Figure(figsize=(12, height + 3.4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 2.2])
-    _nodes(top, timeline, rows, colour)
-    _throughput(below, timeline, colour)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[height, 2.2])
+    _draw_nodes(top, timeline, rows, colour)
+    _draw_throughput(bottom, timeline, colour)
     for begin, end in timeline.outages:
-        for axes in (top, below):
+        for axes in (top, bottom):
             for moment in (begin, end):
                 axes.axvline(
                     moment - timeline.begin, color=MARK, linestyle=":", linewidth=1.4, zorder=6
                 )
     top.set_title(timeline.title or "Nodes and who used them", loc="left", fontsize=12)
-    below.set_xlim(0, max(1e-6, timeline.end - timeline.begin))
-    below.set_xlabel("time in seconds")
+    bottom.set_xlim(0, max(1e-6, timeline.end - timeline.begin))
+    bottom.set_xlabel("time in seconds")
     figure.legend(
-        handles=_legend(timeline, colour),
+        handles=_legend_handles(timeline, colour),
         loc="outside lower center",
         ncols=5,
         fontsize=9,
@@ -130,9 +133,11 @@ def draw(timeline: Timeline, path: str | Path) -> Path:
     return Path(path)
 
 
-def _nodes(axes: Any, timeline: Timeline, rows: dict[str, int], colour: dict[str, str]) -> None:
-    fine = len(rows) <= HATCH_UP_TO
-    gap = 0.08 if fine else 0.0
+def _draw_nodes(
+    axes: Any, timeline: Timeline, rows: dict[str, int], colour: dict[str, str]
+) -> None:
+    rows_are_tall = len(rows) <= MAX_HATCHED_ROWS
+    row_margin = 0.08 if rows_are_tall else 0.0
     axes.set_facecolor(BUSY)
     for kind in (IDLE_SPAN, LEASED_SPAN, JOB_SPAN, PAUSE_SPAN):
         groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -151,10 +156,10 @@ def _nodes(axes: Any, timeline: Timeline, rows: dict[str, int], colour: dict[str
                 style["facecolor"] = colour.get(job, MARK)
             else:
                 style |= {"facecolor": tint(colour.get(job, MARK), 0.35)}
-                if fine:
+                if rows_are_tall:
                     style |= {"hatch": "////", "edgecolor": colour.get(job, MARK)}
-            axes.broken_barh(pieces, (row - 0.5 + gap, 1 - 2 * gap), **style)
-    if fine:
+            axes.broken_barh(pieces, (row - 0.5 + row_margin, 1 - 2 * row_margin), **style)
+    if rows_are_tall:
         for m in timeline.marks:
             if m.node in rows:
                 axes.plot(
@@ -177,12 +182,12 @@ def _nodes(axes: Any, timeline: Timeline, rows: dict[str, int], colour: dict[str
         axes.spines[side].set_visible(False)
 
 
-def _throughput(axes: Any, timeline: Timeline, colour: dict[str, str]) -> None:
-    length = timeline.end - timeline.begin
+def _draw_throughput(axes: Any, timeline: Timeline, colour: dict[str, str]) -> None:
+    duration_s = timeline.end - timeline.begin
     moments = sorted({t for s in timeline.series for t in s.times} | {timeline.begin, timeline.end})
     series = {s.job: s for s in timeline.series}
     names = [j for j in timeline.jobs if j in series]
-    if names and length > 0:
+    if names and duration_s > 0:
         axes.stackplot(
             [t - timeline.begin for t in moments],
             [resample(series[j], moments) for j in names],
@@ -197,7 +202,7 @@ def _throughput(axes: Any, timeline: Timeline, colour: dict[str, str]) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _legend(timeline: Timeline, colour: dict[str, str]) -> list[Any]:
+def _legend_handles(timeline: Timeline, colour: dict[str, str]) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,5 +1,5 @@
-"""``malletrain usage`` as a table and as CSV. Decides columns, wording and what rows are added up;
-asks nobody.
+"""``malletrain usage`` as a table and as CSV. Decides columns, wording and which rows are added
+up.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from malletrain.render.columns import Column, FittedTable
 from malletrain.render.text import count, plain
 
 BY = {"user": "user", "account": "account", "class": "node_class", "month": "month"}
-"""What rows can be kept apart by, and the field of it."""
+"""Key of ``--by`` → field of the rows that it distinguishes."""
 ALL = "all"
-"""Stands in the fields that rows were added up over."""
+"""Value of the fields over which rows were added up."""
 HOURS = (
     ("LEASED", "leased_nh", 1),
     ("TRAINED", "trained_nh", 2),
@@ -29,13 +29,13 @@ HOURS = (
     ("NO SAMPLES", "silent_nh", 3),
     ("NO JOB", "unused_nh", 4),
 )
-"""Heading, field and when the column is dropped on a narrow terminal."""
+"""Heading, field and drop priority of a column on a narrow terminal."""
 SUMS = (*(field for _, field, _ in HOURS), "samples")
 
 
 def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
-    """The rows, those added up that agree in what they are kept apart ``by`` (keys of BY). The
-    energy of a sum is known where that of all its parts is.
+    """Returns the rows added up by the fields ``by`` (keys of BY). The energy of a sum is known if
+    that of all its parts is.
     """
     fields = {BY[each] for each in by}
     rows_by_key: dict[tuple[str, ...], UsageView] = {}
@@ -52,12 +52,13 @@ def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
 
 
 def _amount(value: float) -> str:
-    """Tenths, below one thousandths: a first try of some seconds is not nothing."""
+    """Returns an amount with tenths; below one with thousandths, so that some seconds do not show
+    as 0."""
     return f"{value:,.1f}" if value >= 1 or not value else f"{value:.3f}"
 
 
 def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
-    """Node-hours, and a last line with the sums."""
+    """Returns a table of node-hours, with a last line for the sums."""
     if not rows:
         return Text("No node was leased in that time.")
     made = FittedTable(
@@ -78,7 +79,7 @@ def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
 
 
 def as_csv(rows: Sequence[UsageView]) -> str:
-    """A line of headings, then one for each row; an energy that is not known is empty."""
+    """Returns CSV: a line of headings, then one for each row; an unknown energy is empty."""
     out = io.StringIO()
     fields = UsageView.__struct_fields__
     writer = csv.writer(out, lineterminator="\n")

@@ -1,6 +1,7 @@
-"""An ended job, submitted once more. Pure.
+"""Resubmission of an ended job. Pure.
 
-Decides what the new job has of the old one: all but what belonged to that one run.
+Decides what the new job takes over from the old one: everything that did not belong to that run
+only.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from malletrain.submission.resuming import resuming
 
 
 def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
-    """The job that goes on from the snapshot of ``job``, which was submitted as ``spec``.
+    """Returns a job that resumes from the snapshot of ``job``, which was submitted as ``spec``.
 
-    Its arguments are those of the old one and then ``more``: in most scripts the last of an option
-    counts. A deadline that is over at ``now`` (epoch seconds) is left out; so is what the old job
-    waited for, and the budget and the work, which said how much the old one was to do, where
-    ``more`` changes that.
+    Its arguments are those of the old job followed by ``more``, because in most scripts the last
+    value of an option counts. A deadline before ``now`` (epoch seconds) and the jobs that the old
+    job waited for are left out. If ``more`` is not empty, the work is left out too, because it may
+    have changed.
     """
     goals: dict[str, float | None] = {}
     if spec.deadline is not None and spec.deadline <= now:
@@ -35,10 +36,10 @@ def again(spec: JobSpec, job: str, more: Sequence[str], now: float) -> JobSpec:
 
 
 def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> JobSpec:
-    """As :func:`again`, of a job as the daemon shows it, for ``user``.
+    """Returns the job of :func:`again` for ``user``, from a job as the daemon shows it.
 
     Raises:
-        SpecError: it has not ended, or is somebody else's.
+        SpecError: the job has not ended, or belongs to another user.
     """
     if old.job.owner != user:
         raise SpecError(
@@ -50,7 +51,7 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
 
 
 def omissions(old: JobSpec, new: JobSpec) -> list[str]:
-    """Sentences about what :func:`again` has not taken over."""
+    """Returns sentences about what :func:`again` has left out."""
     sentences = []
     if old.after:
         sentences.append(

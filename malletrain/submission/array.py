@@ -1,6 +1,6 @@
 """``--array``: one submission, a job for each index. Pure.
 
-Decides which indices there are and where ``{index}`` stands for one.
+Decides which indices exist and where ``{index}`` is replaced.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*")
 
 
 def indices(text: str) -> tuple[int, ...]:
-    """The indices of ``--array``, in their order, none twice.
+    """Returns the indices of ``--array``, in their order, without duplicates.
 
     Raises:
-        SpecError: they are none, or too many.
+        SpecError: the text is not an array, or has too many indices.
     """
     indices_: dict[int, None] = {}
     for part in text.split(","):
@@ -43,8 +43,8 @@ def indices(text: str) -> tuple[int, ...]:
 
 
 def one_of(spec: JobSpec, index: int) -> JobSpec:
-    """The job for one index: ``{index}`` in its arguments and variables is that number, its name
-    ends with it unless it says where, and a variable tells the script.
+    """Returns the job for one index. The number replaces ``{index}`` in its arguments and
+    variables, is appended to its name, and is passed to the script in a variable.
     """
     number = str(index)
     name = spec.name

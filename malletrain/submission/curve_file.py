@@ -17,7 +17,8 @@ CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 1
 
 
 def read_curve(path: Path) -> dict[str, float]:
-    """The scaling curve in a file (CSV or JSON), nodes as text → samples/s, sorted by nodes."""
+    """Returns the scaling curve in a file (CSV or JSON): nodes as text → samples/s, sorted by
+    nodes. Raises SpecError."""
     try:
         text = path.read_text("utf-8-sig")
     except OSError as error:

@@ -1,9 +1,9 @@
 """Deadlines as a day and a time of day: ``18:00``, ``friday 18:00``, ``tomorrow 08:00``,
 ``friday``.
 
-Decides which time such a text means: the next one, in the local time zone of the user. A day
-without a time means its beginning, as a date does. A text that is ambiguous, or names a time that
-does not exist on that day, is refused with a sentence. Pure but for the time zone.
+Decides which time such a text means: the next one, in the user's local time zone. A day without a
+time means its beginning, like a date. A text that is ambiguous, or names a time that does not exist
+on that day, is refused with a sentence. Pure, except that it reads the time zone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FORMS = tuple(
 
 
 def parse_day_time(text: str, now: float) -> float | None:
-    """The next time that the text names.
+    """Returns the next time that the text names.
 
     Args:
         text: as the user wrote it.
@@ -36,7 +36,7 @@ def parse_day_time(text: str, now: float) -> float | None:
         Seconds since the epoch, after ``now``; None if the text is not of this form.
 
     Raises:
-        SpecError: the text is ambiguous, or names a time that is over or does not exist.
+        SpecError: the text is ambiguous, or names a time that is in the past or does not exist.
     """
     words = text.strip().lower()
     match = next((match for form in _FORMS if (match := form.fullmatch(words))), None)
@@ -61,7 +61,8 @@ def parse_day_time(text: str, now: float) -> float | None:
 
 
 def _start_of_day(text: str, day: str, now: float) -> float:
-    """The beginning of a day that is named without a time. Raises SpecError if that is over."""
+    """Returns the beginning of a day that is named without a time. Raises SpecError if it
+    is past."""
     today = datetime.fromtimestamp(now).date()
     date_ = _dates(day, today)[0]
     if date_ == today:
@@ -75,8 +76,8 @@ def _start_of_day(text: str, day: str, now: float) -> float:
 
 
 def _clock(text: str, groups: dict[str, str]) -> time | None:
-    """The time of day; None for a number that is not a time by itself. Raises SpecError if there is
-    no such time.
+    """Returns the time of day; None for a number that is not a time by itself. Raises SpecError if
+    there is no such time.
     """
     hour, half = int(groups["hour"]), groups["half"]
     if not (half or groups["minute"]):
@@ -95,7 +96,7 @@ def _clock(text: str, groups: dict[str, str]) -> time | None:
 
 
 def _dates(day: str, today: date) -> list[date]:
-    """The dates that a day may mean, the next one first."""
+    """Returns the dates that a day may mean, the next one first."""
     if not day:
         return [today, today + timedelta(days=1)]
     if day in RELATIVE:
@@ -106,9 +107,9 @@ def _dates(day: str, today: date) -> list[date]:
 
 
 def _timestamp(day: date, clock: time, now: float, text: str) -> float | None:
-    """Seconds since the epoch of a time on a day; None if it is over. A time that comes twice,
-    because clocks are set back, means the next of the two. Raises SpecError if it is skipped
-    because clocks are set forward.
+    """Returns the seconds since the epoch of a time on a day; None if it is past. If a time occurs
+    twice because clocks are set back, it means the next of the two. Raises SpecError if it is
+    skipped because clocks are set forward.
     """
     local = datetime.combine(day, clock)
     times = [local.replace(fold=fold).timestamp() for fold in (0, 1)]

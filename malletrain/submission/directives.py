@@ -1,8 +1,8 @@
-"""``#MALLETRAIN`` lines at the head of a script: options of ``malletrain submit``, as ``#SBATCH``
-lines are of sbatch. Pure.
+"""``#MALLETRAIN`` lines at the head of a script: options of ``malletrain submit``, like ``#SBATCH``
+lines for sbatch. Pure.
 
-Decides which lines count: those that begin with ``#MALLETRAIN`` and a blank, before the first line
-that is neither empty nor a comment. What their words mean is the command line's business.
+Decides which lines are directives: those that begin with ``#MALLETRAIN`` and a blank, before the
+first line that is neither empty nor a comment. The command line interprets their options.
 """
 
 from __future__ import annotations
@@ -14,40 +14,41 @@ from dataclasses import dataclass
 from malletrain.submission.error import SpecError
 
 _LINE = re.compile(r"#(?:MALLETRAIN|[ \t]+MALLETRAIN(?=\s+-))(?:\s+(.*))?\s*\Z")
-"""With a blank after the ``#`` too where an option follows, for formatters of Python put one there.
+"""A blank after the ``#`` is allowed if an option follows, because Python formatters insert one.
 """
 
 
 @dataclass(frozen=True)
 class Directive:
-    """One line."""
+    """One directive line."""
 
     line: int
     """Its number in the script, from 1."""
     words: tuple[str, ...]
-    """Its options, as a shell would split them; what follows a ``#`` is a comment."""
+    """Its options, split as by a shell; text after a ``#`` is a comment."""
 
 
 def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
-    """The directives of a script, and the lines that look like one and stand too late.
+    """Returns the directives of a script, and the numbers of lines that look like directives but
+    come too late.
 
     Args:
         text: the script.
-        where: its name, for sentences.
+        where: its name, for error messages.
 
     Raises:
-        SpecError: a line whose quotes do not match.
+        SpecError: a line has unmatched quotes.
     """
     directives_: list[Directive] = []
     late: list[int] = []
-    head = True
+    in_head = True
     for number, line in enumerate(text.splitlines(), start=1):
         stripped = line.strip()
-        head = head and (not stripped or stripped.startswith("#"))
+        in_head = in_head and (not stripped or stripped.startswith("#"))
         match = _LINE.match(line.rstrip())
         if match is None:
             continue
-        if not head:
+        if not in_head:
             late.append(number)
             continue
         try:

@@ -1,4 +1,4 @@
-"""What is wrong with a job as given."""
+"""Errors of a job as submitted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 
 class SpecError(ValueError):
-    """A job that cannot be submitted as given; the message is a sentence that says what is
-    accepted. ``options``: which of ``malletrain submit`` it is about, where that is known.
+    """A job cannot be submitted as given; the message is a sentence that says what is accepted.
+    ``options``: the options of ``malletrain submit`` that are wrong, if known.
     """
 
     def __init__(self, sentence: str, *options: str) -> None:
@@ -18,7 +18,7 @@ class SpecError(ValueError):
 
 @contextmanager
 def about(*options: str) -> Iterator[None]:
-    """What is found wrong inside is about these options of ``malletrain submit``."""
+    """Set these options of ``malletrain submit`` on each SpecError that is raised inside."""
     try:
         yield
     except SpecError as error:

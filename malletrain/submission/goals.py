@@ -22,23 +22,23 @@ DEADLINE_HELP = (
 BUDGET_HELP = "node-hours, such as 200nh"
 WORK_HELP = "a number of samples above 0, such as 1.3e8"
 NONE = "none"
-"""What takes a goal away."""
+"""Value that removes a goal."""
 
 _BUDGET = re.compile(r"\s*(\+?)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(?:nh|node-hours?)\s*")
 
 
 def parse_deadline(text: str, now: float | None = None) -> float:
-    """The deadline of ``--deadline``.
+    """Returns the deadline of ``--deadline``.
 
     Args:
         text: as the user wrote it.
-        now: seconds since the epoch; by default the present.
+        now: seconds since the epoch; by default the current time.
 
     Returns:
         Seconds since the epoch, after ``now``.
 
     Raises:
-        SpecError: it is no deadline, or over.
+        SpecError: the text is not a deadline, or the deadline is past.
     """
     now = time.time() if now is None else now
     words = text.strip()
@@ -64,7 +64,7 @@ def parse_deadline(text: str, now: float | None = None) -> float:
 
 
 def parse_budget(text: str) -> tuple[float, bool]:
-    """(node-hours, whether they are added to the present budget) of ``--budget``. Raises
+    """Returns (node-hours, whether they are added to the current budget) of ``--budget``. Raises
     SpecError.
     """
     match = _BUDGET.fullmatch(text)
@@ -75,7 +75,7 @@ def parse_budget(text: str) -> tuple[float, bool]:
 
 
 def parse_work(text: str) -> float:
-    """Number of samples of ``--work``. Raises SpecError."""
+    """Returns the number of samples of ``--work``. Raises SpecError."""
     try:
         samples = float(text.replace(",", "").replace("_", ""))
     except ValueError:
@@ -88,7 +88,8 @@ def parse_work(text: str) -> float:
 def changes_of(
     deadline: str | None, budget: str | None, work: str | None
 ) -> dict[str, float | None]:
-    """What ``malletrain extend`` sends for these texts; ``none`` takes a goal away."""
+    """Returns the changes that ``malletrain extend`` sends for these texts; ``none`` removes a
+    goal. Raises SpecError."""
     changes: dict[str, float | None] = {}
     if deadline is not None:
         changes["deadline"] = None if deadline == NONE else parse_deadline(deadline)

@@ -1,6 +1,4 @@
-"""The time limit of a job and the notifications about it, as the owner writes them:
-``--time-limit`` and ``--notify``. Pure.
-"""
+"""Parsers of a job's ``--time-limit`` and ``--notify``. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +15,15 @@ NOTIFY_HELP = (
 )
 MAX_TIME_LIMIT_S = 366 * 86400.0
 _MAIL = re.compile(r"[A-Za-z0-9._%+'-]+@[A-Za-z0-9.-]+")
-_ONE = f"(?:{'|'.join(NOTIFY_EVENTS)})"
-_ON = re.compile(rf"({_ONE}(?:,{_ONE})*)=(.*)", re.DOTALL)
+_EVENT = f"(?:{'|'.join(NOTIFY_EVENTS)})"
+_ON = re.compile(rf"({_EVENT}(?:,{_EVENT})*)=(.*)", re.DOTALL)
 
 
 def time_limit_of(text: str | None) -> float:
-    """Seconds of ``--time-limit``; 0 if there is no limit.
+    """Returns the seconds of ``--time-limit``; 0 if there is no limit.
 
     Raises:
-        SpecError: it is no duration.
+        SpecError: the text is not a valid duration.
     """
     if text is None:
         return 0.0
@@ -39,10 +37,10 @@ def time_limit_of(text: str | None) -> float:
 
 
 def notification(text: str) -> Notification:
-    """The notification of one ``--notify``.
+    """Returns the notification of one ``--notify``.
 
     Raises:
-        SpecError: it names no address and no command.
+        SpecError: the text names neither an address nor a command.
     """
     match = _ON.fullmatch(text)
     on, to = (tuple(match[1].split(",")), match[2]) if match else (NOTIFY_EVENTS, text)

@@ -1,7 +1,7 @@
-"""Which folders a job writes its results and checkpoints to, as far as its command and its script
-say.
+"""Finds the folders to which a job writes its results and checkpoints, as far as its command and
+its script name them.
 
-Decides that by reading, never by running: options such as ``--output_dir PATH`` and their defaults
+Reads the script and never runs it. Finds options such as ``--output_dir PATH`` and their defaults
 in the script, positional arguments that look like such a folder, and folders that the script names
 literally in calls that take one (``TrainingArguments("out")``). A folder that the script computes
 is not found.
@@ -16,31 +16,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_WORDS = (
+_FOLDER_WORDS = (
     "out|outputs?|outs|save|saves|saved|results?|checkpoints?|ckpts?|logs?|logging|runs?|exps?|"
     "experiments?|default[-_]root"
 )
 OPTION = re.compile(
-    rf"--(?:(?:[a-z]+[-_])?(?:{_WORDS})[-_]?(?:dir|directory|folder)|out|output|save[-_]to)|-o",
+    rf"--(?:(?:[a-z]+[-_])?(?:{_FOLDER_WORDS})[-_]?(?:dir|directory|folder)|out|output|save[-_]to)|-o",
     re.IGNORECASE,
 )
 """Options that name an output folder."""
-_NAME = re.compile(rf"(?:.*[-_.])?(?:{_WORDS})(?:[-_.\d].*)?", re.IGNORECASE)
-"""Names of folders that look like one."""
-_TRACES = ("malletrain.json", "malletrain.ckpt", "newest")
-"""Files that MalleTrain's callbacks leave in one."""
-_CALLS = {
+_NAME = re.compile(rf"(?:.*[-_.])?(?:{_FOLDER_WORDS})(?:[-_.\d].*)?", re.IGNORECASE)
+"""Typical names of output folders."""
+_MARKER_FILES = ("malletrain.json", "malletrain.ckpt", "newest")
+"""Files that MalleTrain's callbacks leave in an output folder."""
+_FOLDER_ARGUMENTS = {
     "MalleTrainCallback": (0, "folder"),
     "Guard": (1, "folder"),
     "ModelCheckpoint": (0, "dirpath"),
     "SummaryWriter": (0, "log_dir"),
     "ProjectConfiguration": (0, "project_dir"),
 }
-"""Calls that take one: the position and the name of that argument."""
+"""Calls that take an output folder → the position and the name of that argument."""
 
 
 def output_folders(script: str, args: Sequence[str], workdir: str) -> set[str]:
-    """Absolute paths of the output folders that a job names.
+    """Returns the absolute paths of the output folders that a job names.
 
     Args:
         script: its script.
@@ -60,34 +60,36 @@ def _absolute(path: str, workdir: str) -> str:
 
 @dataclass
 class _Script:
-    """What the script says."""
+    """Output folders and options found in a script."""
 
     folders: set[str] = field(default_factory=set)
-    """Those it names itself."""
+    """Output folders that the script names literally."""
     defaults: list[tuple[set[str], str]] = field(default_factory=list)
-    """(names of an option, the folder where it is not given)."""
+    """(names of an option, its default folder)."""
     flags: set[str] = field(default_factory=set)
     """Options that take no value."""
 
 
 def _in_arguments(args: Sequence[str], read: _Script, workdir: str) -> Iterator[str]:
-    before = ""
+    last_option = ""
     for arg in args:
         option, equals, value = arg.partition("=")
         if arg.startswith("-"):
             if equals and OPTION.fullmatch(option):
                 yield value
-            before = "" if equals or option in read.flags else option
+            last_option = "" if equals or option in read.flags else option
             continue
-        if OPTION.fullmatch(before) or (not before and _looks_like_one(_absolute(arg, workdir))):
+        if OPTION.fullmatch(last_option) or (
+            not last_option and _is_output_folder(_absolute(arg, workdir))
+        ):
             yield arg
-        before = ""
+        last_option = ""
 
 
-def _looks_like_one(path: str) -> bool:
+def _is_output_folder(path: str) -> bool:
     if _NAME.fullmatch(os.path.basename(path)) and not os.path.isfile(path):
         return "." not in os.path.basename(path)
-    return any(os.path.exists(os.path.join(path, name)) for name in _TRACES)
+    return any(os.path.exists(os.path.join(path, name)) for name in _MARKER_FILES)
 
 
 def _read(script: str) -> _Script:
@@ -95,7 +97,7 @@ def _read(script: str) -> _Script:
     try:
         tree = ast.parse(Path(script).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return read  # nothing can be known of it
+        return read  # not readable as Python: no folders are found
     constants = {
         target.id: node.value.value
         for node in tree.body
@@ -121,8 +123,10 @@ def _read(script: str) -> _Script:
             elif any(map(OPTION.fullmatch, options)):
                 read.defaults.append((options, text(named.get("default"))))
         else:
-            place, word = _CALLS.get(name, (0 if name.endswith("TrainingArguments") else -1, ""))
+            position, word = _FOLDER_ARGUMENTS.get(
+                name, (0 if name.endswith("TrainingArguments") else -1, "")
+            )
             word = word or "output_dir"
-            value = call.args[place] if 0 <= place < len(call.args) else named.get(word)
+            value = call.args[position] if 0 <= position < len(call.args) else named.get(word)
             read.folders.add(text(value))
     return read

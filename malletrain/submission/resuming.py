@@ -1,6 +1,4 @@
-"""Where a job's state comes from and goes to: the snapshot of another job to begin from, and the
-folders of snapshots that its container has to see.
-"""
+"""The snapshot from which a job starts, and the snapshot folders that its container must see."""
 
 from __future__ import annotations
 
@@ -15,10 +13,11 @@ from malletrain.submission.snapshot_paths import snapshot_paths
 
 
 def file_of(source: str) -> str | None:
-    """The absolute path of the snapshot that ``--resume-from`` names; None where it names a job.
+    """Returns the absolute path of the snapshot that ``--resume-from`` names; None if it names a
+    job.
 
     Raises:
-        SpecError: it is the path of no file.
+        SpecError: it is a path at which there is no file.
     """
     if os.path.exists(source):
         return os.path.abspath(source)
@@ -28,22 +27,22 @@ def file_of(source: str) -> str | None:
 
 
 def resuming(spec: JobSpec, source: str) -> JobSpec:
-    """The job that begins from ``source``: the path of a snapshot, or the id of a job."""
+    """Returns the job that starts from ``source``: the path of a snapshot, or the id of a job."""
     return msgspec.structs.replace(spec, env={**spec.env, env.RESUME_FROM: source})
 
 
 def with_snapshots_bound(spec: JobSpec) -> JobSpec:
-    """The job with the folders of its snapshots among what its container sees, as far as they are
-    there. Its container may be the site's, of which only the daemon knows.
+    """Returns the job with its existing snapshot folders added to the bind mounts of its container.
+    The container may be the site's default, which only the daemon knows.
     """
     software = spec.software or SoftwareEnvironment()
-    elsewhere = software.container is None and (software.conda or software.venv)
-    if software.container == "" or elsewhere:
+    has_own_environment = software.container is None and (software.conda or software.venv)
+    if software.container == "" or has_own_environment:
         return spec
     paths = snapshot_paths(spec.script, spec.args, spec.workdir)
     if os.path.isabs(source := spec.env.get(env.RESUME_FROM, "")):
         paths.add(source)
-    seen = (spec.workdir, os.path.dirname(spec.script), os.path.expanduser("~"))
+    visible = (spec.workdir, os.path.dirname(spec.script), os.path.expanduser("~"))
     named = {os.path.dirname(path) for path in paths}
     extra = sorted(
         folder
@@ -51,7 +50,7 @@ def with_snapshots_bound(spec: JobSpec) -> JobSpec:
         if os.path.isdir(folder)
         and ":" not in folder
         and folder.isprintable()
-        and not any(os.path.commonpath([folder, place]) == place for place in seen)
+        and not any(os.path.commonpath([folder, place]) == place for place in visible)
     )
     if not extra:
         return spec

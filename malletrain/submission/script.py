@@ -1,6 +1,6 @@
 """The script of a job: a Python file that the job's Python can read as a program.
 
-Decides what is refused before it would fail on a node. What the script does is not looked at.
+Decides what is refused before it would fail on a node. Does not examine what the script does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LARGEST_BYTES = 16 * 1024 * 1024
 
 
 def script_of(text: str, own_python: bool = True) -> Path:
-    """The absolute path of the script. Its symlinks stay as they are, so that a link may be moved
-    to a new version between starts.
+    """Returns the absolute path of the script. Symlinks are not resolved, so that a link can be
+    moved to a new version between starts.
 
-    Where the Python that submits runs the script too (``own_python``), it also compiles it here.
-    Raises SpecError for what is no Python program.
+    If the submitting Python also runs the script (``own_python``), the script is compiled here.
+    Raises SpecError if it is not a Python program.
     """
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if not path.exists():
@@ -53,16 +53,17 @@ def script_of(text: str, own_python: bool = True) -> Path:
 
 
 def module_of(name: str, workdir: str | None, own_python: bool = True) -> Path:
-    """The file that ``python -m NAME`` runs in ``workdir`` (None: the present directory). Nothing
-    is imported for that.
+    """Returns the file that ``python -m NAME`` runs in ``workdir`` (None: the current directory).
+    Imports nothing.
 
     Args:
-        name: Of the module or package, with dots.
-        workdir: Where the job runs, which comes first on its path.
-        own_python: The Python that submits runs the job, so that its packages count too.
+        name: dotted name of the module or package.
+        workdir: directory in which the job runs, first on its module path.
+        own_python: whether the submitting Python runs the job, so that its packages are searched
+            too.
 
     Raises:
-        SpecError: There is no such module, or it cannot be run.
+        SpecError: there is no such module, or it cannot be run.
     """
     directory = os.path.abspath(os.path.expanduser(workdir or os.getcwd()))
     if not all(part.isidentifier() for part in name.split(".")):
@@ -91,7 +92,7 @@ def module_of(name: str, workdir: str | None, own_python: bool = True) -> Path:
 def _compile(source: bytes, path: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the node's log will say them
+            warnings.simplefilter("ignore")  # the node's log will show them
             compile(source, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         where = f" in line {error.lineno}" if error.lineno else ""
@@ -104,4 +105,4 @@ def _compile(source: bytes, path: Path) -> None:
     except ValueError as error:  # a NUL in it
         raise SpecError(f"The script {path} is not Python source: {error}.") from None
     except (RecursionError, MemoryError):
-        pass  # deeper than this process can read; the node will tell
+        pass  # nested too deeply for this process; the node will report it

@@ -1,6 +1,6 @@
-"""Which snapshot files a job will write, as far as its command and its script say.
+"""Finds the snapshot files that a job will write, as far as its command and its script name them.
 
-Decides that by reading, never by running: options such as ``--snapshot PATH``, and paths that the
+Reads the script and never runs it. Finds options such as ``--snapshot PATH``, and paths that the
 script names literally in ``Snapshot("run.pt", …)`` or ``Run(snapshot="run.pt", …)``. A path that
 the script computes is not found.
 """
@@ -17,7 +17,7 @@ _OPTION = re.compile(r"--?[\w-]*(?:snapshot|checkpoint|ckpt)(?:[_-]?(?:path|file
 
 
 def snapshot_paths(script: str, args: Sequence[str], workdir: str) -> set[str]:
-    """Absolute paths of the snapshots that a job names.
+    """Returns the absolute paths of the snapshots that a job names.
 
     Args:
         script: its script.
@@ -43,7 +43,7 @@ def _in_script(script: str) -> Iterator[str]:
     try:
         tree = ast.parse(Path(script).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # nothing can be known of it
+        return  # not readable as Python: no paths are found
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue

@@ -1,7 +1,7 @@
-"""From the words of ``malletrain submit`` to a job's software environment.
+"""Converts options of ``malletrain submit`` to a job's software environment.
 
-Decides which environments go together and makes paths absolute. Whether a node has them is seen
-there.
+Decides which environments can be combined and makes paths absolute. The node checks whether it has
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class SoftwareOptions:
-    """The options of ``malletrain submit`` that say in which software a job runs."""
+    """The options of ``malletrain submit`` for a job's software environment."""
 
     module: Sequence[str] = ()
     conda: str | None = None
@@ -35,10 +35,10 @@ class SoftwareOptions:
 
 
 def software_of(options: SoftwareOptions) -> SoftwareEnvironment | None:
-    """The environment that these options ask for; None where they ask for nothing.
+    """Returns the environment that these options request; None if they request none.
 
     Raises:
-        SpecError: they do not go together, or name what cannot be.
+        SpecError: the options exclude each other, or have invalid values.
     """
     if options.conda and options.venv:
         raise SpecError("--conda and --venv each choose the Python of the job; give one of them.")
@@ -55,8 +55,8 @@ def software_of(options: SoftwareOptions) -> SoftwareEnvironment | None:
     if options.no_container:
         container = ""
     conda = _conda(options.conda) if options.conda is not None else ""
-    made = SoftwareEnvironment(
-        modules=tuple(_name(name, "--module", "cuda/12.4") for name in options.module),
+    environment = SoftwareEnvironment(
+        modules=tuple(_checked_text(name, "--module", "cuda/12.4") for name in options.module),
         conda=conda,
         conda_exe=(os.environ.get("CONDA_EXE") or shutil.which("conda") or "") if conda else "",
         venv=_venv(options.venv, bool(container)) if options.venv is not None else "",
@@ -64,24 +64,24 @@ def software_of(options: SoftwareOptions) -> SoftwareEnvironment | None:
         runtime=options.container_runtime or "auto",
         binds=tuple(_bind(text) for text in options.container_bind),
     )
-    return None if made == SoftwareEnvironment() else made
+    return None if environment == SoftwareEnvironment() else environment
 
 
-def _name(text: str, option: str, example: str) -> str:
+def _checked_text(text: str, option: str, example: str) -> str:
     if not text.strip() or text.startswith("-") or _CONTROL.search(text):
         raise SpecError(f'{option}: "{text}" is no name; give one such as {example}.')
     return text
 
 
 def _conda(text: str) -> str:
-    """A name, or the path of an environment made absolute."""
-    name = _name(text, "--conda", "myenv, or the path of an environment")
+    """Returns the name, or the absolute path, of a conda environment."""
+    name = _checked_text(text, "--conda", "myenv, or the path of an environment")
     return _absolute(name) if os.sep in name else name
 
 
 def _venv(text: str, contained: bool) -> str:
-    """The directory. In a container it may be there only."""
-    path = _absolute(_name(text, "--venv", "~/venvs/train"))
+    """Returns the absolute directory. With a container it may exist only there: not checked."""
+    path = _absolute(_checked_text(text, "--venv", "~/venvs/train"))
     if not contained and not os.access(os.path.join(path, "bin", "python"), os.X_OK):
         raise SpecError(
             f"There is no virtual environment {path}: it has no bin/python. Make one: python3 -m "
@@ -91,8 +91,9 @@ def _venv(text: str, contained: bool) -> str:
 
 
 def _image(text: str) -> str:
-    """A file or directory made absolute, or the name of an image in a registry or a store."""
-    name = _name(text, "--container", "~/images/pytorch.sif or docker://pytorch/pytorch")
+    """Returns the absolute path of a file or directory, or the name of an image in a registry or a
+    store."""
+    name = _checked_text(text, "--container", "~/images/pytorch.sif or docker://pytorch/pytorch")
     path = _absolute(name)
     if os.path.exists(path):
         return path
@@ -102,14 +103,14 @@ def _image(text: str) -> str:
 
 
 def _bind(text: str) -> str:
-    """``SRC[:DST]`` with both made absolute."""
+    """Returns ``SRC[:DST]`` with SRC made absolute."""
     source, colon, target = text.partition(":")
     if not source or (colon and not os.path.isabs(target)) or ":" in target:
         raise SpecError(
             f'--container-bind: "{text}" is not SRC or SRC:DST with DST absolute, such as '
             "/scratch/data:/data."
         )
-    path = _absolute(_name(source, "--container-bind", "/scratch/data:/data"))
+    path = _absolute(_checked_text(source, "--container-bind", "/scratch/data:/data"))
     return f"{path}:{target}" if colon else path
 
 

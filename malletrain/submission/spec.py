@@ -1,9 +1,9 @@
-"""From the words of ``malletrain submit`` to a checked job: sizes, scaling curve, environment,
+"""Converts options of ``malletrain submit`` to a checked job: sizes, scaling curve, environment,
 script.
 
-Everything that can be found wrong on the submitting machine is found here, before the daemon is
-asked; the daemon checks again what it is sent. Raises
-:class:`malletrain.submission.error.SpecError` with a sentence that says what is accepted.
+All checks that are possible on the submitting machine are made here, before the daemon is asked;
+the daemon checks the job again. Raises :class:`malletrain.submission.error.SpecError` with a
+sentence that says what is accepted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """(min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16)."""
+    """Returns (min, max) of ``--nodes``: ``"4"`` is (4, 4), ``"1:16"`` is (1, 16)."""
     match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*:\s*([0-9]{1,9}))?\s*", text)
     if match is None:
         raise SpecError(f'"{text}" is not a number of nodes; accepted is {NODES_HELP}.')
@@ -52,7 +52,8 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
-    """``--profile-sizes``: ``"8,4,2,1"`` in any order, each within the limits of ``--nodes``."""
+    """Returns the sizes of ``--profile-sizes``, such as ``"8,4,2,1"`` in any order, largest first.
+    Each must be within the limits of ``--nodes``."""
     if not re.fullmatch(r"\s*[0-9]{1,9}\s*(,\s*[0-9]{1,9}\s*)*", text):
         raise SpecError(f'"{text}" is not a list of sizes; accepted is {SIZES_HELP}.')
     sizes = {int(part) for part in text.split(",")}
@@ -64,10 +65,8 @@ def parse_sizes(text: str, low: int, high: int) -> tuple[int, ...]:
 
 
 def parse_env(pairs: Iterable[str]) -> dict[str, str]:
-    """The environment of ``--env K=V`` given any number of times. ``K`` alone takes the value it
-    has now.
-    """
-    made: dict[str, str] = {}
+    """Returns the environment of all ``--env K=V`` options. ``K`` alone takes its current value."""
+    variables: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not VARIABLE.fullmatch(name):
@@ -86,8 +85,8 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
             raise SpecError(
                 f"The value of {name} contains a NUL character, which no environment can hold."
             )
-        made[name] = value
-    return made
+        variables[name] = value
+    return variables
 
 
 def _service_value(
@@ -99,7 +98,7 @@ def _service_value(
     curve: Path | None,
     nproc: int | None,
 ) -> dict[str, float] | None:
-    """What nodes are worth to a service; None for other jobs."""
+    """Returns the value of nodes to a service; None for other jobs."""
     if not service:
         if value is not None:
             raise SpecError(
@@ -118,16 +117,16 @@ def _service_value(
 
 
 def _name_of(path: Path) -> str:
-    """The name of a job that was given none: its script's, without the suffix where that is not
-    the form of an id.
+    """Returns the default name of a job: its script's name, without the suffix unless that would
+    look like a job id.
     """
     stem = path.name if JOB_ID.fullmatch(path.stem) else path.stem
-    made = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:64]
-    return "job" if not made or JOB_ID.fullmatch(made) else made
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:64]
+    return "job" if not name or JOB_ID.fullmatch(name) else name
 
 
 def _python_of(environment: SoftwareEnvironment | None) -> str:
-    """What runs the script: the environment's Python where there is one, else that of this
+    """Returns the Python that runs the script: the environment's if there is one, else that of this
     process.
     """
     if environment is None or not (environment.venv or environment.conda or environment.container):
@@ -136,7 +135,7 @@ def _python_of(environment: SoftwareEnvironment | None) -> str:
 
 
 def parse_model_size(text: str) -> tuple[float, float | None]:
-    """Parameters, and FLOPs per sample where they are said, of ``--model-size``."""
+    """Returns the number of parameters, and the FLOPs per sample if given, of ``--model-size``."""
     try:
         numbers = [float(word) for word in text.split(",")]
     except ValueError:
@@ -181,11 +180,11 @@ def build(
     model_size: str | None = None,
     as_module: bool = False,
 ) -> JobSpec:
-    """The checked job. By default it has the script's name without suffix, the present directory
-    and the site's goal.
+    """Returns the checked job. By default it has the script's name without suffix, the current
+    directory and the site's objective. The parameters are the options of ``malletrain submit``.
 
-    A service has one process on each node, is valued by its ``value`` file and by default asks for
-    the sizes of that file.
+    A service has one process on each node. Its ``value`` file states the value of nodes, and by
+    default the service requests the sizes of that file. Raises SpecError.
     """
     with about("value", "service", "live", "launcher", "curve", "nproc_per_node"):
         worth = _service_value(
@@ -276,7 +275,7 @@ def build(
         )
     with about("curve"):
         rates = worth or (read_curve(curve) if curve else None)
-    if worth == {}:  # until its process has seen what it is used for
+    if worth == {}:  # until its process reports a value
         rates = {str(low): 1.0}
     return JobSpec(
         name=name,

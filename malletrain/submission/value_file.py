@@ -1,9 +1,9 @@
-"""The file of ``malletrain submit --value``: what a service's owner says so many nodes are worth.
+"""The file of ``malletrain submit --value``: the value of each number of nodes to a service.
 
-Two forms, told apart by their first line. CSV with the header ``nodes,value`` and one line a size;
-TOML with a table ``[value]`` of ``nodes = value`` lines. Between listed sizes the value is read off
-linearly, beyond the last it stays. It need not grow, nor have diminishing returns: a service that
-is of no use on fewer than 4 nodes says so.
+Two forms, distinguished by their first line. CSV with the header ``nodes,value`` and one line per
+size; TOML with a table ``[value]`` of ``nodes = value`` lines. Values between listed sizes are
+interpolated linearly; beyond the last size the value is constant. Values need not increase or have
+diminishing returns: a service that is useless on fewer than 4 nodes has the value 0 there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ else:
     import tomli as tomllib
 
 AUTO = "auto"
-"""Instead of a file: the service's process says it itself, and anew when it changes."""
+"""Instead of a file: the service's process reports the values itself, and again when they
+change."""
 VALUE_HELP = (
     'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0; '
     "or the word auto, if its process says it itself"
@@ -31,7 +32,8 @@ VALUE_HELP = (
 
 
 def read_value(path: Path) -> dict[str, float]:
-    """Nodes (as text) → value, sorted by nodes. Raises SpecError with what is wrong and where."""
+    """Returns nodes (as text) → value, sorted by nodes. Raises SpecError with the problem and its
+    place."""
     try:
         text = path.read_text("utf-8-sig")
     except OSError as error:
@@ -72,7 +74,7 @@ def read_value(path: Path) -> dict[str, float]:
 
 
 def span(value: dict[str, float]) -> str:
-    """The sizes that are worth something, as ``--nodes`` takes them."""
+    """Returns the sizes with a value above 0, in the form of ``--nodes``."""
     useful = [int(nodes) for nodes, worth in value.items() if worth > 0]
     return f"{min(useful)}:{max(int(nodes) for nodes in value)}"
 

@@ -1,9 +1,8 @@
-"""Sweeps: many trials of one script, each a malleable job. Runs where ``malletrain sweep run`` is
-called, in a process of its own that may die at any time.
+"""Sweeps: many trials of one script, each a malleable job. Runs in the process of ``malletrain
+sweep run``, which may be killed at any time.
 
-Decides which trials there are, when one is given up and how much each counts; Optuna decides what
-to try next. The daemon knows nothing of sweeps. :class:`EarlyCurve` and its pruner are of use
-without the rest.
+Decides which trials exist, when one is pruned and the weight of each; Optuna decides what to try
+next. :class:`EarlyCurve` and its pruner can be used without the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = [
     "run_sweep",
 ]
 
-_HOME = {
+_MODULE_OF = {
     "EarlyCurve": "malletrain.sweep.earlycurve",
     "EarlyCurvePruner": "malletrain.sweep.pruner",
     "Prediction": "malletrain.sweep.earlycurve",
@@ -39,7 +38,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
+    home = _MODULE_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'malletrain.sweep' has no attribute {name!r}")
     return getattr(import_module(home), name)

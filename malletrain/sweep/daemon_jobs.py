@@ -1,5 +1,5 @@
-"""The jobs of a sweep at a daemon, found by its state directory. A daemon that is away is told as
-such, and asked anew at the next call.
+"""The jobs of a sweep at a daemon, which is found by its state directory. If the daemon does not
+answer, raises JobsAway, and connects again at the next call.
 
 Decides nothing.
 """
@@ -21,7 +21,7 @@ from malletrain.protocol.views import EventView, JobView, NewsView, SeriesView
 from malletrain.sweep.jobs import LOST, JobRefused, JobsAway, TrialJob
 
 NODE_EVENTS = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
-"""Events that say which nodes a job has from then on."""
+"""Events with the nodes that a job has from then on."""
 CHANGES = (
     *NODE_EVENTS,
     EventKind.JOB_SUSPENDED,
@@ -30,22 +30,23 @@ CHANGES = (
     EventKind.JOB_CANCELLED,
 )
 WAIT_S = 10.0
-"""The daemon is asked to wait for news no longer than so."""
-PASSING = ("unreachable", "internal", "unauthenticated")
-"""What a daemon answers, or does not, that may be otherwise a moment later."""
+"""Maximum time that the daemon is asked to wait for news, seconds."""
+TRANSIENT_ERRORS = ("unreachable", "internal", "unauthenticated")
+"""Error codes after which a later attempt may succeed."""
 
 
 class DaemonJobs:
-    """As :class:`malletrain.sweep.jobs.Jobs`. Usable as a context manager."""
+    """Implements :class:`malletrain.sweep.jobs.Jobs`. Usable as a context manager."""
 
     def __init__(self, state_dir: Path | None) -> None:
         self._state_dir = state_dir
         self._connection: Connection | None = None
         self._daemon = ""
         self._cursor = ""
-        """Up to where the daemon's news were heard."""
+        """Position up to which the daemon's news have been read."""
         self._read: dict[str, tuple[str, int]] = {}
-        """Jobs without news since they were asked → of which metric, and the last step."""
+        """Jobs without news since their points were read → the metric that was read, and its last
+        step."""
 
     def __enter__(self) -> DaemonJobs:
         return self
@@ -55,13 +56,13 @@ class DaemonJobs:
             self._connection.close()
 
     def daemon(self) -> str:
-        """The daemon's name, asked once a connection."""
+        """Returns the daemon's name, which is requested once per connection."""
         if self._connection is None or not self._daemon:
             self._daemon = daemon_of(self._do(operations.status()).boot)
         return self._daemon
 
     def submit(self, spec: JobSpec) -> str:
-        """Submit, or find what was submitted under its key."""
+        """Submit a job, or find the one submitted with the same key. Returns its id."""
         try:
             view: JobView = self._do(operations.submit(spec))
         except ClientError as error:
@@ -69,26 +70,28 @@ class DaemonJobs:
         return view.id
 
     def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
-        """How these jobs are."""
+        """Returns the state of these jobs."""
         if not ids:
             return {}
         views = {view.id: view for view in self._do(operations.jobs(ended=0))}
-        seen = {job: _seen(views[job]) if job in views else self._one(job) for job in ids}
-        for job, each in seen.items():
-            if each.ended:  # it may have reported more since the last news
+        trial_jobs = {
+            job: _trial_job(views[job]) if job in views else self._one(job) for job in ids
+        }
+        for job, each in trial_jobs.items():
+            if each.ended:  # it may have reported more values since the last news
                 self._read.pop(job, None)
-        return seen
+        return trial_jobs
 
     def _one(self, job: str) -> TrialJob:
         try:
-            return _seen(self._do(operations.job(job)).job)
+            return _trial_job(self._do(operations.job(job)).job)
         except ClientError:
             return TrialJob(job, LOST)
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
-        """Values with a step after ``since``. Where none has a step they are numbered; a value
-        without one among others is a last word and no point of the curve. The daemon is not
-        asked again where nothing came since.
+        """Returns values with a step after ``since``. If no value has a step, they are numbered. A
+        value without a step among others is a final result and not a point of the curve. The daemon
+        is not asked again if there is no news since.
         """
         previous_metric, until = self._read.get(job, ("", 0))
         if previous_metric == metric and since >= until:
@@ -108,36 +111,36 @@ class DaemonJobs:
         return [(step, value) for step, value in pairs if step is not None and step > since]
 
     def last(self, job: str, metric: str) -> float | None:
-        """The newest value."""
+        """Returns the newest value."""
         series = self._series(job, metric)
         return series.values[-1] if series is not None and series.values else None
 
     def names(self, job: str) -> list[str]:
-        """The metrics that it has reported."""
+        """Returns the names of the metrics that it has reported."""
         return [series.name for series in self._do(operations.metrics(job))]
 
     def node_seconds(self, job: str) -> float:
-        """Nodes times the seconds for which it had them, starts and rescales included."""
+        """Returns the node-seconds that it had, including starts and rescales."""
         events: list[EventView] = []
         try:
             while page := self._do(operations.events(since=_last(events), limit=1000, job=job)):
                 events += page
         except ClientError:
-            pass  # it is not known any more
+            pass  # the daemon does not know the job
         return used_s(events, time.time())
 
     def weigh(self, job: str, weight: float) -> None:
-        """It counts so much from now on."""
+        """Set the weight of a job."""
         with contextlib.suppress(ClientError):  # it has ended
             self._do(operations.weigh(job, weight))
 
     def cancel(self, job: str, why: str) -> None:
-        """End it."""
-        with contextlib.suppress(ClientError):  # the daemon knows it no more
+        """Cancel a job."""
+        with contextlib.suppress(ClientError):  # the daemon does not know it
             self._do(operations.cancel([job], why))
 
     def wait(self, ids: Sequence[str], within_s: float) -> None:
-        """Wait for news of these jobs; where the daemon has no word for that, just wait."""
+        """Wait for news of these jobs; if the daemon does not know this request, just wait."""
         request = operations.news(ids, cursor=self._cursor, wait_s=min(within_s, WAIT_S))
         try:
             news: NewsView = self._do(request)
@@ -153,23 +156,24 @@ class DaemonJobs:
         return series[0] if series else None
 
     def _do(self, operation: Operation[Any]) -> Any:
-        """Ask. Raises JobsAway where nobody answers, ClientError where it is refused."""
+        """Carry out an operation. Raises JobsAway if the daemon does not answer, ClientError if it
+        refuses."""
         try:
             if self._connection is None:
                 self._connection = Connection.of(self._state_dir)
             return self._connection.do(operation)
         except ClientError as error:
-            if error.code in PASSING:
+            if error.code in TRANSIENT_ERRORS:
                 if self._connection is not None:
-                    self._connection.close()  # a daemon that was started again has another address
+                    self._connection.close()  # a restarted daemon has another address
                     self._connection = None
                 raise JobsAway(str(error)) from None
             raise
 
 
 def used_s(events: Sequence[EventView], now: float) -> float:
-    """Node-seconds that a job has had, by its lines of the audit log; until ``now``, where it has
-    not ended.
+    """Returns the node-seconds that a job has had, from its events; until ``now``, if it has not
+    ended.
     """
     used, nodes, since = 0.0, 0, 0.0
     for event in events:
@@ -187,5 +191,5 @@ def _last(events: Sequence[EventView]) -> int:
     return events[-1].seq if events else 0
 
 
-def _seen(view: JobView) -> TrialJob:
+def _trial_job(view: JobView) -> TrialJob:
     return TrialJob(view.id, view.state, view.reason, len(view.nodes))

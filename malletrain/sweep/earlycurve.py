@@ -1,16 +1,16 @@
-"""EarlyCurve: the rest of a learning curve from its beginning, in stages. Pure; needs numpy and
-scipy, nothing else of MalleTrain.
+"""EarlyCurve: predicts the rest of a learning curve from its beginning, in stages. Pure; needs
+numpy and scipy, nothing else of MalleTrain.
 
 SpotTune (Li et al., ICDCS 2020, section IV) fits the curve of a metric to be minimised by
 
     m(k) = 1 / (a0 k² + a1 k + a2) + a3,    a0, a1 ≥ 0, a2 > 0,
 
-anew in each stage, where a stage begins when the learning rate changes: k counts from there. A
-metric to be maximised is fitted upside down. What a later change of the learning rate will bring is
-not known and not predicted.
+separately in each stage. A stage begins when the learning rate changes, and k counts from there.
+For a metric to be maximised, its negative is fitted. The effect of a later change of the learning
+rate is not predicted.
 
-Decides where stages begin, when they are not given, and how sure a prediction is. What follows from
-it for a trial is :mod:`malletrain.sweep.pruner`'s decision.
+Decides where stages begin, if they are not given, and the interval of a prediction.
+:mod:`malletrain.sweep.pruner` decides what follows for a trial.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ except ImportError:
         "EarlyCurve needs scipy, which is not installed here: pip install 'malletrain[sweep]'."
     ) from None
 
-Array = Any  # numpy.ndarray: what kind its numbers are is scipy's business
+Array = Any  # numpy.ndarray of any dtype
 
-LEAST_POINTS = 4
-"""Of a stage, before one after it is looked for: as many as the law has parameters."""
-FEWEST = 3
-"""Of a stage, before it is fitted; three are fitted with a0 = 0, and nothing tells how well."""
-JUMP = 4.0
-"""A step towards the goal so many times as large as the usual ones begins a stage."""
-SMALLEST = 1e-9
+MIN_STAGE_POINTS = 4
+"""Minimum number of points of a stage before the next stage is looked for: the number of parameters
+of the law."""
+MIN_FIT_POINTS = 3
+"""Minimum number of points of a stage for a fit. Three points are fitted with a0 = 0, without an
+estimate of the error."""
+MIN_JUMP_RATIO = 4.0
+"""Minimum ratio of a step towards the goal to the largest recent step, at which a new stage
+begins."""
+MIN_VALUE = 1e-9
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a curve comes to."""
+    """Predicted value of a curve at one step."""
 
     value: float
-    """At the step that was asked for."""
+    """Value at the requested step."""
     low: float
-    """Its interval begins here."""
+    """Lower end of the interval."""
     high: float
-    """And ends here."""
+    """Upper end of the interval."""
     stages: tuple[int, ...]
-    """The steps at which stages begin, the first among them."""
+    """The steps at which stages begin, including the first."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Law:
     a3: float
 
     def at(self, k: float) -> float:
-        """The metric ``k`` steps after the stage began."""
+        """Returns the metric ``k`` steps after the beginning of the stage."""
         return 1.0 / (self.a0 * k * k + self.a1 * k + self.a2) + self.a3
 
 
@@ -73,10 +76,10 @@ class EarlyCurve:
     """Predicts learning curves.
 
     Args:
-        direction: whether the metric is to become small or large.
-        stages: steps at which the learning rate changes; None: they are looked for.
-        bounds: what the metric can be at all, such as (0, 1) for an accuracy.
-        confidence: share of predictions whose interval is to hold the truth.
+        direction: whether the metric is to be minimised or maximised.
+        stages: steps at which the learning rate changes; None: they are detected.
+        bounds: range of possible values of the metric, such as (0, 1) for an accuracy.
+        confidence: fraction of predictions whose interval is to contain the true value.
     """
 
     def __init__(
@@ -97,12 +100,12 @@ class EarlyCurve:
         self._low, self._high = low, high
 
     def predict(self, steps: Sequence[int], values: Sequence[float], at: int) -> Prediction | None:
-        """What the curve comes to at step ``at``; None where its newest stage is too short, or a
-        value is no number.
+        """Returns the prediction for step ``at``; None if the newest stage is too short, or a value
+        is not finite.
 
         Args:
-            steps: increasing.
-            values: the metric at each.
+            steps: increasing step numbers.
+            values: the metric at each step.
             at: a step after the last.
         """
         k = np.asarray(steps, dtype=float)
@@ -114,7 +117,7 @@ class EarlyCurve:
         begins = self._stages(k, y)
         first = begins[-1]
         newest_k, newest_y = k[first:] - k[first], y[first:]
-        if len(newest_k) < FEWEST:
+        if len(newest_k) < MIN_FIT_POINTS:
             return None
         value, half = self._extrapolated(newest_k, newest_y, at - k[first])
         ends = sorted(
@@ -126,8 +129,8 @@ class EarlyCurve:
         return Prediction(value, low, high, stages)
 
     def fit(self, steps: Sequence[int], values: Sequence[float]) -> Law:
-        """The law of one stage; ``steps`` count from its beginning. Of a metric to be maximised it
-        is that of its negative.
+        """Returns the law of one stage; ``steps`` count from its beginning. For a metric to be
+        maximised it is the law of its negative.
         """
         k, y = np.asarray(steps, dtype=float), self._sign * np.asarray(values, dtype=float)
         scale_k, scale_y, solution = self._fitted(k, y)
@@ -139,34 +142,34 @@ class EarlyCurve:
     # --- stages ---
 
     def _stages(self, k: Array, y: Array) -> list[int]:
-        """The indices at which stages begin."""
+        """Returns the indices at which stages begin."""
         if self._fixed_stages is not None:
             inner = (int(np.searchsorted(k, step)) for step in self._fixed_stages)
             return sorted({0, *(i for i in inner if 0 < i < len(k))})
         begins = [0]
         falls = -np.diff(y)
-        for i in range(LEAST_POINTS, len(falls)):
-            before = falls[max(begins[-1], i - LEAST_POINTS) : i]
-            if i + 1 - begins[-1] < LEAST_POINTS or len(before) < LEAST_POINTS - 1:
+        for i in range(MIN_STAGE_POINTS, len(falls)):
+            before = falls[max(begins[-1], i - MIN_STAGE_POINTS) : i]
+            if i + 1 - begins[-1] < MIN_STAGE_POINTS or len(before) < MIN_STAGE_POINTS - 1:
                 continue
-            # Within a stage falls become smaller; noise goes up and down alike.
-            usual = max(float(np.max(np.abs(before))), SMALLEST * (1 + abs(y[i])))
-            if falls[i] > JUMP * usual:
+            # Within a stage the falls become smaller; noise is symmetric.
+            largest_recent = max(float(np.max(np.abs(before))), MIN_VALUE * (1 + abs(y[i])))
+            if falls[i] > MIN_JUMP_RATIO * largest_recent:
                 begins.append(i + 1)
         return begins
 
     # --- fits ---
 
     def _fitted(self, k: Array, y: Array) -> tuple[float, float, Any]:
-        """Scales of steps and values, and scipy's solution in these scales, values counted from the
-        smallest.
+        """Returns the scales of steps and values, and scipy's solution in these scales, with values
+        relative to the smallest.
         """
         scale_k = float(k[-1]) or 1.0
         scale_y = float(y.max() - y.min()) or 1.0
         x, z = k / scale_k, (y - y.min()) / scale_y
         floor = (self._low - y.min()) / scale_y
-        floor = max(floor, -10.0)  # far below all that was seen
-        bent = np.inf if len(k) > FEWEST else SMALLEST
+        floor = max(floor, -10.0)  # far below all observed values
+        bent = np.inf if len(k) > MIN_FIT_POINTS else MIN_VALUE
 
         def residuals(a: Array) -> Array:
             return 1.0 / (a[0] * x * x + a[1] * x + a[2]) + a[3] - z
@@ -184,7 +187,7 @@ class EarlyCurve:
                 residuals,
                 start,
                 slopes,
-                bounds=([0.0, 0.0, SMALLEST, min(floor, -SMALLEST)], [bent, np.inf, np.inf, 1.0]),
+                bounds=([0.0, 0.0, MIN_VALUE, min(floor, -MIN_VALUE)], [bent, np.inf, np.inf, 1.0]),
                 x_scale=np.maximum(np.abs(start), 0.1),
                 max_nfev=300,
             )
@@ -193,7 +196,7 @@ class EarlyCurve:
         return scale_k, scale_y, best
 
     def _extrapolated(self, k: Array, y: Array, at: float) -> tuple[float, float]:
-        """The value at ``at`` and half the width of its interval, by the delta method."""
+        """Returns the value at ``at`` and half the width of its interval, by the delta method."""
         scale_k, scale_y, solution = self._fitted(k, y)
         x = at / scale_k
         a0, a1, a2, a3 = solution.x

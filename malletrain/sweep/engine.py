@@ -1,17 +1,17 @@
-"""The engine of a sweep: looks at trials and jobs and does what is to be done next. A turn may be
-cut off anywhere; the next one, of this process or another, goes on.
+"""The engine of a sweep: checks trials and jobs and carries out the next actions. A turn may be
+interrupted anywhere; the next one, of this process or another, continues.
 
-Decides when a trial begins, is given up and ends, and how much its job counts. No clock, no sleep:
-it is told the time. What happens to a trial:
+Decides when a trial starts, is pruned and ends, and the weight of its job. No clock, no sleep: the
+caller passes the time. States of a trial:
 
-    asked → values chosen → job submitted (under a key: once) → values of the metric taken in
-      → its end noted, then its job cancelled, then told       (given up, or cancelled by its owner)
+    asked → values chosen → job submitted (with a key: once) → values of the metric read
+      → its end noted, then its job cancelled, then told       (pruned, or cancelled by its owner)
       → told                                                   (its job has ended)
 
-Each arrow is written before the next is begun, and doing one twice does no harm. A trial that is
-about to end has its successor in the queue by then, so that its nodes do not stand idle: the next
-one begins once its end is noted and before its job is cancelled, or when it has reported its last
-step. Not so where a sampler that learns is to try one after the other.
+Each arrow is stored before the next one starts, and all are idempotent. The successor of a trial
+that is about to end is already in the queue, so that the nodes do not become idle: the next trial
+starts after the end is noted and before the job is cancelled, or when the trial has reported its
+last step. The exception is a sampler that learns and is to run one trial at a time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SpecOf = Callable[[Ledger, int, dict[str, Value]], JobSpec]
 DONE = "All trials have ended."
 CANCELLED = "It was cancelled."
 PRUNED, WITHDRAWN = "pruned", "cancelled"
-"""How a trial ends whose job is cancelled for it."""
+"""Ends of a trial for which its job is cancelled."""
 _REASONS = {PRUNED: "its trial was pruned", WITHDRAWN: "its sweep was cancelled"}
 _TRIAL_STATES = {PRUNED: TrialState.PRUNED, WITHDRAWN: TrialState.FAIL}
 
 
 class Engine:
-    """One sweep's. ``spec_of`` makes the job of a trial; ``point`` is called with a name between
-    any two things that are written or done, which tests use to cut off there.
+    """The engine of one sweep. ``spec_of`` builds the job of a trial; ``point`` is called with a
+    name between any two writes or actions, where tests interrupt the engine.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Engine:
         self._failed_before = {t.number for t in ledger.trials(TrialState.FAIL)}
 
     def turn(self, now: float) -> bool:
-        """Do all that is to be done now; whether the sweep is over.
+        """Carry out all actions that are due. Returns whether the sweep is over.
 
         Raises:
-            JobsAway: nobody answers; nothing is lost, try again.
-            SweepError: the sweep cannot go on; the sentence says why.
+            JobsAway: the daemon does not answer; nothing is lost, try again.
+            SweepError: the sweep cannot continue; the sentence says why.
         """
         ledger = self.ledger
         ledger.alone()
@@ -73,10 +73,10 @@ class Engine:
         for trial in running:
             name = trial.user_attrs.get(book.JOB, "")
             elsewhere = self._is_elsewhere(trial) and name
-            job = self._trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
+            job = self._advance_trial(trial, TrialJob(name, LOST) if elsewhere else jobs.get(name))
             if job is not None:
                 losers.append((trial, job))
-        if not self._ahead or ledger.cancelled:
+        if not self._starts_ahead or ledger.cancelled:
             self._finish_all(losers)
         if ledger.cancelled:
             if ledger.running():
@@ -85,45 +85,47 @@ class Engine:
             return True
         try:
             self._stop_if_hopeless()
-            self._begin(now)
+            self._start_trials(now)
         except SweepError:
             self._finish_all(losers)
             raise
         self._finish_all(losers)
-        self._weigh()
+        self._update_weights()
         if ledger.running():
             return False
         self._stop_if_all_failed()
-        ledger.ends(self._enough(now) or DONE)
+        ledger.ends(self._stop_reason(now) or DONE)
         return True
 
     def jobs_under_way(self) -> list[str]:
-        """The jobs of the trials that have not ended."""
+        """Returns the jobs of the trials that have not ended."""
         running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
         return [t.user_attrs[book.JOB] for t in running if not self._is_elsewhere(t)]
 
     def _is_elsewhere(self, trial: FrozenTrial) -> bool:
-        """Whether the trial's job is another daemon's: what this one has under its id is not it."""
+        """Returns whether the trial's job belongs to another daemon, so that the job with this id
+        here is a different one."""
         daemon = trial.user_attrs.get(book.DAEMON)
         return daemon is not None and daemon != self.jobs.daemon()
 
     # --- one trial ---
 
-    def _trial(self, trial: FrozenTrial, job: TrialJob | None) -> TrialJob | None:
-        """Do what is to be done for a trial, but for giving it up: then its job is returned."""
+    def _advance_trial(self, trial: FrozenTrial, job: TrialJob | None) -> TrialJob | None:
+        """Carry out the actions for a trial, except pruning: if it is to be pruned, returns its
+        job."""
         ending = trial.user_attrs.get(book.ENDING)
         if ending is None and self.ledger.cancelled:
             self.ledger.note(trial, book.ENDING, WITHDRAWN)
             self._point("ending noted")
             ending = WITHDRAWN
         if job is None and ending is not None and book.JOB not in trial.user_attrs:
-            # It may have been submitted before somebody died.
+            # It may have been submitted before the engine was killed.
             job = self._submit(trial)
         if job is None:
             self._submit(trial)
         elif ending == WITHDRAWN and job.state not in ("completed", "failed"):
             self._finish(trial, job, ending)
-        elif ending == WITHDRAWN:  # it has ended by itself: that counts
+        elif ending == WITHDRAWN:  # it has ended by itself: use its result
             self._follow(trial, job)
         elif ending is not None or self._follow(trial, job):
             return job
@@ -146,46 +148,47 @@ class Engine:
         return self.jobs.look([job])[job]
 
     def _follow(self, trial: FrozenTrial, job: TrialJob) -> bool:
-        """Take in what a job reported, and end with it; whether it is given up."""
-        if self._one_metric and job.state != LOST and self._take_in(trial, job):
+        """Read the values that a job reported, and end the trial if the job has ended. Returns
+        whether it is to be pruned."""
+        if self._one_metric and job.state != LOST and self._read_points(trial, job):
             self._point("pruner said")
             self.ledger.note(trial, book.ENDING, PRUNED)
             self._point("ending noted")
             return True
         if job.ended:
-            self._ended(trial, job)
+            self._handle_end(trial, job)
         return False
 
     @property
     def _one_metric(self) -> bool:
         return len(self._s.sweep.metrics) == 1
 
-    def _take_in(self, trial: FrozenTrial, job: TrialJob) -> bool:
+    def _read_points(self, trial: FrozenTrial, job: TrialJob) -> bool:
         since = trial.last_step if trial.last_step is not None else -1
         points = self.jobs.points(job.id, self._s.sweep.metrics[0], since)
-        # One that has come to its end is not given up any more.
+        # A trial whose job has ended is not pruned.
         judge = self._s.pruner.kind != "none" and not job.ended
         return bool(points) and self.ledger.report(trial.number, points, judge)
 
     def _finish_all(self, losers: list[tuple[FrozenTrial, TrialJob]]) -> None:
-        """End those that are given up. The list is empty afterwards."""
+        """End the pruned trials. The list is empty afterwards."""
         while losers:
             self._finish(*losers.pop(0), PRUNED)
 
     def _finish(self, trial: FrozenTrial, job: TrialJob, ending: str) -> None:
-        """End a trial whose end is noted: its job first."""
+        """End a trial whose end is noted: cancel its job first."""
         if not job.ended:
             self.jobs.cancel(job.id, _REASONS[ending])
             self._point("cancelled")
         if ending == WITHDRAWN:
             self._fail(trial, "its owner cancelled the sweep", job)
             return
-        self._keep_cost(trial, job)
+        self._note_cost(trial, job)
         self.ledger.tell(trial.number, _TRIAL_STATES[ending])
         self._point("told")
 
-    def _ended(self, trial: FrozenTrial, job: TrialJob) -> None:
-        """A job ended by itself, or somebody ended it."""
+    def _handle_end(self, trial: FrozenTrial, job: TrialJob) -> None:
+        """Handle a job that has ended or was cancelled by a user."""
         if job.state != "completed":
             why = {
                 "failed": f"its job {job.id} failed: {job.reason}",
@@ -198,31 +201,31 @@ class Engine:
         values = self._values(trial, job)
         missing = [m for m, v in zip(self._s.sweep.metrics, values, strict=True) if v is None]
         if missing and self._diverged(job, missing[0]):
-            # It counts for the sampler as one given up, and not as a failure.
+            # For the sampler it counts as pruned, and not as a failure.
             self.ledger.note(trial, book.WHY, f"its last {missing[0]} is not a number")
             self._finish(trial, job, PRUNED)
             return
         if missing:
-            self._fail(trial, self._silent(job, missing[0]), job)
+            self._fail(trial, self._missing_metric_reason(job, missing[0]), job)
             return
-        self._keep_cost(trial, job)
+        self._note_cost(trial, job)
         numbers = [v for v in values if v is not None]
         self.ledger.tell(trial.number, TrialState.COMPLETE, numbers)
         self._point("told")
 
     def _diverged(self, job: TrialJob, metric: str) -> bool:
-        """Whether the job reported the metric, and at last NaN or infinity."""
+        """Returns whether the last value that the job reported of the metric is NaN or infinite."""
         value = self.jobs.last(job.id, metric)
         return value is not None and not math.isfinite(value)
 
-    def _silent(self, job: TrialJob, metric: str) -> str:
-        """Why a trial fails whose job has ended without a number for the metric."""
+    def _missing_metric_reason(self, job: TrialJob, metric: str) -> str:
+        """Returns the reason of the failure if a job has ended without a value of the metric."""
         names = self.jobs.names(job.id)
         it = f"it reported {', '.join(names)}" if names else "it never called malletrain.metric"
         return f"its job {job.id} reported no {metric}; {it}"
 
     def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
-        """What a trial came to, in each metric; None where it reported no number."""
+        """Returns the result of a trial in each metric; None if it reported no finite value."""
         values: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):
             value = self.jobs.last(job.id, metric)
@@ -237,11 +240,11 @@ class Engine:
 
     def _fail(self, trial: FrozenTrial, why: str, job: TrialJob | None = None) -> None:
         self.ledger.note(trial, book.WHY, why)
-        self._keep_cost(trial, job)
+        self._note_cost(trial, job)
         self.ledger.tell(trial.number, TrialState.FAIL)
         self._point("told")
 
-    def _keep_cost(self, trial: FrozenTrial, job: TrialJob | None) -> None:
+    def _note_cost(self, trial: FrozenTrial, job: TrialJob | None) -> None:
         if job is not None and job.state != LOST:
             self.ledger.note(trial, book.NODE_S, self.jobs.node_seconds(job.id))
             self._point("cost noted")
@@ -275,36 +278,36 @@ class Engine:
                 f"All trials failed ({len(trials)}). Trial {trials[-1].number}: {why.rstrip('.')}."
             )
 
-    def _begin(self, now: float) -> None:
-        """Begin as many trials as there is room for."""
-        while not self._enough(now) and self._taken() < self._s.sweep.at_once:
+    def _start_trials(self, now: float) -> None:
+        """Start as many trials as ``at_once`` allows."""
+        while not self._stop_reason(now) and self._active_trials() < self._s.sweep.at_once:
             trial = self.ledger.ask()
             self._point("asked")
             self._submit(trial)
 
     @property
-    def _ahead(self) -> bool:
-        """Whether a trial begins before the end of another is told to the sampler."""
+    def _starts_ahead(self) -> bool:
+        """Whether a trial starts before the end of another is reported to the sampler."""
         return self._s.sweep.at_once > 1 or self._s.sampler.kind in ("random", "grid")
 
-    def _taken(self) -> int:
-        """How many trials are under way, but for those that make room."""
+    def _active_trials(self) -> int:
+        """Returns the number of running trials, without those that are about to end."""
         running = self.ledger.running()
-        if not self._ahead:
+        if not self._starts_ahead:
             return len(running)
         last = self._last_step()
         return sum(t.last_step != last and book.ENDING not in t.user_attrs for t in running)
 
     def _last_step(self) -> int:
-        """After which a trial has only to end: the step at which all that completed did so, else as
-        the sweep says; -1: that is not known.
+        """Returns the last step of a trial: the step at which all completed trials ended, else as
+        the sweep says; -1 if not known.
         """
         ends = {t.last_step for t in self.ledger.trials(TrialState.COMPLETE)}
         last = ends.pop() if len(ends) == 1 else None
         return last or self._s.pruner.max_steps or -1
 
-    def _enough(self, now: float) -> str:
-        """Why no trial begins any more; empty: more may."""
+    def _stop_reason(self, now: float) -> str:
+        """Returns why no more trials start; empty if more may start."""
         s, ledger = self._s.sweep, self.ledger
         trials = ledger.trials()
         if len(trials) >= ledger.target_trials:
@@ -328,7 +331,7 @@ class Engine:
         return used
 
     def _weights(self, running: list[FrozenTrial]) -> dict[int, float]:
-        """How much the jobs of these trials count: trial → weight."""
+        """Returns the weights of the jobs of these trials: trial → weight."""
         p = self._s.pruner
         rungs = {t.number: rung(t.last_step, p.min_steps, p.reduction) for t in running}
         if p.kind == "none":
@@ -336,7 +339,7 @@ class Engine:
         return weights(rungs, self.ledger.highest)
 
     def _first_weight(self, trial: FrozenTrial) -> float:
-        """How much its job counts from the beginning, the same where it is submitted again."""
+        """Returns the initial weight of its job, the same if it is submitted again."""
         if book.WEIGHT not in trial.user_attrs:
             weight = self._weights([*self.ledger.running(), trial])[trial.number]
             if weight == self._s.job.weight:
@@ -346,13 +349,13 @@ class Engine:
             return weight
         return float(trial.user_attrs[book.WEIGHT])
 
-    def _weigh(self) -> None:
-        """Let each job count as its trial promises."""
+    def _update_weights(self) -> None:
+        """Update the weights of the jobs, by the rungs of their trials."""
         running = [t for t in self.ledger.running() if book.JOB in t.user_attrs]
         now = self._weights(running)
         for trial in running:
             weight = now[trial.number]
-            # Where none is noted it was submitted with the one that the sweep was described with.
+            # Without a noted weight it was submitted with the weight in the sweep's description.
             if trial.user_attrs.get(book.WEIGHT, self._s.job.weight) != weight:
                 self.jobs.weigh(trial.user_attrs[book.JOB], weight)
                 self._point("weighed")

@@ -1,4 +1,4 @@
-"""A sweep from Python: begin it, or go on with it, and attend to it until it is over."""
+"""A sweep from Python: starts or resumes it, and runs it until it is over."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from malletrain.sweep.trials import check
 def run_sweep(
     sweep: Sweep, state_dir: Path | None = None, say: Callable[[str], None] = lambda line: None
 ) -> optuna.Study:
-    """Run a sweep until it is over; one of that name that there is already is gone on with.
+    """Run a sweep until it is over; resume it if a sweep of that name exists.
 
     Args:
-        sweep: as described; it must have a name.
-        state_dir: of the daemon. Default: your own daemon's, else the site's.
-        say: told a line when something happened.
+        sweep: the sweep; it must have a name.
+        state_dir: state directory of the daemon. Default: your own daemon's, else the site's.
+        say: called with a line of text for each event.
 
     Returns:
         Its study.
 
     Raises:
-        SweepError: it cannot be run, or cannot go on; the sentence says why.
+        SweepError: the sweep cannot be run, or cannot continue; the sentence says why.
     """
     if not sweep.sweep.name:
         raise SweepError("A sweep from Python needs a name.")
@@ -37,14 +37,14 @@ def run_sweep(
         say(sentence)
     home = state_dir or default_state_dir()
     with open_storage(storage_url(sweep.sweep.storage, home)) as storage:
-        ledger = _begun(storage, sweep)
+        ledger = _create_or_resume(storage, sweep)
         with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
             process.run(ledger, jobs, say)
         return ledger.study
 
 
-def _begun(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
-    """The sweep as it is in the database; a new one, where there is none of that name."""
+def _create_or_resume(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
+    """Returns the sweep in the database; creates it if there is none of that name."""
     if sweep.sweep.name not in optuna.get_all_study_names(storage):
         return Ledger.create(storage, sweep)
     ledger = Ledger.open(storage, sweep.sweep.name)
@@ -63,7 +63,7 @@ def _begun(storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
 
 
 def _differences(ledger: Ledger, sweep: Sweep) -> list[str]:
-    """The keys in which ``sweep`` is not the one that is there. Where its study lies is none."""
+    """Returns the keys in which ``sweep`` differs from the stored one, except its storage."""
     there, here = (s.model_dump(mode="json") for s in (ledger.sweep, sweep))
     different = [
         f"{section}.{key}"

@@ -1,7 +1,7 @@
-"""The jobs of a sweep's trials, as the engine asks for them and hears of them.
+"""The interface between the engine and the jobs of a sweep's trials.
 
-Decides what the engine needs to know of a job. The engine works on :class:`Jobs`; of a daemon they
-are :class:`malletrain.sweep.daemon_jobs.DaemonJobs`.
+Decides what the engine needs to know of a job. The engine uses :class:`Jobs`; the implementation
+with a daemon is :class:`malletrain.sweep.daemon_jobs.DaemonJobs`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOST = "lost"
 
 
 class JobsAway(RuntimeError):
-    """Nobody can be asked at the moment; later perhaps. The message is a sentence."""
+    """The daemon does not answer at the moment. The message is a sentence."""
 
 
 class JobRefused(RuntimeError):
@@ -26,54 +26,55 @@ class JobRefused(RuntimeError):
 
 @dataclass(frozen=True)
 class TrialJob:
-    """What the engine knows of a job."""
+    """State of a trial's job."""
 
     id: str
     state: str
     """As in the glossary; ``lost``: the daemon knows no such job."""
     reason: str = ""
     nodes: int = 0
-    """It runs on."""
+    """Number of nodes on which it runs."""
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether it has ended."""
         return self.state in ENDED or self.state == LOST
 
 
 class Jobs(Protocol):
-    """Where jobs are. Every call raises JobsAway when nobody answers."""
+    """Interface to the jobs. Every call raises JobsAway if the daemon does not answer."""
 
     def daemon(self) -> str:
-        """The name of the daemon that has the jobs: ids are its own."""
+        """Returns the name of the daemon that has the jobs: ids are valid for this daemon only."""
 
     def submit(self, spec: JobSpec) -> str:
-        """Submit; the job's id. A spec whose key was submitted before is that job. Raises
-        JobRefused.
+        """Submit a job and return its id. If its key was submitted before, returns that job's id.
+        Raises JobRefused.
         """
 
     def look(self, ids: Sequence[str]) -> Mapping[str, TrialJob]:
-        """How these jobs are, each of them."""
+        """Returns the state of each of these jobs."""
 
     def points(self, job: str, metric: str, since: int) -> list[tuple[int, float]]:
-        """What the job reported of a metric: (step, value), of steps after ``since`` at least."""
+        """Returns the reported values of a metric as (step, value), at least those after
+        ``since``."""
 
     def last(self, job: str, metric: str) -> float | None:
-        """The newest value that the job reported of a metric."""
+        """Returns the newest value that the job reported of a metric."""
 
     def names(self, job: str) -> list[str]:
-        """The metrics that the job has reported."""
+        """Returns the names of the metrics that the job has reported."""
 
     def node_seconds(self, job: str) -> float:
-        """How long nodes trained for it, times nodes."""
+        """Returns the node-seconds that the job had."""
 
     def weigh(self, job: str, weight: float) -> None:
-        """It counts so much from now on; nothing where it has ended."""
+        """Set the weight of a job; no effect if it has ended."""
 
     def cancel(self, job: str, why: str) -> None:
-        """End it; nothing where it has ended. ``why``: what is said of it."""
+        """Cancel a job; no effect if it has ended. ``why``: the reason that is reported."""
 
     def wait(self, ids: Sequence[str], within_s: float) -> None:
-        """Return when one of these jobs has reported a value or has ended since the last time, or
-        may have; after ``within_s`` at the latest.
+        """Wait until one of these jobs has, or may have, reported a value or ended since the last
+        call; at most ``within_s`` seconds.
         """

@@ -1,8 +1,8 @@
-"""The book of a sweep: its Optuna study, and what is written there of each trial and its job.
+"""The ledger of a sweep: its Optuna study, with the records of each trial and its job.
 
-All that a sweep must not forget is in the study, so that whatever dies, whoever opens it next goes
-on from there. Decides what is written and in which order; when, is the engine's decision. The
-study is an ordinary one: optuna-dashboard and Optuna's plots read it.
+The study holds the whole state of a sweep, so that after any crash the next process can continue
+from it. Decides what is written and in which order; the engine decides when. It is an ordinary
+study: optuna-dashboard and Optuna's plots can read it.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ SPEC, TOKEN, CANCELLED, TRIALS, HIGHEST, BEGAN, END = (
     f"malletrain:{name}"
     for name in ("sweep", "token", "cancelled", "trials", "highest", "began", "end")
 )
-"""Of a study: the sweep as described; what its jobs' keys begin with; whether its owner has
-cancelled it; how many trials there are to be, and what the most promising counts, if not as
-described; seconds since the epoch; why it ended."""
+"""Attributes of a study: the sweep's description; the prefix of its jobs' keys; whether its owner
+has cancelled it; the target number of trials, and the weight of the most promising one, if they
+differ from the description; its start, seconds since the epoch; why it ended."""
 JOB, DAEMON, ENDING, WHY, WEIGHT, NODE_S, GONE = (
     f"malletrain:{name}" for name in ("job", "daemon", "ending", "why", "weight", "node_s", "gone")
 )
-"""Of a trial: its job; the daemon that has it; what it will be told as, once its job has ended;
-why it failed; its job's weight; node-seconds trained. Of a study: the trials whose snapshots are
-deleted."""
+"""Attributes of a trial: its job; the job's daemon; the state that is reported to Optuna when its
+job has ended; why it failed; its job's weight; its node-seconds. Of a study: the trials whose
+snapshots are deleted."""
 FILE = "sweeps.db"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A sweep at a glance."""
+    """Summary of a sweep."""
 
     name: str
     trials: Mapping[str, int]
-    """State → trials."""
+    """State → number of trials."""
     target_trials: int
-    """How many there are to be."""
+    """Target number of trials."""
     best: float | None
-    """Of one objective: the best value."""
+    """The best value; None with several objectives, or if no trial has completed."""
     end: str
-    """Why it ended; empty: it has not."""
+    """Why it ended; empty if it has not."""
 
 
 def storage_url(url: str, state_dir: Path) -> str:
-    """The database's URL, as given or SQLite in the state directory, which is made."""
+    """Returns the database's URL: ``url``, or SQLite in the state directory, which is created."""
     if url:
         return url
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,11 +71,11 @@ def storage_url(url: str, state_dir: Path) -> str:
 
 @contextlib.contextmanager
 def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
-    """Optuna's database, for as long as the context lasts: then its connections are closed, which
-    Optuna leaves to chance. What was opened in it may still be asked; that opens them anew.
+    """Yields Optuna's database and closes its connections at the end, which Optuna does not do
+    reliably. Studies opened in it can still be used; that opens new connections.
 
     Raises:
-        SweepError: it cannot be opened.
+        SweepError: the database cannot be opened.
     """
     storage = _connected(url)
     try:
@@ -88,11 +88,11 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
 def _connected(url: str) -> optuna.storages.RDBStorage:
     options: dict[str, Any] = {}
     if url.startswith("sqlite"):
-        # Files, unlike servers, are opened in no time: none is kept open between two questions.
+        # Files, unlike servers, are opened quickly: no connection stays open between two queries.
         options = {"connect_args": {"timeout": 60}, "poolclass": sqlalchemy.pool.NullPool}
     try:
         engine = sqlalchemy.create_engine(url)
-        with _one_at_a_time(engine.url):
+        with _folder_lock(engine.url):
             return _opened(engine, url, options)
     except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
         if isinstance(error, SweepError):
@@ -102,10 +102,10 @@ def _connected(url: str) -> optuna.storages.RDBStorage:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(url: sqlalchemy.URL) -> Iterator[None]:
-    """Let no other process open a database in this folder meanwhile: two that make the tables of a
-    new file at one time fail. Where the folder cannot be locked, or a server has the database,
-    nothing is kept apart.
+def _folder_lock(url: sqlalchemy.URL) -> Iterator[None]:
+    """Prevent other processes from opening a database in this folder meanwhile, because two
+    processes that create the tables of a new file at the same time fail. No lock is taken if the
+    folder cannot be locked or the database is on a server.
     """
     handle = None
     if url.get_backend_name() == "sqlite" and url.database:
@@ -137,7 +137,8 @@ def _opened(
 
 
 def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
-    """All sweeps in this database, by name; studies of others are left out."""
+    """Returns all sweeps in this database, sorted by name; studies of other programs are
+    omitted."""
     sweeps = []
     for summary in optuna.get_all_study_summaries(storage):
         if SPEC in summary.user_attrs:
@@ -146,7 +147,7 @@ def summaries(storage: optuna.storages.BaseStorage) -> list[Summary]:
 
 
 class Ledger:
-    """One sweep's study. Make one with :meth:`create` or :meth:`open`."""
+    """The study of one sweep. Create one with :meth:`create` or :meth:`open`."""
 
     def __init__(self, storage: optuna.storages.BaseStorage, study: optuna.Study) -> None:
         self._storage = storage
@@ -158,13 +159,13 @@ class Ledger:
         self.began: float = attrs[BEGAN]
         self._study_id = storage.get_study_id_from_name(self.name)
         self._open: dict[int, optuna.Trial] = {}
-        self._alone = False
-        self._seen: list[FrozenTrial] | None = None
-        """The trials, while nobody has written of them since they were read."""
+        self._is_only_writer = False
+        self._cached_trials: list[FrozenTrial] | None = None
+        """Cached trials; None if they may have changed since they were read."""
 
     @classmethod
     def create(cls, storage: optuna.storages.BaseStorage, sweep: Sweep) -> Ledger:
-        """A new sweep. Raises SweepError where there is one of that name."""
+        """Create a sweep. Raises SweepError if there is one of that name."""
         try:
             study = optuna.create_study(
                 storage=storage, study_name=sweep.sweep.name, directions=sweep.sweep.directions
@@ -176,7 +177,7 @@ class Ledger:
                     f"There is a sweep {sweep.sweep.name} already. Go on with it: malletrain sweep "
                     f"resume {sweep.sweep.name}; or give the new one another name."
                 ) from None
-            # Whoever made it died before it had written what it is.
+            # The process that created it was killed before it had written the description.
         study.set_user_attr(TOKEN, secrets.token_hex(4))
         study.set_user_attr(BEGAN, time.time())
         study.set_user_attr(SPEC, sweep.model_dump(mode="json"))
@@ -184,7 +185,7 @@ class Ledger:
 
     @classmethod
     def open(cls, storage: optuna.storages.BaseStorage, name: str) -> Ledger:
-        """A sweep that there is. Raises SweepError where there is none."""
+        """Open a sweep. Raises SweepError if there is none of that name."""
         names = optuna.get_all_study_names(storage)
         if name not in names:
             existing = ", ".join(sorted(names)[:10]) or "there is none"
@@ -195,7 +196,7 @@ class Ledger:
         return cls(storage, study)
 
     def ready(self) -> None:
-        """Make sampler and pruner: needed before trials begin, not to look at them. Raises
+        """Create the sampler and the pruner; needed to start trials, not to read them. Raises
         SweepError.
         """
         tried = len(self.trials())
@@ -205,26 +206,26 @@ class Ledger:
     # --- reading ---
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
-        """The trials of these states, or all, in order."""
-        seen = self._seen
+        """Returns the trials in these states, or all, in order."""
+        seen = self._cached_trials
         if seen is None:
             seen = self.study.get_trials(deepcopy=False)
-            self._seen = seen if self._alone else None
+            self._cached_trials = seen if self._is_only_writer else None
         return [trial for trial in seen if not states or trial.state in states]
 
     def alone(self) -> None:
-        """Nobody else writes of trials until this is said again: they are read anew now, and then
-        whenever something was written here.
+        """Declare that no other process writes trials until the next call. Trials are read again
+        now, and then only after a write here.
         """
-        self._alone, self._seen = True, None
+        self._is_only_writer, self._cached_trials = True, None
 
     def running(self) -> list[FrozenTrial]:
-        """The trials that have not ended."""
+        """Returns the trials that have not ended."""
         return self.trials(TrialState.RUNNING)
 
     def best(self, count: int = 1) -> list[FrozenTrial]:
-        """The best completed trials, the best first; with several objectives those that no other
-        is better than in all.
+        """Returns the best completed trials, the best first; with several objectives the Pareto
+        front.
         """
         if len(self.study.directions) > 1:
             return self.study.best_trials
@@ -234,13 +235,13 @@ class Ledger:
 
     @property
     def target_trials(self) -> int:
-        """How many trials there are to be."""
+        """Target number of trials."""
         count = int(self.study.user_attrs.get(TRIALS, self.sweep.sweep.trials))
         return int(min(count, self.sweep.most_trials))
 
     @property
     def highest(self) -> float:
-        """How much the job of its most promising trial counts."""
+        """Weight of the job of its most promising trial."""
         return float(self.study.user_attrs.get(HIGHEST, self.sweep.job.weight))
 
     @property
@@ -254,7 +255,7 @@ class Ledger:
         return str(self.study.user_attrs.get(END, ""))
 
     def summary(self) -> Summary:
-        """The sweep at a glance."""
+        """Returns a summary of the sweep."""
         counts: dict[str, int] = {}
         for trial in self.trials():
             word = trial.state.name.lower()
@@ -264,60 +265,62 @@ class Ledger:
         return Summary(self.name, counts, self.target_trials, value, self.end)
 
     def key(self, number: int) -> str:
-        """Under which the job of a trial is submitted, once or again."""
+        """Returns the key with which the job of a trial is submitted, each time."""
         return f"{self.token}-{number}"
 
     @property
     def entry(self) -> str:
-        """What its jobs are called together in the queue."""
+        """Name of its jobs' common entry in the queue."""
         return f"{self.name}/{self.token}"
 
     def job_name(self, number: int) -> str:
-        """The name of a trial's job."""
+        """Returns the name of a trial's job."""
         return f"{self.name}-{number}"
 
     # --- writing ---
 
     def cancel(self, yes: bool = True) -> None:
-        """Its owner wants no more of it, or does again."""
+        """Record that its owner has cancelled it, or (``yes`` false) resumed it."""
         self.study.set_user_attr(CANCELLED, yes)
 
     def want(self, trials: int) -> None:
-        """So many trials there are to be; one that is over is not any more."""
+        """Set the target number of trials. A sweep that is over is open again."""
         self.study.set_user_attr(TRIALS, trials)
         self.ends("")
 
     def weigh(self, highest: float) -> None:
-        """The job of its most promising trial counts so much from the engine's next turn on."""
+        """Set the weight of the job of its most promising trial, from the engine's next turn on."""
         self.study.set_user_attr(HIGHEST, highest)
 
     def ends(self, why: str) -> None:
-        """It is over, or (empty) goes on."""
+        """Record why it is over, or (empty) that it continues."""
         if why != self.end:
             self.study.set_user_attr(END, why)
 
     def ask(self) -> FrozenTrial:
-        """A new trial. Its values are chosen by :meth:`values`."""
-        self._seen = None
+        """Create a trial. :meth:`values` chooses its values."""
+        self._cached_trials = None
         trial = self.study.ask()
         self._open[trial.number] = trial
         return self._frozen(trial.number)
 
     def values(self, number: int) -> dict[str, Value]:
-        """What the trial tries: chosen now, where that was not done before it was interrupted."""
-        trial, self._seen = self._trial(number), None
+        """Returns the values of a trial; chooses them if that has not been done before an
+        interruption."""
+        trial, self._cached_trials = self._trial(number), None
         return {n: suggest(trial, n, p) for n, p in self.sweep.parameters.items()}
 
     def note(self, trial: FrozenTrial, name: str, value: Any) -> None:
-        """Write something of a trial that has not ended."""
+        """Write an attribute of a trial that has not ended."""
         if trial.user_attrs.get(name) != value:
-            self._seen = None
+            self._cached_trials = None
             self._trial(trial.number).set_user_attr(name, value)
 
     def report(self, number: int, points: Sequence[tuple[int, float]], judge: bool) -> bool:
-        """Take in values of the metric by step, and let the pruner ``judge``; whether it gives the
-        trial up. A step that is there already, because the job went back to its snapshot, stays as
-        it was. A trial that has diverged (NaN, infinity) is given up by every pruner.
+        """Store values of the metric by step, and ask the pruner if ``judge`` is true. Returns
+        whether the trial is to be pruned. The value of a step that is already stored, because the
+        job went back to its snapshot, is kept. A trial that has diverged (NaN, infinity) is pruned
+        with every pruner.
         """
         trial = self._trial(number)
         previous = self._frozen(number).intermediate_values
@@ -326,7 +329,7 @@ class Ledger:
             if step not in previous:
                 news.setdefault(step, value)
         for step in sorted(news):
-            self._seen = None
+            self._cached_trials = None
             trial.report(news[step], step)
             diverged = not math.isfinite(news[step]) and step >= self.sweep.pruner.min_steps
             if judge and (diverged or trial.should_prune()):
@@ -334,19 +337,20 @@ class Ledger:
         return False
 
     def tell(self, number: int, state: TrialState, values: Sequence[float] | None = None) -> None:
-        """The trial has ended. Telling it again does nothing."""
+        """Report to Optuna that the trial has ended. A second call does nothing."""
         self._open.pop(number, None)
-        self._seen = None
+        self._cached_trials = None
         try:
             self.study.tell(number, values, state, skip_if_finished=True)
         except RuntimeError:
-            # A sampler whose grid is done stops the study, which only Optuna's own loop allows.
+            # A sampler whose grid is exhausted stops the study, which only Optuna's own loop
+            # allows.
             if not self._frozen(number).state.is_finished():
                 raise
 
     def forget_snapshots(self, numbers: Iterable[int]) -> None:
-        """These trials' snapshots are deleted. Optuna lets nobody write to trials that have ended,
-        so it is noted in the study.
+        """Record that the snapshots of these trials are deleted. Optuna does not allow writes to
+        ended trials, so it is stored in the study.
         """
         self.study.set_user_attr(GONE, sorted({*self.gone, *numbers}))
 

@@ -1,7 +1,7 @@
-"""The engine's process: one for a sweep at a time, in the foreground or detached, until the sweep
-is over. It may be killed at any moment.
+"""The engine's process: one per sweep, in the foreground or detached, until the sweep is over. It
+may be killed at any time.
 
-Decides when the engine has its turn, and what is waited for when nobody answers.
+Decides when the engine has its turn, and how to wait for a daemon that does not answer.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from malletrain.sweep.spec import SweepError
 from malletrain.sweep.trials import delete_losers, job_of
 
 REST_S = 0.05
-"""Between two turns at least."""
+"""Minimum time between two turns, seconds."""
 AWAY_S = 5.0
-"""Between two tries to reach a daemon that went away."""
+"""Time between two attempts to reach a daemon that is gone, seconds."""
 
 
 def lock_path(state_dir: Path, name: str) -> Path:
-    """The file that the engine of a sweep locks."""
+    """Returns the file that the engine of a sweep locks."""
     return state_dir / "sweeps" / f"{name}.lock"
 
 
 def log_path(state_dir: Path, name: str) -> Path:
-    """What a detached engine says."""
+    """Returns the log file of a detached engine."""
     return state_dir / "sweeps" / f"{name}.log"
 
 
 @contextlib.contextmanager
 def alone(state_dir: Path, name: str) -> Iterator[None]:
-    """Be the only engine of this sweep. The lock dies with its holder. Raises SweepError where
-    another one runs.
+    """Hold the lock of the only engine of this sweep. The lock ends with its process. Raises
+    SweepError if another engine runs.
     """
     path = lock_path(state_dir, name)
     make_private_dir(path.parent)
@@ -63,7 +63,7 @@ def alone(state_dir: Path, name: str) -> Iterator[None]:
 
 
 def attended(state_dir: Path, name: str) -> bool:
-    """Whether an engine runs for this sweep."""
+    """Returns whether an engine runs for this sweep."""
     path = lock_path(state_dir, name)
     try:
         handle = os.open(path, os.O_RDWR)
@@ -84,16 +84,16 @@ def run(
     say: Callable[[str], None],
     point: Callable[[str], None] = lambda name: None,
 ) -> str:
-    """Run the sweep until it is over; why it is.
+    """Run the sweep until it is over. Returns why it ended.
 
     Args:
-        ledger: of the sweep.
-        jobs: where its jobs are.
-        say: told a line when something happened.
+        ledger: ledger of the sweep.
+        jobs: interface to its jobs.
+        say: called with a line of text for each event.
         point: see :class:`malletrain.sweep.engine.Engine`.
 
     Raises:
-        SweepError: it cannot go on; what is needed to go on later is kept.
+        SweepError: the sweep cannot continue; its state is kept so that it can be resumed.
     """
     ledger.ready()
     ledger.ends("")
@@ -121,9 +121,9 @@ def run(
         delete_losers(ledger, time.time())
         if over:
             return ledger.end
-        # What comes at one moment is one turn, and turns take no more than half of the time.
+        # Reports of one moment share a turn, and turns take at most half of the time.
         time.sleep(max(REST_S, time.monotonic() - began))
-        with contextlib.suppress(JobsAway):  # the next turn says so
+        with contextlib.suppress(JobsAway):  # the next turn reports it
             jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
 
 
@@ -153,8 +153,8 @@ class _TrialPrinter:
 
 
 def detach(name: str, state_dir: Path, options: list[str], url: str) -> int:
-    """Start an engine for a sweep that is there, as a process of its own that outlives this one and
-    its terminal; its id.
+    """Start an engine for an existing sweep, as a process that outlives this one and its terminal.
+    Returns its process id.
     """
     path = log_path(state_dir, name)
     make_private_dir(path.parent)
@@ -165,6 +165,6 @@ def detach(name: str, state_dir: Path, options: list[str], url: str) -> int:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, env.SWEEPS: url},  # a password in it is no argument
+            env={**os.environ, env.SWEEPS: url},  # may contain a password, so it is not an argument
         )
     return process.pid

@@ -1,9 +1,9 @@
-"""EarlyCurve as a pruner of Optuna: of use with any study, without the rest of MalleTrain.
+"""EarlyCurve as a pruner of Optuna, for any study, without the rest of MalleTrain.
 
-SpotTune's rule without its barrier: a trial trains to a share ``theta`` of its steps, its final
-value is predicted, and it goes on only as long as it may yet be among the ``keep`` best. It is
-compared with the final values of completed trials, and with what was predicted of the others that
-came as far.
+SpotTune's rule without its barrier: a trial trains to a fraction ``theta`` of its steps, its final
+value is predicted, and it continues only if it may be among the ``keep`` best. It is compared with
+the final values of completed trials, and with the predictions for other trials that have come as
+far.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from malletrain.sweep.earlycurve import EarlyCurve, Prediction
 
 
 class EarlyCurvePruner(optuna.pruners.BasePruner):
-    """Gives up trials whose predicted end is not among the best.
+    """Prunes trials whose predicted final value is not among the best.
 
     Args:
         max_steps: the last step of a trial.
-        theta: share of them after which trials are judged.
-        keep: a trial goes on if it may be among so many of the best.
-        startup: completed trials, or ones that have been judged, before any is given up.
-        min_steps: no trial is given up before this step.
-        stages: steps at which the learning rate changes; None: they are looked for.
-        bounds: what the metric can be at all.
-        confidence: how sure it must be that a trial is not among the best, 0 to 1.
+        theta: fraction of ``max_steps`` after which trials are judged.
+        keep: a trial continues if it may be among this many best trials.
+        startup: number of completed or judged trials before any is pruned.
+        min_steps: no trial is pruned before this step.
+        stages: steps at which the learning rate changes; None: they are detected.
+        bounds: range of possible values of the metric.
+        confidence: minimum probability that a trial is not among the best, 0 to 1.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         self._predictions: dict[tuple[str, int], Prediction | None] = {}
 
     def prune(self, study: optuna.study.Study, trial: FrozenTrial) -> bool:
-        """Whether the trial, as far as it has come, is to be given up."""
+        """Returns whether to prune the trial at its current step."""
         step = trial.last_step
         if step is None or step >= self.max_steps:
             return False
@@ -67,29 +67,31 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
         curve = EarlyCurve(
             "minimize" if sign > 0 else "maximize", self._stages, self._bounds, self._confidence
         )
-        mine = self._judged(study, curve, trial)
-        if mine is None:
+        prediction = self._prediction_of(study, curve, trial)
+        if prediction is None:
             return False
         others, errors = self._others(study, curve, trial, sign)
         if len(others) < max(self.startup, self.keep):
             return False
-        hoped = mine.low if sign > 0 else -mine.high
+        optimistic_value = prediction.low if sign > 0 else -prediction.high
         if len(errors) >= max(self.startup, 2):
-            # How wrong it was before says more than how well a curve is fitted.
-            hoped = sign * mine.value + float(np.quantile(errors, (1 - self._confidence) / 2))
-        return hoped > sorted(others)[self.keep - 1]
+            # Earlier prediction errors are a better measure than the quality of the fit.
+            optimistic_value = sign * prediction.value + float(
+                np.quantile(errors, (1 - self._confidence) / 2)
+            )
+        return optimistic_value > sorted(others)[self.keep - 1]
 
     def _others(
         self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial, sign: float
     ) -> tuple[list[float], list[float]]:
-        """What the other trials come to, small is good: as they ended, or as they were judged. And
-        by how much those that ended did so above what was predicted of them.
+        """Returns the results of the other trials, signed so that small is good: final values, or
+        predictions; and the prediction errors (final value minus prediction) of the ended trials.
         """
         outcomes, errors = [], []
         for other in study.get_trials(deepcopy=False):
             if other.number == trial.number:
                 continue
-            judged = self._judged(study, curve, other)
+            judged = self._prediction_of(study, curve, other)
             if other.state == TrialState.COMPLETE and other.value is not None:
                 outcomes.append(sign * other.value)
                 if judged is not None:
@@ -98,11 +100,11 @@ class EarlyCurvePruner(optuna.pruners.BasePruner):
                 outcomes.append(sign * judged.value)
         return outcomes, errors
 
-    def _judged(
+    def _prediction_of(
         self, study: optuna.study.Study, curve: EarlyCurve, trial: FrozenTrial
     ) -> Prediction | None:
-        """What was predicted of the trial when it had come to be judged; None before that, or where
-        nothing can be said.
+        """Returns the prediction for the trial at the step at which it is judged; None before that
+        step, or if no prediction is possible.
         """
         key = (study.study_name, trial.number)
         if key not in self._predictions:

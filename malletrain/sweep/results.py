@@ -1,6 +1,6 @@
-"""The trials of a sweep as rows, the best first: what ``malletrain sweep show`` prints.
+"""The trials of a sweep as rows, the best first, for ``malletrain sweep show``.
 
-Decides which facts of a trial are told and in which order.
+Decides which facts of a trial are shown and in which order.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from malletrain.sweep.ledger import Ledger
 
 
 def results(ledger: Ledger) -> list[dict[str, Any]]:
-    """A row for each trial: completed ones first, the best of them first; then the others, those
-    that came furthest first.
+    """Returns a row for each trial: completed ones first, the best of them first; then the others,
+    those with most steps first.
     """
     ranks = {t.number: n for n, t in enumerate(ledger.best(len(ledger.trials())))}
     best = {t.number for t in ledger.best()}

@@ -1,7 +1,6 @@
-"""Optuna's samplers, pruners and distributions, made as a sweep says.
+"""Creates Optuna's samplers, pruners and distributions from a sweep's description.
 
-Decides nothing that Optuna decides. What Optuna needs to be told of a trial is
-:mod:`malletrain.sweep.ledger`'s business.
+Decides nothing that Optuna decides. :mod:`malletrain.sweep.ledger` reports trials to Optuna.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ except ImportError:
     ) from None
 
 SEED = 0
-"""Of samplers that were given none; a restarted sweep adds how many trials there are."""
+"""Default seed of samplers; a restarted sweep adds its number of trials."""
 
 
 def sampler_of(sweep: Sweep, tried: int = 0) -> optuna.samplers.BaseSampler:
-    """The sampler. ``tried``: trials that there are already, so that one that is made again does
-    not draw the same once more.
+    """Returns the sampler. ``tried``: number of existing trials, added to the seed so that a new
+    sampler does not draw the same values again.
 
     Raises:
-        SweepError: it is the user's own and cannot be had, or cannot be made.
+        SweepError: the sampler cannot be imported or created.
     """
     s = sweep.sampler
     seed = (SEED if s.seed is None else s.seed) + tried
     try:
         if s.kind == "tpe":
-            # Trials that run count as bad, lest those asked for at one time be all alike.
+            # Running trials count as bad, so that simultaneous trials differ.
             return optuna.samplers.TPESampler(
                 seed=seed, n_startup_trials=s.startup, constant_liar=True
             )
@@ -54,7 +53,7 @@ def sampler_of(sweep: Sweep, tried: int = 0) -> optuna.samplers.BaseSampler:
 
 
 def own(named: str, workdir: Path | None, values: dict[str, Any]) -> Any:
-    """What ``MODULE:NAME``, of the sweep's owner, makes of these values."""
+    """Returns the result of the owner's ``MODULE:NAME``, called with these values."""
     where, _, name = named.rpartition(":")
     if (folder := str(workdir or ".")) not in sys.path:
         sys.path.append(folder)
@@ -72,7 +71,7 @@ def _own(named: str, workdir: Path | None, options: dict[str, Any]) -> optuna.sa
 
 
 def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
-    """The pruner."""
+    """Returns the pruner."""
     p = sweep.pruner
     if p.kind == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(
@@ -89,7 +88,7 @@ def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
             n_startup_trials=p.startup, n_warmup_steps=p.min_steps - 1
         )
     if p.kind == "earlycurve":
-        assert p.max_steps is not None  # the sweep is refused without
+        assert p.max_steps is not None  # checked with the sweep
         from malletrain.sweep.pruner import EarlyCurvePruner  # scipy takes its time
 
         return EarlyCurvePruner(
@@ -99,10 +98,10 @@ def pruner_of(sweep: Sweep) -> optuna.pruners.BasePruner:
 
 
 def suggest(trial: optuna.Trial, name: str, p: Parameter) -> Value:
-    """The trial's value of a parameter; asked again, the same."""
+    """Returns the trial's value of a parameter; the same at each call."""
     if p.choices:
         chosen = trial.suggest_categorical(name, p.choices)
-        assert chosen is not None  # it is none of the choices
+        assert chosen is not None  # None is not a valid choice
         return chosen
     if p.whole:
         step = int(p.step) if p.step is not None else 1

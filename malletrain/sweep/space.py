@@ -1,7 +1,7 @@
-"""The search space of a sweep: what each parameter may be, and how a trial's values reach its
-script. Pure.
+"""The search space of a sweep: the values of each parameter, and how a trial's values are passed to
+its script. Pure.
 
-Decides the forms of a parameter in a sweep file. What is tried next is the sampler's decision.
+Decides the forms of a parameter in a sweep file. The sampler decides what is tried next.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _PLACE = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_-]*)\}\}|\{([A-Za-z_][A-Za-z0-9_-
 _OPTION = re.compile(r"--[^=\s]+")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 TRIAL = "trial"
-"""Stands for the trial's number in arguments."""
+"""Placeholder of the trial's number in arguments."""
 
 
 class SpaceError(ValueError):
-    """A parameter that cannot be; the message says what is accepted."""
+    """A parameter is not valid; the message says what is accepted."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What one parameter may be: a range, or one of ``choices``."""
+    """The values of one parameter: a range, or one of ``choices``."""
 
     low: float | int = 0
     high: float | int = 0
@@ -47,7 +47,7 @@ class Parameter:
         return not self.choices and all(isinstance(n, int) for n in numbers)
 
     def grid(self) -> list[Value]:
-        """All its values. Raises SpaceError where they cannot be listed."""
+        """Returns all its values. Raises SpaceError if they cannot be listed."""
         if self.choices:
             return list(self.choices)
         step = self.step if self.step is not None else 1 if self.whole else None
@@ -58,16 +58,16 @@ class Parameter:
 
 
 def parameter(entry: Any) -> Parameter:
-    """What a sweep file says of a parameter. Optuna's own distributions are taken too.
+    """Returns the parameter in an entry of a sweep file, or in a distribution of Optuna.
 
     Raises:
-        SpaceError: it is no such thing.
+        SpaceError: the entry is not valid.
     """
     if hasattr(entry, "single") and hasattr(entry, "to_internal_repr"):  # a distribution of Optuna
         names = [name for name in _KEYS if getattr(entry, name, None) is not None]
         entry = {name: getattr(entry, name) for name in names}
         if "choices" not in entry and entry.get("step") is not None and entry.get("log"):
-            del entry["step"]  # of 1, which is what whole numbers on a log scale have
+            del entry["step"]  # whole numbers on a log scale have a step of 1
     if isinstance(entry, list | tuple):
         entry = {"choices": list(entry)}
     if not isinstance(entry, Mapping):
@@ -94,10 +94,10 @@ def _choices(entry: Mapping[str, Any]) -> Parameter:
 
 
 def check_choices(p: Parameter) -> None:
-    """Look whether the choices can be told apart in a study, where 1, true and 1.0 are one value.
+    """Check that the choices are distinct in a study, where 1, true and 1.0 are one value.
 
     Raises:
-        SpaceError: two of them cannot.
+        SpaceError: two of them are equal there.
     """
     for number, value in enumerate(p.choices):
         for other in p.choices[:number]:
@@ -136,7 +136,7 @@ def _range(entry: Mapping[str, Any]) -> Parameter:
 
 
 def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
-    """The names in braces that are none of a parameter, as they stand in ``args``."""
+    """Returns the names in braces in ``args`` that are not parameters."""
     valid_names = {*parameters, TRIAL}
     names = [match[2] for arg in args for match in _PLACE.finditer(arg) if match[2]]
     return [name for name in dict.fromkeys(names) if name not in valid_names]
@@ -145,14 +145,14 @@ def unknown_places(args: Iterable[str], parameters: Iterable[str]) -> list[str]:
 def trial_arguments(
     args: Sequence[str], values: Mapping[str, Value], number: int
 ) -> tuple[str, ...]:
-    """The arguments of a trial's script: ``{NAME}`` in ``args`` is a parameter's value, ``{trial}``
-    the trial's number, ``{{NAME}}`` the text ``{NAME}``. Parameters that no argument names follow
-    as ``--NAME VALUE``. A value that begins with a dash is joined to its option, ``--NAME=VALUE``,
-    for the script would take it for another option.
+    """Returns the arguments of a trial's script: ``{NAME}`` in ``args`` is replaced by a
+    parameter's value, ``{trial}`` by the trial's number, ``{{NAME}}`` by the text ``{NAME}``.
+    Parameters that no argument names follow as ``--NAME VALUE``. A value that begins with a dash is
+    joined to its option, ``--NAME=VALUE``, because the script would take it for another option.
     """
     named: set[str] = set()
 
-    def put(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         name = match[2]
         if name is None:
             return f"{{{match[1]}}}"
@@ -163,7 +163,7 @@ def trial_arguments(
 
     made: list[str] = []
     for arg in args:
-        value = _PLACE.sub(put, arg)
+        value = _PLACE.sub(replacement, arg)
         option = made[-1] if made else ""
         if value != arg and value.startswith("-") and _is_place(arg) and _OPTION.fullmatch(option):
             made[-1] = f"{option}={value}"
@@ -175,13 +175,13 @@ def trial_arguments(
 
 
 def _is_place(arg: str) -> bool:
-    """Whether the argument begins with a parameter's value."""
+    """Returns whether the argument begins with a placeholder."""
     match = _PLACE.match(arg)
     return match is not None and match[2] is not None
 
 
 def written(value: Value) -> str:
-    """The value as an argument."""
+    """Returns the value as an argument."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
-"""A sweep as its owner describes it: a TOML file, or the same in Python. Every key, its unit, its
-default and what is accepted.
+"""The description of a sweep, in a TOML file or in Python: every key with its unit, default and
+valid values.
 
-Decides what a valid sweep is. Whether its script can be a job is decided where jobs are submitted.
+Decides what a valid sweep is. :mod:`malletrain.submission` decides whether its script can be a job.
 Relative paths are relative to the file.
 """
 
@@ -38,49 +38,55 @@ from malletrain.sweep.space import (
 
 Direction = Literal["minimize", "maximize"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,47}")
-"""Of a sweep; its trials' jobs have a number after it."""
+"""Form of a sweep's name; the names of its trials' jobs append a number."""
 STORED = "stored"
-"""In the context of a validation: the sweep is that of a study, perhaps of a release before."""
+"""Key of the validation context: the sweep was read from a study, perhaps of an earlier release."""
 
 
 class SweepError(RuntimeError):
-    """A sweep that cannot be run, or is not there; the message is a sentence, or one a line."""
+    """A sweep cannot be run, or does not exist; the message is one sentence per line."""
 
 
 class SweepSection(Section):
-    """What is looked for, and for how long."""
+    """Objective and extent of the search."""
 
-    name: str = key("", description="Of the sweep. Default: the file's name without its suffix.")
+    name: str = key(
+        "", description="Name of the sweep. Default: the file's name without its suffix."
+    )
     metric: str | Words = key(
-        description="What the script reports by malletrain.metric. A list: several objectives, for "
-        'sampler "nsga2".'
+        description="Metric that the script reports with malletrain.metric. A list: several "
+        'objectives, for sampler "nsga2".'
     )
     direction: str | Words = key(
         "minimize", description='"minimize" or "maximize", one for each metric.'
     )
     value: Literal["last", "best"] = key(
-        "last", description="Which of a trial's values counts in the end."
+        "last", description="Which of a trial's values is its result."
     )
-    trials: int = key(100, ge=1, description="How many trials there are, failed ones included.")
-    time: MaybeDuration = key(None, description="After so long no trial begins any more.")
+    trials: int = key(100, ge=1, description="Number of trials, including failed ones.")
+    time: MaybeDuration = key(None, description="Time after which no more trials start.")
     node_hours: float | None = key(
-        None, gt=0, description="After so much use of nodes no trial begins any more."
+        None, gt=0, description="Used node-hours after which no more trials start."
     )
     at_once: int = key(
         4,
         ge=1,
-        description="Trials whose jobs are in the queue at one time; one that is about to end "
-        "does not count.",
+        description="Maximum number of trials whose jobs are in the queue at the same time; a "
+        "trial that is about to end does not count.",
     )
-    keep: int = key(1, ge=0, description="Snapshots of so many of the best trials are kept.")
+    keep: int = key(1, ge=0, description="Number of best trials whose snapshots are kept.")
     storage: str = key(
-        "", description="SQLAlchemy URL of Optuna's database. Default: SQLite beside your keys."
+        "",
+        description="SQLAlchemy URL of Optuna's database. Default: SQLite in the state directory.",
     )
     every: Duration = key(
-        "2 s", description="Between two looks at the sweep while nothing comes from its trials."
+        "2 s", description="Time between two checks of the sweep if its trials report nothing."
     )
     most_failed: int = key(
-        3, ge=1, description="The sweep stops when so many trials have failed, and no other ended."
+        3,
+        ge=1,
+        description="Number of failed trials after which the sweep stops if no other trial has "
+        "ended.",
     )
 
     @property
@@ -97,7 +103,7 @@ class SweepSection(Section):
 
     @field_validator("name")
     @classmethod
-    def _is_a_name(cls, value: str) -> str:
+    def _check_name(cls, value: str) -> str:
         if value and not NAME.fullmatch(value):
             raise PydanticCustomError(
                 "name",
@@ -108,7 +114,7 @@ class SweepSection(Section):
         return value
 
     @model_validator(mode="after")
-    def _objectives(self) -> SweepSection:
+    def _check_objectives(self) -> SweepSection:
         if not self.metrics or len(self.directions) != len(self.metrics):
             raise PydanticCustomError(
                 "objectives", "name one metric at least, and one direction for each or for all"
@@ -125,27 +131,30 @@ class SweepSection(Section):
 
 
 class JobSection(Section):
-    """What each trial runs: the options of ``malletrain submit``."""
+    """The job of each trial: the options of ``malletrain submit``."""
 
     script: MaybeLocation = key(description="The training script.")
     args: Words = key(
         [],
-        description="Its arguments. {NAME} is a parameter's value, {trial} the trial's number; "
-        "parameters that are not named follow as --NAME VALUE. Double braces stand for themselves.",
+        description="Arguments of the script. {NAME} is a parameter's value, {trial} the trial's "
+        "number; parameters that are not named follow as --NAME VALUE. Double the "
+        "braces to write them literally.",
     )
     nodes: str = key("1", description="Nodes of one trial: N, or MIN:MAX.")
     nproc_per_node: int | None = key(None, ge=1, description="Worker processes on each node.")
     weight: float = key(
-        1.0, gt=0, description="How much the most promising trial counts beside other jobs."
+        1.0, gt=0, description="Weight of the most promising trial relative to other jobs."
     )
     goal: Literal["throughput", "efficiency"] | None = key(
-        None, description="What more nodes must bring."
+        None, description="Benefit to maximise with more nodes. Default: the site's objective."
     )
     live: bool = key(False, description="The script uses malletrain.elastic.")
-    launcher: Literal["builtin", "torchrun"] = key("builtin", description="Starts the workers.")
+    launcher: Literal["builtin", "torchrun"] = key(
+        "builtin", description="Launcher of the workers."
+    )
     env: dict[str, str] = key({}, description="Environment variables of the script.")
     workdir: MaybeLocation = key(
-        None, description="Directory that the script runs in. Default: that of the file."
+        None, description="Directory that the script runs in. Default: the directory of the file."
     )
     setup: str | None = key(None, description="Shell command run before Python on each node.")
     module: Words = key([], description="Environment modules to load.")
@@ -154,53 +163,64 @@ class JobSection(Section):
     container: str | None = key(None, description="The container image.")
     profile: Literal["auto", "shared", "off"] = key(
         "auto",
-        description='How scaling is learnt. "auto": trials whose parameters change what is learnt '
-        'and not how fast share one profile; "shared": all do; "off": no trial is profiled.',
+        description='How scaling is measured. "auto": trials whose parameters change what is '
+        'learnt but not the speed share one profile; "shared": all trials do; "off": '
+        "no trial is profiled.",
     )
     model_size: str = key(
         "",
-        description='"MODULE:FUNCTION" of your own: given a trial\'s parameters it returns how '
-        "many parameters the model has and its FLOPs per sample (None: not known), so that the "
-        "trial begins with what similar ones showed; modules are found in workdir too.",
+        description='"MODULE:FUNCTION" of your own: from a trial\'s parameters it returns the '
+        "number of the model's parameters and its FLOPs per sample (None: not "
+        "known), so that the trial starts from the curves of similar ones; modules "
+        "are found in workdir too.",
     )
 
 
 class SamplerSection(Section):
-    """What is tried next: one of Optuna's samplers."""
+    """The sampler of Optuna that decides what is tried next."""
 
     kind: Literal["tpe", "cmaes", "random", "grid", "nsga2", "python"] = key(
-        "tpe", description='Of Optuna; "python": one of your own, named by class.'
+        "tpe", description='Sampler of Optuna; "python": a class of your own.'
     )
     seed: int | None = key(
         None,
-        description="Of its choices. Without one they are those of seed 0: two sweeps of one space "
-        "try the same values first.",
+        description="Random seed of the sampler. Default: 0, so that two sweeps of one space try "
+        "the same values first.",
     )
-    startup: int = key(10, ge=0, description="Random trials before tpe begins to learn.")
-    population: int = key(20, ge=2, description="Of nsga2.")
+    startup: int = key(10, ge=0, description="Number of random trials before tpe begins to learn.")
+    population: int = key(20, ge=2, description="Population size of nsga2.")
     python: str = key(
         "", description='"MODULE:CLASS" of your own sampler; modules are found in workdir too.'
     )
-    options: dict[str, Any] = key({}, description="Given to your own sampler.")
+    options: dict[str, Any] = key({}, description="Options of your own sampler.")
 
 
 class PrunerSection(Section):
-    """When a trial is given up: one of Optuna's pruners, or EarlyCurve."""
+    """The pruner that decides when a trial is given up: one of Optuna's, or EarlyCurve."""
 
     kind: Literal["none", "asha", "hyperband", "median", "earlycurve"] = key(
-        "none", description="Which."
+        "none", description="Pruner."
     )
-    min_steps: int = key(1, ge=1, description="No trial is given up before this step.")
+    min_steps: int = key(1, ge=1, description="No trial is pruned before this step.")
     max_steps: int | None = key(
-        None, ge=1, description="The last step of a trial. earlycurve needs it; hyperband guesses."
+        None,
+        ge=1,
+        description="The last step of a trial. earlycurve needs it; hyperband estimates it if it "
+        "is not given.",
     )
-    reduction: int = key(3, ge=2, description="One of so many trials survives a rung.")
-    startup: int = key(5, ge=0, description="Ended trials before median and earlycurve begin.")
+    reduction: int = key(
+        3, ge=2, description="Reduction factor: one of this many trials passes a rung."
+    )
+    startup: int = key(
+        5, ge=0, description="Number of ended trials before median and earlycurve begin."
+    )
     theta: float = key(
-        0.7, gt=0, le=1, description="Share of max_steps at which earlycurve predicts the rest."
+        0.7, gt=0, le=1, description="Fraction of max_steps at which earlycurve predicts the rest."
     )
     keep: int = key(
-        3, ge=1, description="earlycurve: a trial goes on if it may be among so many of the best."
+        3,
+        ge=1,
+        description="earlycurve: a trial continues if it may be among this many best trials.",
     )
 
 
@@ -236,7 +256,7 @@ class Sweep(Section):
         return made
 
     @model_validator(mode="after")
-    def _fits_together(self, info: ValidationInfo) -> Sweep:
+    def _check_combinations(self, info: ValidationInfo) -> Sweep:
         if unknown := unknown_places(self.job.args, self.space):
             raise PydanticCustomError(
                 "args",
@@ -267,16 +287,16 @@ class Sweep(Section):
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """What each parameter may be."""
+        """Parameter → its possible values."""
         return {name: parameter(value) for name, value in self.space.items()}
 
     def grid(self) -> dict[str, list[Any]]:
-        """All values of all parameters. Raises SpaceError where they cannot be listed."""
+        """Returns all values of all parameters. Raises SpaceError if they cannot be listed."""
         return {name: p.grid() for name, p in self.parameters.items()}
 
     @property
     def most_trials(self) -> float:
-        """How many different trials there can be."""
+        """Maximum number of different trials."""
         if self.sampler.kind != "grid":
             return math.inf
         return math.prod(len(values) for values in self.grid().values())
@@ -294,14 +314,14 @@ def _as_written(p: Parameter) -> Any:
 
 
 def load_sweep(path: str | Path, name: str | None = None) -> Sweep:
-    """The sweep in the TOML file ``path``; its name and its working directory are set.
+    """Returns the sweep in the TOML file ``path``, with its name and working directory set.
 
     Args:
-        path: of the file.
-        name: of the sweep, whatever the file says.
+        path: path of the file.
+        name: name of the sweep; overrides the file's.
 
     Raises:
-        SweepError: with everything that is wrong with it, each with its line.
+        SweepError: the file has problems; the message lists all, each with its line.
     """
     path = Path(path)
     try:
@@ -316,7 +336,8 @@ def load_sweep(path: str | Path, name: str | None = None) -> Sweep:
 def parse_sweep(
     text: str, where: str, directory: Path, default: str, name: str | None = None
 ) -> Sweep:
-    """The sweep in ``text``; as :func:`load_sweep`. ``default``: its name where none is given."""
+    """Returns the sweep in ``text``; see :func:`load_sweep`. ``default``: its name if none is
+    given."""
     toml = read_toml(text)
     problems = list(toml.problems)
     data = {**toml.data}

@@ -1,8 +1,8 @@
-"""The job of a trial, from the sweep's description: what ``malletrain submit`` would make of it,
-and where its snapshot lies.
+"""The job of a trial, built from the sweep's description as by ``malletrain submit``, and the
+location of its snapshot.
 
-Decides what each trial's job has of its own: name, key, arguments. Whether it can be a job is
-decided in :mod:`malletrain.submission`.
+Decides the name, key and arguments of each trial's job. :mod:`malletrain.submission` decides
+whether it is valid.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from malletrain.training.snapshot_file import close_epoch
 from malletrain.training.snapshot_records import owner_in
 
 PLACE = "{trial}"
-SETTLED_S = 120.0
-"""After so long nobody saves any more for a job that has ended."""
+MAX_LATE_SAVE_S = 120.0
+"""Time after the end of a job after which no process saves for it, seconds."""
 OPTIONS = ("--snapshot", "--checkpoint", "--ckpt")
-"""Options of a script that say where its snapshot goes."""
+"""Options of a script with the path of its snapshot."""
 
 
 def job_of(ledger: Ledger, number: int, values: dict[str, Value]) -> JobSpec:
-    """The job of a trial. Raises SweepError where it cannot be one."""
+    """Returns the job of a trial. Raises SweepError if it is not valid."""
     spec = build_job(ledger.sweep, ledger.job_name(number), values, number)
     return msgspec.structs.replace(spec, key=ledger.key(number), sweep=ledger.entry)
 
 
 def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) -> JobSpec:
-    """A job with these values. Raises SweepError where it cannot be one."""
+    """Returns a job with these values. Raises SweepError if it is not valid."""
     job = sweep.job
     software = SoftwareOptions(
         module=tuple(job.module), conda=job.conda, venv=job.venv, container=job.container
@@ -79,8 +79,8 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
 
 
 def _names_folders(args: Sequence[str]) -> bool:
-    """Whether the arguments give each trial a folder of its own: ``{trial}`` in the name of one, or
-    as the value of an option that names one. (``--seed {trial}`` does not.)
+    """Returns whether the arguments give each trial a separate folder: ``{trial}`` is part of a
+    path, or the value of an option for a folder (unlike ``--seed {trial}``).
     """
     for before, arg in zip(("", *args), args, strict=False):
         option, equals, value = arg.partition("=")
@@ -91,7 +91,8 @@ def _names_folders(args: Sequence[str]) -> bool:
 
 
 def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
-    """How large the trial's model is: PARAMETERS[,FLOPS]. None where its owner does not know."""
+    """Returns the size of the trial's model, PARAMETERS[,FLOPS]; None if the owner's function does
+    not know it."""
     if not sweep.job.model_size:
         return None
     try:
@@ -104,13 +105,13 @@ def _model_size(sweep: Sweep, values: dict[str, Value]) -> str | None:
 
 
 def check(sweep: Sweep) -> list[str]:
-    """Make the jobs of two trials, of different values where there are two.
+    """Build the jobs of two trials, with different values if possible.
 
     Returns:
-        Sentences about what all trials would write to.
+        Warnings about paths to which all trials would write.
 
     Raises:
-        SweepError: no trial could be a job.
+        SweepError: the trials' jobs are not valid.
     """
     ends = sweep.parameters.items()
     first = {name: p.choices[0] if p.choices else p.low for name, p in ends}
@@ -123,7 +124,7 @@ def check(sweep: Sweep) -> list[str]:
 
 
 def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
-    """What to say about snapshots and output folders that two trials have in common."""
+    """Returns warnings about snapshots and output folders that two trials share."""
     snapshots, others = (snapshot_paths(j.script, j.args, j.workdir) for j in (one, other))
     warnings = [
         f"Warning: all trials save to the snapshot {path}, and a trial refuses that of another. "
@@ -151,10 +152,10 @@ def shared_places(one: JobSpec, other: JobSpec) -> list[str]:
 
 
 def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
-    """Files and folders with the trial's snapshot that are there: the folder of its job below the
-    working directory, and what an argument with ``{trial}`` in it names. Only what says that it is
-    of the trial's job at its daemon, and belongs to this user: ids of jobs begin anew with every
-    daemon, and several sweeps may name one path.
+    """Returns the existing files and folders with the trial's snapshot: the folder of its job below
+    the working directory, and paths in arguments with ``{trial}``. Only snapshots that record the
+    trial's job and daemon as their owner, and that belong to this user, because every daemon has
+    its own job ids, and several sweeps may name the same path.
     """
     name, daemon = trial.user_attrs.get(book.JOB), trial.user_attrs.get(book.DAEMON)
     if not name or not daemon:
@@ -164,13 +165,13 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
     paths = [
         folder
         for folder in sorted((workdir / FOLDER).glob(f"{glob.escape(name)}-*"))
-        if daemon_of_folder(folder.name) == daemon and _is_of(folder / FILE, mine, unsaid=True)
+        if daemon_of_folder(folder.name) == daemon and _is_of(folder / FILE, mine, default=True)
     ]
     for path in _named(ledger, trial.number):
         place = workdir / os.path.expanduser(path)
         escaped = glob.escape(place.name)
         files = [place, *sorted(place.parent.glob(f"{escaped}.prev*"))]
-        own = [file for file in files if file.is_file() and _is_of(file, mine, unsaid=False)]
+        own = [file for file in files if file.is_file() and _is_of(file, mine, default=False)]
         paths += own
         if own and not any(file.is_file() for file in files if file not in own):
             paths += sorted(place.parent.glob(f"{escaped}.shards"))
@@ -178,11 +179,12 @@ def snapshots(ledger: Ledger, trial: FrozenTrial) -> list[Path]:
     return [each for each in paths if each.stat().st_uid == os.geteuid()]
 
 
-def _is_of(file: Path, mine: Owner, unsaid: bool) -> bool:
-    """Whether the snapshot is that job's; ``unsaid``: what is meant where it does not say."""
+def _is_of(file: Path, mine: Owner, default: bool) -> bool:
+    """Returns whether the snapshot belongs to that job; ``unsaid``: the answer if it records no
+    owner."""
     theirs = owner_in(str(file))
     if theirs is None or not theirs.daemon:
-        return unsaid
+        return default
     return (theirs.job, theirs.daemon) == (mine.job, mine.daemon)
 
 
@@ -196,7 +198,7 @@ def _named(ledger: Ledger, number: int) -> Iterator[str]:
 
 
 def best_snapshot(ledger: Ledger) -> Path | None:
-    """The best trial's snapshot; None where it left none."""
+    """Returns the best trial's snapshot; None if there is none."""
     for trial in ledger.best()[:1]:
         for place in snapshots(ledger, trial):
             file = place / FILE if place.is_dir() else place
@@ -206,11 +208,11 @@ def best_snapshot(ledger: Ledger) -> Path | None:
 
 
 def delete_losers(ledger: Ledger, now: float) -> list[int]:
-    """Delete the snapshots of ended trials that are not among the best; the trials that had one.
-    Those that go on are left alone, and those that failed: their owner may want to look.
+    """Delete the snapshots of ended trials that are not among the best. Returns the trials that had
+    one. Running trials and failed ones, which their owner may want to examine, are left alone.
 
-    Workers of a job that was cancelled may save once more before they are gone, so a trial is
-    looked at again for a while.
+    Workers of a cancelled job may save again before they end, so a trial is checked repeatedly for
+    a while.
     """
     best = {t.number for t in ledger.best(ledger.sweep.sweep.keep)}
     gone = set(ledger.gone)
@@ -224,11 +226,11 @@ def delete_losers(ledger: Ledger, now: float) -> list[int]:
                 shutil.rmtree(place, ignore_errors=True)
             else:
                 place.unlink(missing_ok=True)
-                close_epoch(str(place))  # its mark beside it goes too
+                close_epoch(str(place))  # also removes the marker file next to it
         ended = trial.datetime_complete
         if places:
             deleted.append(trial.number)
-        elif ended is not None and now - ended.timestamp() > SETTLED_S:
+        elif ended is not None and now - ended.timestamp() > MAX_LATE_SAVE_S:
             settled.append(trial.number)
     if settled:
         ledger.forget_snapshots(settled)

@@ -8,7 +8,7 @@ import sqlite3
 import msgspec
 import pytest
 
-from malletrain.cli.check import MORE
+from malletrain.cli.check import MORE_TESTS
 from malletrain.daemon.startup import STARTUP
 from malletrain.protocol.views import NetworkView
 from tests.disks import fill, small_disk
@@ -92,7 +92,7 @@ def test_json(run, config):
     data = json.loads(run("check", "--config", config(), "--json").stdout)
     assert data["ok"] is True
     assert {f["what"] for f in data["findings"]} == {"configuration"} | {
-        name for name, _ in (*STARTUP, *MORE)
+        name for name, _ in (*STARTUP, *MORE_TESTS)
     }
 
 

@@ -53,7 +53,7 @@ def test_events_follow_the_daemon_that_is_started_anew(run, daemon, monkeypatch)
 
     monkeypatch.setattr("malletrain.client.Connection.events", events)
     importlib.import_module("malletrain.cli.events")  # its command has the name, too
-    monkeypatch.setattr(sys.modules["malletrain.cli.events"], "BACK_EVERY_S", 0.0)
+    monkeypatch.setattr(sys.modules["malletrain.cli.events"], "RETRY_INTERVAL_S", 0.0)
     result = run("events", "--follow")
     assert result.exit_code == 1
     assert served == [0, 1, 1, 2]

@@ -192,7 +192,7 @@ def test_syntax_errors_do_not_hide_the_rest():
 def test_a_file_that_breaks_off_is_checked_up_to_there():
     found = problems("[jobs]\nmax_trys = 1\n[scheduler\nkind = 'local'\n")
     assert [(line, key) for line, key, _ in found] == [(2, "jobs.max_trys"), (3, "")]
-    assert "What stands below is checked once this is mended" in found[1][2]
+    assert "The lines below are checked once this is corrected" in found[1][2]
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_a_damaged_file_is_told(tmp_path, content):
 def test_fields_that_cannot_be_right_are_told(tmp_path, field, value):
     (tmp_path / FILE).write_text(json.dumps({**asdict(INFO), field: value}))
     for site in (False, True):
-        with pytest.raises(StateDirError, match=f"damaged .its {field} has not the form"):
+        with pytest.raises(StateDirError, match=f"damaged .its {field} is not valid"):
             read_daemon_info(tmp_path / FILE, site=site)
 
 

@@ -89,7 +89,7 @@ def test_a_list_that_others_could_have_written_is_not_believed(tmp_path, monkeyp
 def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("malletrain.identity.users.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
     path = tmp_path / "users"
     users = Users(path)
     assert users.user_of(ADA) is None
@@ -113,7 +113,7 @@ def test_the_list_is_read_again_when_it_changes_and_a_wrong_one_changes_nothing(
 
 
 def test_a_list_that_was_away_for_a_while_is_no_problem_any_more(tmp_path, monkeypatch):
-    monkeypatch.setattr("malletrain.identity.users.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("malletrain.identity.users.MIN_CHECK_INTERVAL_S", 0.0)
     place, away = tmp_path / "place", tmp_path / "away"
     place.mkdir()
     users = Users(place / "users")

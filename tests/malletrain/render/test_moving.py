@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ET
 
 from malletrain.render.moving import LEFT, RIGHT, WIDTH, moving
 from malletrain.render.palette import colours
-from malletrain.render.timeline import Series, Span, Timeline, TimelineMark
+from malletrain.render.timeline import PreemptionMark, Span, ThroughputSeries, Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -14,8 +14,8 @@ def test_what_happened_is_where_it_belongs():
         100.0,
         200.0,
         (Span("n1", 100.0, 150.0, "job", "<a>"), Span("n2", 90.0, 300.0, "idle")),
-        (TimelineMark("n1", 150.0),),
-        (Series("<a>", (100.0, 150.0), (10.0, 0.0)),),
+        (PreemptionMark("n1", 150.0),),
+        (ThroughputSeries("<a>", (100.0, 150.0), (10.0, 0.0)),),
         title="<b> & co",
     )
     root = ET.fromstring(moving(made))

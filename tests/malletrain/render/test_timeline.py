@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from malletrain.render.palette import BUSY, IDLE, JOB_COLOURS, LEASED, colours
-from malletrain.render.timeline import Series, Span, Timeline, TimelineMark, draw, resample, tint
+from malletrain.render.timeline import (
+    PreemptionMark,
+    Span,
+    ThroughputSeries,
+    Timeline,
+    draw,
+    resample,
+    tint,
+)
 
 
 def rgb(colour):
@@ -37,10 +45,10 @@ def timeline(**changes):
             Span("n2", 150, 200, "job", "b"),
             Span("gone", 100, 200, "idle"),
         ),
-        "marks": (TimelineMark("n1", 150), TimelineMark("n2", 160, notice=False)),
+        "marks": (PreemptionMark("n1", 150), PreemptionMark("n2", 160, notice=False)),
         "series": (
-            Series("a", (100.0, 150.0), (10.0, 0.0)),
-            Series("b", (150.0, 190.0), (5.0, 8.0)),
+            ThroughputSeries("a", (100.0, 150.0), (10.0, 0.0)),
+            ThroughputSeries("b", (150.0, 190.0), (5.0, 8.0)),
         ),
         "outages": ((130.0, 135.0),),
         "title": "A test",
@@ -87,7 +95,7 @@ def test_many_nodes(tmp_path):
 
 
 def test_resample():
-    assert resample(Series("a", (1.0, 3.0), (5.0, 7.0)), [0.0, 1.0, 2.0, 3.0, 9.0]) == [
+    assert resample(ThroughputSeries("a", (1.0, 3.0), (5.0, 7.0)), [0.0, 1.0, 2.0, 3.0, 9.0]) == [
         0.0,
         5.0,
         5.0,

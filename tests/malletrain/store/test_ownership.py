@@ -127,5 +127,5 @@ def test_commands_that_change_the_file_leave_another_daemons_alone(tmp_path, mon
     with own(url, "malletraind h pid 7", pytest.fail):
         result = CliRunner().invoke(db, arguments)
     assert result.exit_code == 1
-    assert "The database is in use: malletraind h pid 7 has it." in result.output
+    assert "The database is in use by malletraind h pid 7. Stop it first." in result.output
     assert CliRunner().invoke(db, arguments).exit_code == 0

@@ -180,5 +180,5 @@ def test_what_a_dying_job_saves_once_more_is_deleted_too(tmp_path):
     assert trials.delete_losers(ledger, world.now) == [loser]
     assert not late.exists()
     ended = max(t.datetime_complete.timestamp() for t in ledger.trials())
-    trials.delete_losers(ledger, ended + trials.SETTLED_S + 1)
+    trials.delete_losers(ledger, ended + trials.MAX_LATE_SAVE_S + 1)
     assert len(ledger.gone) == 3

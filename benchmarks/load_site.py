@@ -33,7 +33,14 @@ from malletrain.protocol import env, messages
 from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 from scavenger.embedded import processes
-from scavenger.embedded.layout import FORMAT, Layout, node_names, read_json, waiting, write_json
+from scavenger.embedded.layout import (
+    FORMAT_VERSION,
+    Layout,
+    node_names,
+    pending_requests,
+    read_json,
+    write_json,
+)
 
 WRITE_S = 1.0
 """How often the stand-in writes its state though nobody asked for anything."""
@@ -67,7 +74,7 @@ class StandIn:
         self._written = 0.0
         own = processes.read(os.getpid())
         self._head = {
-            "format": FORMAT,
+            "format": FORMAT_VERSION,
             "state": "running",
             "pid": os.getpid(),
             "pid_start": own.start if own else -1,
@@ -96,7 +103,7 @@ class StandIn:
 
     def look(self) -> None:
         """Answer what is asked."""
-        for path in waiting(self.layout.spool):
+        for path in pending_requests(self.layout.spool):
             request = read_json(path)
             begun: list[Lease] = []
             if request is None:  # withdrawn

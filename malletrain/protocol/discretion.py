@@ -21,7 +21,7 @@ PRIVATE: dict[str, str] = {
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
 }
 """Kinds of events that quote a script → the sentence that other users read instead."""
-_FAILED_REASON = "it failed; its owner sees why"
+FAILED_REASON = "it failed; its owner sees why"
 _HIDDEN_SPEC_FIELDS: dict[str, object] = {
     "args": [],
     "env": {},
@@ -41,7 +41,7 @@ def event_for_others(event: EventView) -> EventView:
 
 def job_for_others(job: JobView) -> JobView:
     """Returns the job as every user may see it."""
-    reason = _FAILED_REASON if job.state == "failed" else job.reason
+    reason = FAILED_REASON if job.state == "failed" else job.reason
     return msgspec.structs.replace(job, reason=reason, metrics={}, goal=None)
 
 

@@ -13,7 +13,7 @@ import pytest
 from malletrain.client import ClientError
 from malletrain.daemon.reports import MAX_METRICS, MAX_NAME_LENGTH, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
-from malletrain.protocol.discretion import FAILED
+from malletrain.protocol.discretion import FAILED_REASON
 from malletrain.protocol.payloads import NodeNetwork
 from malletrain.store.records import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
@@ -305,7 +305,7 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
         }
         assert max(len(e.sentence) for e in events) < 1200
     detail, events = seen_by("bob")
-    assert detail.job.reason == FAILED
+    assert detail.job.reason == FAILED_REASON
     assert detail.job.metrics == {}
     assert {"job-notice", "workers-failed", "job-failed"} <= {e.kind for e in events}
     assert not [e for e in events if "secret" in repr(e)]

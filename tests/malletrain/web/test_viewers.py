@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malletrain.protocol.discretion import FAILED, PRIVATE
+from malletrain.protocol.discretion import FAILED_REASON, PRIVATE
 from malletrain.protocol.views import JobDetail, UsageView
 from malletrain.web.board import Board
 from malletrain.web.viewers import Viewer
@@ -21,7 +21,7 @@ def test_the_page_s_own_user_sees_what_the_daemon_says():
 def test_others_see_their_own_jobs_and_of_others_what_everybody_may_see():
     mine, theirs = job(1, owner="ann"), job(2, "failed", "bob", reason="secret")
     assert ANN.job(mine) == mine
-    assert (ANN.job(theirs).reason, ANN.job(theirs).metrics) == (FAILED, {})
+    assert (ANN.job(theirs).reason, ANN.job(theirs).metrics) == (FAILED_REASON, {})
     spec = {"script": "/s.py", "args": ["secret"], "env": {"KEY": "secret"}, "setup": "secret"}
     shown = ANN.detail(JobDetail(theirs, spec, notices=("secret",), failure="secret"))
     assert "secret" not in str(shown)

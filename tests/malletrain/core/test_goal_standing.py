@@ -15,7 +15,7 @@ def record(
 ):
     """A job of 1 to 8 nodes that does a sample a second on each."""
     return SimpleNamespace(
-        goals=OwnerGoals(due, None, left),
+        goals=OwnerGoals(due, None, remaining_work),
         job=SimpleNamespace(halted=halted, nodes=("n",) * nodes),
         standing=standing,
         remaining_work=remaining_work,

@@ -72,7 +72,8 @@ def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
     )
     [failure] = world.failures()
     assert "Drained of the agent of lease" in failure.sentence
-    assert (
+    place = "(test_handler_failures.py, line"
+    assert f"ZeroDivisionError: nobody thought of this {place}" in failure.sentence
         "ZeroDivisionError: nobody thought of this (test_handler_failures.py, line"
         in failure.sentence
     )

@@ -290,11 +290,11 @@ class Site:
             (link, "why_no_answer", lambda endpoint: "it is not there"),
             (link, "random", SimpleNamespace(random=self._rng.random)),
             # The heap is that of the tests.
-            (daemon_main, "settle", nothing),
+            (daemon_main, "freeze_objects", nothing),
             (
                 daemon_main,
-                "Heap",
-                lambda: SimpleNamespace(swollen=lambda known: False, look=nothing),
+                "MemoryTrim",
+                lambda: SimpleNamespace(swollen=lambda connection_bytes: False, update=nothing),
             ),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
             (Notices, "run", _nobody_told),

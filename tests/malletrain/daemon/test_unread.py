@@ -119,7 +119,7 @@ class Receiver:
         self.heard, self.sentences = [], []
 
     @contextlib.contextmanager
-    def turn(self):
+    def batch(self):
         yield
 
     def message(self, peer, who, message, size, key):

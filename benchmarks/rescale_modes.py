@@ -102,8 +102,8 @@ class Restart:
             f'[daemon]\nstate_dir = "{self.state}"\nmetrics_listen = ""\n'
             '[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = '
             f"{nodes}\nautostart = false\n{self.local}\n"
-            f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\nsettle = "0.3 '
-            f's"\nmin_interval = "0 s"\ngive_back_after = "1 h"\n{self.allocation}\n'
+            f'[jobs]\nwarmup_timeout = "60 s"\n{self.jobs}\n[allocation]\ndebounce = "0.3 '
+            f's"\nmin_interval = "0 s"\nrelease_after = "1 h"\n{self.allocation}\n'
             f"[profiling]\nenabled = false\n{self.sections}"
         )
         with (root / "daemon.log").open("ab") as log:

@@ -45,7 +45,7 @@ def _config(folder: Path, nodes: int) -> Path:
         '[scheduler]\nkind = "local"\npoll_interval = "0.5 s"\n[scheduler.local]\nnodes = '
         f"{nodes}\nautostart = false\n"
         f'grace = "{GRACE_S:g} s"\n[jobs]\nwarmup_timeout = "300 s"\nmax_tries = 5\n'
-        '[allocation]\nsettle = "1 s"\nmin_interval = "0 s"\n[profiling]\nenabled = false\n'
+        '[allocation]\ndebounce = "1 s"\nmin_interval = "0 s"\n[profiling]\nenabled = false\n'
     )
     return path
 

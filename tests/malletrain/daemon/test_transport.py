@@ -29,7 +29,7 @@ class Deaf:
         self.peers, self.ended, self.turns, self.let_go = [], [], [], []
 
     @contextlib.contextmanager
-    def turn(self):
+    def batch(self):
         before = len(self.peers)
         yield
         self.turns.append(len(self.peers) - before)

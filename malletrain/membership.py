@@ -4,7 +4,7 @@
 
     from malletrain import membership
 
-    # Join after the port is bound, because the others learn of it.
+    # Bind the port before you join: the others can connect as soon as you have joined.
     group = membership.join(address=f"{membership.host()}:{port}")
     group.members                          # the present members
     for change in group.changes():         # or: async for change in group.watch()
@@ -12,9 +12,9 @@
             hand_over(change.member.seconds_left)
             group.drained()                # the node may be given back
 
-Decides nothing: the daemon decides who is a member. Every listener gets all changes, in order;
-several may arrive at once. Outside MalleTrain a process is the only member of its service, and
-nothing ever changes.
+Decides nothing: the daemon decides who is a member. Every iterator yields all changes, in order.
+One new view can bring several changes. Outside MalleTrain a process is the only member of its
+service, and nothing ever changes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
+
+Listener = Callable[["Change | None"], object]
+"""Receives every change, and None at the end."""
 
 JOINED, LEAVING, STAYING, LEFT = "joined", "leaving", "staying", "left"
 
@@ -120,12 +123,18 @@ class Membership:
         self._view: tuple[Member, ...] = (me,)
         self.number = 0
         """The number of the newest view; increases."""
-        self._lock = threading.Lock()
-        self._listeners: list[queue.SimpleQueue[Change | None]] = []
+        # Both locks are reentrant, because a signal handler or the end of an iterator by garbage
+        # collection can interrupt the thread that holds one.
+        self._lock = threading.RLock()
+        self._send_lock = threading.RLock()
+        self._listeners: list[Listener] = []
+        self._is_closed = False
+        """Whether the iterators have ended; new ones end at once."""
         self._connection = connection
-        self._first = threading.Event()
+        self._has_view = connection is None
+        self._first_view_or_end = threading.Event()
         if connection is None:
-            self._first.set()
+            self._first_view_or_end.set()
         else:
             threading.Thread(
                 target=self._listen, args=(connection,), name="malletrain-membership", daemon=True
@@ -142,39 +151,41 @@ class Membership:
         return self._view
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the first view. Returns whether it has arrived."""
-        return self._first.wait(timeout_s)
+        """Wait for the first view. Returns whether it has arrived; False also if the launcher ends
+        before.
+        """
+        self._first_view_or_end.wait(timeout_s)
+        return self._has_view
 
     def changes(self) -> Iterator[Change]:
         """Yields the present members as ``joined``, then every change. Ends when the launcher ends
-        or :meth:`close` is called.
+        or :meth:`close` is called; after that it yields the present members only.
         """
-        inbox = self._subscribe()
-        while (change := inbox.get()) is not None:
-            yield change
+        inbox: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+        self._subscribe(inbox.put)
+        try:
+            while (change := inbox.get()) is not None:
+                yield change
+        finally:
+            self._unsubscribe(inbox.put)
 
     async def watch(self) -> AsyncIterator[Change]:
         """Same as :meth:`changes`, for asyncio."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[Change | None] = asyncio.Queue()
-        inbox = self._subscribe()
 
-        def pump() -> None:
-            while True:
-                change = inbox.get()
-                try:
-                    loop.call_soon_threadsafe(arrived.put_nowait, change)
-                except RuntimeError:  # the loop is closed
-                    return
-                if change is None:
-                    return
+        def put(change: Change | None) -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.put_nowait, change)
+            except RuntimeError:  # the loop is closed
+                self._unsubscribe(put)
 
-        threading.Thread(target=pump, name="malletrain-watch", daemon=True).start()
+        self._subscribe(put)
         try:
             while (change := await arrived.get()) is not None:
                 yield change
         finally:
-            inbox.put(None)
+            self._unsubscribe(put)
 
     def drained(self) -> None:
         """Report that this process holds no state that would be lost, so that its node can be given
@@ -184,61 +195,77 @@ class Membership:
         self._send({"say": "drained"})
 
     def worth(self, nodes: Mapping[int, float]) -> None:
-        """Set the value of each number of nodes to the service, in samples/s. It replaces the
-        values submitted or set before. Values between the given sizes are interpolated linearly.
+        """Set what each number of nodes is worth to the service, as a throughput in samples/s. It
+        replaces the values submitted or set before. Values between the given sizes are interpolated
+        linearly.
 
         Any process may call this; let one do so for all, and only when the values have changed.
-        Raises ValueError for sizes below 1, values below 0 and more than 64 sizes.
+        Raises ValueError for no sizes or more than 64, for sizes below 1, and for values that are
+        below 0 or not finite.
         """
         if not 1 <= len(nodes) <= 64 or any(
             size < 1 or not 0 <= value < math.inf for size, value in nodes.items()
         ):
             raise ValueError(
-                "A service says what nodes are worth by 1 to 64 sizes of 1 node or more, each of a "
-                f"finite value from 0 on; these are {dict(list(nodes.items())[:5])}."
+                "worth() takes 1 to 64 sizes of 1 node or more, each with a finite value of 0 or "
+                f"more; got {dict(list(nodes.items())[:5])}."
             )
         self._send({"say": "worth", "nodes": {str(size): value for size, value in nodes.items()}})
 
     def close(self) -> None:
         """End the iterators. The process stays a member until it ends."""
-        self._notify_listeners(None)
+        with self._lock:
+            self._is_closed = True
+            self._notify_listeners(None)
+            self._listeners.clear()
 
     # --- inside ---
 
-    def _subscribe(self) -> queue.SimpleQueue[Change | None]:
-        inbox: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
+    def _subscribe(self, listener: Listener) -> None:
         with self._lock:
             for change in differences((), self._view):
-                inbox.put(change)
-            self._listeners.append(inbox)
-        return inbox
+                listener(change)
+            if self._is_closed:
+                listener(None)
+            else:
+                self._listeners.append(listener)
+
+    def _unsubscribe(self, listener: Listener) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
 
     def _notify_listeners(self, change: Change | None) -> None:
-        for inbox in self._listeners:
-            inbox.put(change)
+        for listener in tuple(self._listeners):
+            listener(change)
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._connection is not None:
-            try:
+        if self._connection is None:
+            return
+        try:
+            with self._send_lock:  # a long message may be sent in several parts
                 self._connection.sendall(json.dumps(message).encode() + b"\n")
-            except (
-                OSError
-            ):  # the launcher is gone, and the kernel is about to end this process with it
-                pass
+        except OSError:
+            # The launcher has exited; the kernel ends this process, too (PR_SET_PDEATHSIG).
+            pass
 
     def _listen(self, connection: socket.socket) -> None:
         try:
             with connection.makefile("rb") as lines:
                 for line in lines:
                     self._handle(json.loads(line))
-        except OSError:  # the launcher is gone, and the kernel is about to end this process with it
+        except OSError:
+            # The launcher has exited; the kernel ends this process, too (PR_SET_PDEATHSIG).
             pass
-        self._notify_listeners(None)
+        finally:
+            self._first_view_or_end.set()
+            self.close()
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "view" in message:
             self._set_view(int(message["view"]), _members(message["members"]))
-        elif "leave" in message:  # there is no daemon that makes a view, so the others do not know
+        elif "leave" in message:
+            # Sent by the launcher when it has no daemon. Only this process learns that it leaves.
             at = time.monotonic() + float(message["leave"])
             self._set_view(
                 self.number, tuple(_with_end(m, at) if m == self._me else m for m in self._view)
@@ -250,10 +277,11 @@ class Membership:
             self.number, self._view = number, view
             for change in changes:
                 self._notify_listeners(change)
-        self._first.set()
+        self._has_view = True
+        self._first_view_or_end.set()
 
 
-def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
+def _members(rows: list[list[Any]]) -> tuple[Member, ...]:
     now = time.monotonic()
     return tuple(
         Member(
@@ -261,9 +289,10 @@ def _members(listed: list[list[Any]]) -> tuple[Member, ...]:
             str(host),
             str(address),
             None if leaves_in_s is None else now + float(leaves_in_s),
-            *(None if lasts is None else float(lasts) for lasts in more[:1]),
+            # absent in the views of older launchers
+            float(optional[0]) if optional and optional[0] is not None else None,
         )
-        for node, host, address, leaves_in_s, *more in listed
+        for node, host, address, leaves_in_s, *optional in rows
     )
 
 
@@ -280,8 +309,8 @@ def join(address: str = "") -> Membership:
     """
     if len(address) > 1000:
         raise MembershipError(
-            f"The address has {len(address)} characters; 1000 are the most. Say where to ask "
-            "for the rest."
+            f"The address has {len(address)} characters; the maximum is 1000. Pass an endpoint at "
+            "which the other members can request the rest."
         )
     me = Member(os.environ.get(env.NODE, "localhost"), host(), address)
     path = os.environ.get(env.SERVICE)

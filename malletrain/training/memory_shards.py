@@ -1,8 +1,8 @@
 """Saves the shards of each rank to the memory of its node, and reads them from any node.
 
-Decides the order: first every rank's shards are in its node's memory, then every node has the
-snapshot file that names all shards and their check sums, then they can be copied to another node. A
-rank reads only the parts that it needs from another node's files.
+Decides the order: every rank writes its shards to its node's memory; then every node writes the
+snapshot file, which lists all shard files with their check sums; only then may a node copy both to
+another node. A rank reads only the parts that it needs from another node's files.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from malletrain.memory.folder import VIEW, NoRoomError
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -25,11 +25,17 @@ from malletrain.training.ranks import leads_its_node, rank_and_world
 from malletrain.training.shard_files import METADATA
 from malletrain.training.side_group import Team
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+    from torch.futures import Future
+
+    from malletrain.training.shard_reader import RowReader
+
 
 def save(
     tier: MemoryTier,
     objects: Mapping[str, Any],
-    facts: Callable[[], dict[str, Any]],
+    header: Callable[[], dict[str, Any]],
     moment: Moment,
     team: Team,
 ) -> int:
@@ -38,17 +44,17 @@ def save(
     Args:
         tier: snapshots in this node's memory.
         objects: the script's objects, by name.
-        facts: returns the snapshot's other entries; called on rank 0.
+        header: returns the snapshot's other entries; called on rank 0.
         moment: moment of the snapshot; only rank 0's is used.
         team: all ranks.
 
     Returns:
-        The bytes of all ranks.
+        The total size of the shard files of all ranks, bytes.
 
     Raises:
         Exception: the error of a rank, on all ranks; older snapshots are unchanged.
     """
-    moment, head = team.from_rank_0(lambda: (moment, facts()))
+    moment, entries = team.from_rank_0(lambda: (moment, header()))
     folder = tier.shards(moment)
     extracted: list[Any] = []
 
@@ -66,21 +72,25 @@ def save(
         team.everywhere(begin)
         states = team.everywhere(rng.state)
         shard_files.write(str(folder), extracted[0][1], team)
-        sealed = team.everywhere(lambda: shard_files.seal(str(folder), team.rank))
+        checksums_by_rank = team.everywhere(lambda: shard_files.seal(str(folder), team.rank))
         metadata = team.from_rank_0((folder / METADATA).read_bytes)
 
-        def named() -> dict[str, Any]:
-            files = {name: value[:2] for part in sealed for name, value in part.items()}
+        def build_payload() -> dict[str, Any]:
+            files = {
+                name: value[:2]
+                for checksums in checksums_by_rank
+                for name, value in checksums.items()
+            }
             files[METADATA] = shard_files.sum_of(str(folder / METADATA))
             return {
-                **head,
+                **entries,
                 "malletrain_snapshot": snapshot_file.SHARDED_FORMAT,
                 "objects": extracted[0][0],
                 shard_files.KEY: {"folder": str(moment), "files": files},
                 sharded_snapshot.RNG: states,
             }
 
-        payload = team.from_rank_0(named)
+        payload = team.from_rank_0(build_payload)
         reached(FaultPoint.MEMORY_WRITTEN)
         team.everywhere(commit)
         reached(FaultPoint.MEMORY_KEPT)
@@ -92,8 +102,8 @@ def save(
 
 
 def bytes_of_node(objects: Mapping[str, Any]) -> int:
-    """Return the bytes of the shards of this node, if its other ranks have as many as this one.
-    Collective.
+    """Estimate the size of this node's shards, bytes: this rank's shards times the number of ranks
+    on the node. Collective.
     """
     return _bytes(sharded_state.take_apart(objects)[1])
 
@@ -108,8 +118,8 @@ def _local(tensor: Any) -> Any:
 
 
 def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) -> int:
-    """Copy the files that this node's ranks have written to another node, and last the snapshot
-    file, which makes them valid. Called by the first rank of the node.
+    """Send the shard files of this node's ranks to another node. The snapshot file goes last; it
+    makes the copy valid. Called by the first rank of the node.
 
     Args:
         tier: snapshots in this node's memory.
@@ -153,16 +163,16 @@ def put_back(
         payload: the snapshot.
         name: its name for messages.
         tier: snapshots in this node's memory; None if it has no memory for them.
-        snapshot: which keepers have its files.
-        label: label of the run.
+        snapshot: address of the keeper that has each file, and the file sizes.
+        label: name that distinguishes this run's snapshots from those of other runs of the job.
         team: all ranks.
 
     Raises:
         SnapshotError: as for :func:`malletrain.training.sharded_snapshot.put_back`.
     """
     with _view(tier, snapshot, label, team) as folder:
-        local_names = set(os.listdir(folder))
-        reader = _reader(folder, local_names, snapshot, label, tier)
+        remote = RemoteShards(folder, snapshot, label, tier)
+        reader = fetching_reader(folder, set(os.listdir(folder)), remote)
         sharded_snapshot.put_back(objects, payload, name, team, reader)
 
 
@@ -177,7 +187,7 @@ def _view(
     view = Path(tempfile.mkdtemp(prefix=f"{VIEW}{os.getpid()}-", dir=home))
     try:
 
-        def lay_out() -> None:
+        def link_local_shards() -> None:
             shard_folder = tier.shards(snapshot.moment) if tier is not None else None
             if shard_folder is not None and shard_folder.is_dir():
                 for path in shard_folder.iterdir():
@@ -188,64 +198,89 @@ def _view(
                     remote = f"{label}/{snapshot.moment}/{METADATA}"
                     other.fetch(remote, [(0, size)], lambda at, data: file.write(data))
 
-        team.everywhere(lay_out)
+        team.everywhere(link_local_shards)
         yield str(view)
     finally:
-        for spare in Path(tempfile.gettempdir()).glob(_spare(str(view)) + "*"):
-            spare.unlink()
+        for disk_file in Path(tempfile.gettempdir()).glob(_disk_file_prefix(str(view)) + "*"):
+            disk_file.unlink()
         shutil.rmtree(view, ignore_errors=True)
 
 
-def _reader(
-    folder: str,
-    local_names: set[str],
-    snapshot: CompleteSnapshot,
-    label: str,
-    tier: MemoryTier | None,
-) -> Any:
+class RemoteShards:
+    """The shard files that only other nodes have. Fetches parts of them into a folder of this rank:
+    into memory up to the limit, else onto the node's disk.
+
+    Args:
+        folder: folder in which this rank collects its files.
+        snapshot: address of the keeper that has each file, and the file sizes.
+        label: name that distinguishes this run's snapshots from those of other runs of the job.
+        tier: snapshots in this node's memory; None if it has no memory for them, in which case
+            ``folder`` is on disk.
+    """
+
+    def __init__(
+        self, folder: str, snapshot: CompleteSnapshot, label: str, tier: MemoryTier | None
+    ) -> None:
+        self._folder = folder
+        self._snapshot = snapshot
+        self._label = label
+        self._tier = tier
+        self._in_memory: dict[str, list[tuple[int, int]]] = {}
+        """Parts fetched into memory, by file name."""
+
+    def fetch(self, name: str, pieces: list[tuple[int, int]]) -> None:
+        """Fetch parts of a file, and write them at the same offsets of a sparse local file. If they
+        do not fit into memory, all parts of the file that were fetched go to disk.
+
+        Args:
+            name: name of the file.
+            pieces: (offset, length) of each part, bytes.
+
+        Raises:
+            PeerError, OSError: the file cannot be fetched or written.
+        """
+        path = Path(self._folder) / name
+        needed = set(pieces)
+        if self._tier is not None and not path.is_symlink():
+            try:
+                self._tier.folder.claim(sum(length for _, length in needed))
+                self._in_memory.setdefault(name, []).extend(needed)
+            except NoRoomError:
+                needed.update(self._in_memory.pop(name, ()))
+                path.unlink(missing_ok=True)
+                descriptor, disk_path = tempfile.mkstemp(prefix=_disk_file_prefix(self._folder))
+                os.close(descriptor)
+                path.symlink_to(disk_path)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with peer(self._snapshot.files[name]) as other:
+                remote = f"{self._label}/{self._snapshot.moment}/{name}"
+                other.fetch(remote, sorted(needed), lambda at, data: os.pwrite(file, data, at))
+        finally:
+            os.close(file)
+
+
+def fetching_reader(folder: str, local_names: Collection[str], remote: RemoteShards) -> RowReader:
     """Return a reader of ``folder`` that first fetches the needed rows of absent files from other
     nodes.
+
+    Args:
+        folder: folder with the files that this node has, and the metadata.
+        local_names: names of these files.
+        remote: the files of other nodes.
     """
     from malletrain.training.shard_reader import RowReader
 
-    class SpreadReader(RowReader):
-        def read_data(self, plan: Any, planner: Any) -> Any:
+    class FetchingReader(RowReader):
+        def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
             for name, items in self.by_file(plan).items():
                 if name not in local_names:
-                    _fetch(folder, name, self.heads(items), snapshot, label, tier)
-                    _fetch(folder, name, self.rows(name, items), snapshot, label, tier)
+                    remote.fetch(name, self.heads(items))
+                    remote.fetch(name, self.rows(name, items))
             return super().read_data(plan, planner)
 
-    return SpreadReader(folder)
+    return FetchingReader(folder)
 
 
-def _fetch(
-    folder: str,
-    name: str,
-    pieces: list[tuple[int, int]],
-    snapshot: CompleteSnapshot,
-    label: str,
-    tier: MemoryTier | None,
-) -> None:
-    """Fetch parts of another node's file, and write them at the same offsets of an otherwise empty
-    file.
-    """
-    path = Path(folder) / name
-    pieces = sorted(set(pieces))
-    if tier is not None:
-        try:
-            tier.folder.claim(sum(length for _, length in pieces))
-        except NoRoomError:  # use the node's disk instead
-            if not path.exists():
-                path.symlink_to(tempfile.mkstemp(prefix=_spare(folder))[1])
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        with peer(snapshot.files[name]) as other:
-            remote = f"{label}/{snapshot.moment}/{name}"
-            other.fetch(remote, pieces, lambda at, data: os.pwrite(file, data, at))
-    finally:
-        os.close(file)
-
-
-def _spare(folder: str) -> str:
+def _disk_file_prefix(folder: str) -> str:
     return f"malletrain-{os.path.basename(folder)}-"

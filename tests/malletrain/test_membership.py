@@ -7,12 +7,13 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from malletrain import membership
 from malletrain.membership import Member, MembershipError, differences
-from tests.waiting import NEVER_S, PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S, until
 
 
 def m(node, leaves=None, address=None):
@@ -116,6 +117,84 @@ def test_asyncio(launcher):
         return heard
 
     assert asyncio.run(work()) == [("joined", "n1"), ("joined", "n2")]
+
+
+def test_iterators_begun_after_the_end_yield_the_members_and_end(launcher):
+    group = membership.join()
+    launcher.accept()
+    launcher.say(view=1, members=[["n1", "h", "", None]])
+    running = group.changes()
+    assert next(running).kind == "joined"
+    launcher.connection.shutdown(socket.SHUT_RDWR)
+    assert list(running) == []
+    assert [change.kind for change in group.changes()] == ["joined"]
+
+    async def watched():
+        return [change.kind async for change in group.watch()]
+
+    assert asyncio.run(watched()) == ["joined"]
+
+
+def test_an_iterator_begun_after_close_ends(monkeypatch):
+    monkeypatch.delenv("MALLETRAIN_SERVICE", raising=False)
+    group = membership.join("x:1")
+    group.close()
+    assert [change.kind for change in group.changes()] == ["joined"]
+
+
+def test_a_message_that_cannot_be_read_ends_the_iterators(launcher, monkeypatch):
+    errors = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_type))
+    group = membership.join()
+    launcher.accept()
+    changes = group.changes()
+    assert next(changes).kind == "joined"
+    launcher.connection.sendall(b"no JSON\n")
+    assert list(changes) == []
+    assert not group.wait()
+    until(lambda: errors, "the thread that reads reports the error")
+    assert errors == [json.JSONDecodeError]
+
+
+def test_an_abandoned_iterator_is_no_listener_any_more(launcher):
+    group = membership.join()
+    launcher.accept()
+    first, second = group.changes(), group.changes()
+    assert next(first).kind == next(second).kind == "joined"
+    assert len(vars(group)["_listeners"]) == 2
+    first.close()
+    del second
+    assert vars(group)["_listeners"] == []
+
+    async def one():
+        async for change in group.watch():
+            return change.kind, len(vars(group)["_listeners"])
+
+    assert asyncio.run(one()) == ("joined", 1)
+    assert vars(group)["_listeners"] == []
+    launcher.connection.close()
+
+
+def test_messages_of_several_threads_do_not_mix(launcher):
+    """The launcher reads late, so that a message is sent in several parts."""
+    group = membership.join()
+    launcher.accept()
+    launcher.hear()
+    values = {size: 1.0 + size / 3 for size in range(1, 65)}
+    sent = {"say": "worth", "nodes": {str(size): value for size, value in values.items()}}
+
+    def send():
+        for _ in range(100):
+            group.worth(values)
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(400):
+        assert launcher.hear() == sent
+    for thread in threads:
+        thread.join()
+    launcher.connection.close()
 
 
 def test_outside_malletrain_a_process_is_alone(monkeypatch):

@@ -1,0 +1,84 @@
+"""Shards in another node's memory, read through its keeper into a folder of this node."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+pytest.importorskip("torch")
+
+from malletrain.memory.folder import MemoryFolder, bytes_below
+from malletrain.memory.keeper import Keeper
+from malletrain.training.memory_moment import CompleteSnapshot, Moment
+from malletrain.training.memory_shards import RemoteShards, fetching_reader
+from malletrain.training.memory_tier import MemoryTier
+from malletrain.training.saved_tensor import HEAD
+from malletrain.training.shard_files import METADATA
+from tests.malletrain.training.test_shard_reader import (
+    Receiver,
+    boxes,
+    numbers,
+    plan_of,
+    same,
+    write,
+)
+
+SECRET = bytes.fromhex("5e" * 32)
+LABEL = "0123456789abcdef"
+MOMENT = Moment(3, 40, 1, 0)
+ROWS, COLUMNS = 256, 1024
+
+
+@pytest.fixture
+def other_node(tmp_path, monkeypatch):
+    """A node that has all shards of two ranks: (its snapshot, tensors, layout, metadata)."""
+    import torch
+
+    monkeypatch.setenv("MALLETRAIN_JOB_KEY", SECRET.hex())
+    monkeypatch.setenv("MALLETRAIN_JOB", "job-1")
+    memory = tmp_path / "other"
+    shards = memory / LABEL / str(MOMENT)
+    shards.mkdir(parents=True)
+    tensors, layout = numbers([([ROWS, COLUMNS], 0, torch.float32)])
+    metadata = write(shards, tensors, layout, 2)
+    keeper = Keeper(MemoryFolder(memory, 1 << 30), SECRET, "job-1", "127.0.0.1")
+    sizes = {path.name: path.stat().st_size for path in shards.iterdir()}
+    files = dict.fromkeys(sizes, keeper.address)
+    yield CompleteSnapshot(MOMENT, (keeper.address,), files, 0, sizes), tensors, layout, metadata
+    keeper.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "file_is_in_memory"),
+    [(64 << 20, True), (16 * HEAD, False), (0, False)],
+    ids=["all in memory", "heads in memory", "nothing in memory"],
+)
+def test_fetched_shards_take_no_more_memory_than_the_limit(
+    tmp_path, monkeypatch, other_node, limit, file_is_in_memory
+):
+    """What does not fit goes to the node's disk, also if only the heads of a file fit."""
+    snapshot, tensors, layout, metadata = other_node
+    view, disk = tmp_path / "memory" / ".view-1-x", tmp_path / "disk"
+    view.mkdir(parents=True)
+    disk.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    shutil.copy(tmp_path / "other" / LABEL / str(MOMENT) / METADATA, view)
+    metadata_bytes = bytes_below(view)
+    folder = MemoryFolder(view.parent, limit + metadata_bytes)
+    descriptors = set(os.listdir("/proc/self/fd"))
+
+    remote = RemoteShards(str(view), snapshot, LABEL, MemoryTier(folder, LABEL, ""))
+    reader = fetching_reader(str(view), {METADATA}, remote)
+    reader.set_up_storage_reader(reader.read_metadata(), True)
+    wanted = {key: boxes(tuple(t.shape), layout[key], 1)[0] for key, t in tensors.items()}
+    receiver = Receiver(wanted, tensors)
+    reader.read_data(plan_of(metadata, wanted), receiver).wait()
+
+    assert same(receiver.found, tensors, wanted)
+    assert folder.used() <= folder.limit
+    fetched = [path for path in view.iterdir() if path.name != METADATA]
+    assert len(fetched) == 2
+    assert all(path.is_symlink() != file_is_in_memory for path in fetched)
+    assert len(list(disk.iterdir())) == (0 if file_is_in_memory else 2)
+    assert set(os.listdir("/proc/self/fd")) <= descriptors

@@ -1,6 +1,7 @@
-"""Shell completion: names of jobs, requested from the daemon, and files.
+"""Shell completion: names of jobs, requested from the daemon, conda environments, and files.
 
-On any error nothing is offered and no message is printed, because the user is typing a line.
+If the daemon does not answer or a file cannot be read, nothing is offered and no message is
+printed, because the user is typing a line.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ def job_names(*, unfinished: bool = False) -> Completer:
         except ClientError:
             return []
         previous = ctx.params.get(param.name or "") or ()
-        offered = {
-            word: f"{j.state}, job {j.id}"
-            for j in reversed(jobs)
-            if not (unfinished and j.ended is not None)
-            for word in (j.name, *([j.id] if incomplete and j.id.startswith(incomplete) else []))
-            if word.startswith(incomplete) and word not in previous
-        }
+        offered: dict[str, str] = {}
+        for job in reversed(jobs):
+            if unfinished and job.ended is not None:
+                continue
+            for word in (job.name, *([job.id] if incomplete else [])):
+                if word.startswith(incomplete) and word not in previous:
+                    # a name means the newest job that has it
+                    offered.setdefault(word, f"{job.state}, job {job.id}")
         return [CompletionItem(word, help=description) for word, description in offered.items()]
 
     return complete

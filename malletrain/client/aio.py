@@ -75,11 +75,12 @@ class AsyncConnection:
         socket = await self._connect()
         future: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
         self._requests[name] = (future, changes)
+        timeout_s = self.timeout_s + wait_s
         try:
             await socket.send_multipart(frames)
-            answer = await asyncio.wait_for(future, self.timeout_s + wait_s)
+            answer = await asyncio.wait_for(future, timeout_s)
         except asyncio.TimeoutError:
-            raise exchange.no_answer(self.address, self.timeout_s, changes) from None
+            raise exchange.no_answer(self.address, timeout_s, changes) from None
         finally:
             del self._requests[name]
         return exchange.data_of(answer)

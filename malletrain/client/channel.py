@@ -20,7 +20,7 @@ from malletrain.client.exchange import BROKEN, TIMEOUT_S
 
 class Channel:
     """The socket of one client, for one thread. Every call raises ClientError if the daemon refuses
-    and Unreachable if there is none.
+    the request, and Unreachable if no daemon answers.
 
     Args:
         address: the daemon, and this client's keys.
@@ -35,7 +35,7 @@ class Channel:
         self._monitor: zmq.Socket[bytes] | None = None
         self._is_up = False
 
-    def call(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
+    def call(self, op: str, params: Mapping[str, Any], wait_s: float, changes_state: bool) -> Any:
         """Returns the data of the daemon's answer to one request.
 
         If the daemon does not know this client and accepts MUNGE, logs in first.
@@ -43,17 +43,18 @@ class Channel:
         Args:
             op: the operation.
             params: the parameters of the operation.
-            wait_s: time the daemon was asked to wait, seconds.
-            changes: whether the request changes something. If its answer is lost, it is not known
-                whether it was carried out, and the error says so.
+            wait_s: time for which ``params`` lets the daemon hold the request before it answers,
+                seconds. Added to the timeout.
+            changes_state: whether the request changes state at the daemon. If so and the answer is
+                lost, the error says that the outcome is unknown.
         """
         try:
-            return self._request(op, params, wait_s, changes)
+            return self._request(op, params, wait_s, changes_state)
         except ClientError as error:
             if error.code != UNAUTHENTICATED:
                 raise
             self._log_in(isinstance(error.data, dict) and error.data.get("munge") is True)
-        return self._request(op, params, wait_s, changes)
+        return self._request(op, params, wait_s, changes_state)
 
     def _log_in(self, munge: bool) -> None:
         """Log in with a MUNGE credential."""
@@ -66,17 +67,20 @@ class Channel:
                 why = str(error)
         raise self.address.unknown_key(why)
 
-    def _request(self, op: str, params: Mapping[str, Any], wait_s: float, changes: bool) -> Any:
-        name, frames = exchange.request(op, params)
+    def _request(
+        self, op: str, params: Mapping[str, Any], wait_s: float, changes_state: bool
+    ) -> Any:
+        request_id, frames = exchange.request(op, params)
         socket = self._connect()
         socket.send_multipart(frames)
-        deadline = time.monotonic() + self.timeout_s + wait_s
+        timeout_s = self.timeout_s + wait_s
+        deadline = time.monotonic() + timeout_s
         while True:
-            self._wait(socket, deadline, changes)
+            self._wait(socket, deadline, timeout_s, changes_state)
             answer = exchange.reply(socket.recv_multipart(), self.address)
-            if answer is not None and answer.id == name:
+            if answer is not None and answer.id == request_id:
                 return exchange.data_of(answer)
-            # Otherwise it is the late answer to an earlier call that timed out.
+            # Otherwise it is the answer to a call that was interrupted, for example by Ctrl-C.
 
     def close(self) -> None:
         """End the connection."""
@@ -122,9 +126,12 @@ class Channel:
                 return True
         return False
 
-    def _wait(self, socket: zmq.Socket[bytes], deadline: float, changes: bool) -> None:
+    def _wait(
+        self, socket: zmq.Socket[bytes], deadline: float, timeout_s: float, changes_state: bool
+    ) -> None:
         """Wait until there is a message to receive. Raises Unreachable if the connection breaks or
-        the time is up.
+        the time is up: ``deadline`` on the monotonic clock, ``timeout_s`` seconds after the
+        request.
         """
         assert self._monitor is not None
         poller = zmq.Poller()
@@ -136,9 +143,9 @@ class Channel:
                 return
             if self._monitor in ready and _event(self._monitor) in BROKEN:
                 self._disconnect()
-                raise exchange.went_away(self.address, changes)
+                raise exchange.went_away(self.address, changes_state)
         self._disconnect()
-        raise exchange.no_answer(self.address, self.timeout_s, changes)
+        raise exchange.no_answer(self.address, timeout_s, changes_state)
 
 
 def _event(monitor: zmq.Socket[bytes]) -> int:

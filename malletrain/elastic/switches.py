@@ -1,8 +1,8 @@
-"""Settings of a module that no state dict has: which parameters are frozen, and which parts are in
-evaluation mode.
+"""The settings of a ``torch.nn.Module`` that its state dict does not contain: which parameters are
+frozen, and which submodules are in evaluation mode.
 
-Decides nothing. Names are those without wrappers, because ``parallelize`` may compile parts of a
-sharded model, or wrap them for activation checkpointing.
+Decides nothing. Parameter names omit the wrappers that ``torch.compile`` and activation
+checkpointing add, so that they are the same on ranks with and without them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Switches:
     trained: dict[str, bool]
     """``requires_grad`` of each parameter."""
     training: dict[str, bool]
-    """Whether each part is in training mode."""
+    """Whether each submodule is in training mode."""
 
 
 def named_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

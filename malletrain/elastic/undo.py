@@ -1,14 +1,16 @@
 """A copy of the state at the beginning of the current step, so that the step can be discarded:
-buffers, plain numbers of modules, plain dicts, random number generators and, if needed, parameters.
+buffers, plain attributes of modules (numbers, strings, flags), plain dicts, the states of random
+number generators and, if needed, parameters.
 
 Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, after the
-last collective of the gradients, and need no copy. Three kinds of scripts do:
+last collective of the gradients, and need no copy. Three kinds of scripts need one:
 
-* Scripts that change the parameters between two passes of one step (SAM), from the second such step
-  on.
+* Scripts that change the parameters between two passes of one step (SAM). The first such step is
+  only detected and cannot be discarded; copies are made from the second on.
 * Updates with a closure (LBFGS), which exchange gradients while they change the model.
-* Steps of several updates, each from gradients of its own (the two networks of a GAN), from the
-  second such step on. For these the whole state is copied (:class:`StateCopy`).
+* Scripts with several updates in one step, each from gradients of its own (the two networks of a
+  GAN). The first such step is only detected; from the second on the whole state is copied
+  (:class:`StateCopy`).
 
 Dicts are copied one level deep.
 """
@@ -28,9 +30,11 @@ from malletrain.elastic.state import Holder
 from malletrain.training.module_numbers import places
 from malletrain.training.torch_private import forget_unscaling, versions
 
+_ABSENT = object()
+"""Value of an attribute that the script had deleted when the state was recorded."""
 _SAMPLED_PARAMETERS = 8
-"""Number of parameters of which one element is compared, because a change through
-``parameter.data`` does not increment the version of a parameter.
+"""Number of parameters of which one element is compared with its earlier value. The version counter
+is not enough: a change through ``parameter.data`` does not increment it.
 """
 
 
@@ -55,8 +59,11 @@ class StepStart:
         self._dicts_before: list[dict[str, Any]] = []
         self._buffers: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
-        self._places: list[tuple[dict[str, Any], str]] | None = None
-        self._numbers: list[Any] = []
+        self._attributes: list[tuple[dict[str, Any], str]] | None = None
+        """(``__dict__`` of a submodule, name) of each plain attribute; None if to be looked up."""
+        self._attributes_before: list[tuple[dict[str, Any], str]] = []
+        """Those of the recorded step, with their values in the same order."""
+        self._attribute_values: list[Any] = []
         self._random: tuple[Any, ...] = ()
         self._watched = self._modules if parameters else []
         """Modules whose parameters are checked for changes."""
@@ -71,8 +78,10 @@ class StepStart:
         """The optimizer that makes an update with a closure, and its state before the update."""
 
     def forget_parameters(self) -> None:
-        """Look the parameters up again at the next step, because the modules may have others."""
-        self._parameters = self._values = self._optimizer = self._places = None
+        """Look up the parameters again at the next step. Call it when the modules may have new
+        parameters.
+        """
+        self._parameters = self._values = self._optimizer = self._attributes = None
 
     def _watched_parameters(self) -> list[torch.Tensor]:
         if self._parameters is None:
@@ -94,8 +103,8 @@ class StepStart:
         )
 
     def before_update(self) -> None:
-        """Note, before the first update of a step without a closure, whether the script has changed
-        parameters.
+        """Detect whether the script has changed parameters within this step. Call it before the
+        first ``optimizer.step()`` that has no closure.
         """
         if not self._moves_parameters and self._parameters_changed:
             self._moves_parameters = True
@@ -116,9 +125,12 @@ class StepStart:
         else:
             for saved, buffer in zip(self._copies, buffers, strict=True):
                 saved.copy_(buffer.detach())
-        if self._places is None:
-            self._places = [place for module in self._modules for place in places(module)]
-        self._numbers = [attributes.get(name) for attributes, name in self._places]
+        if self._attributes is None:
+            self._attributes = [place for module in self._modules for place in places(module)]
+        self._attributes_before = self._attributes
+        self._attribute_values = [
+            attributes.get(name, _ABSENT) for attributes, name in self._attributes
+        ]
         parameters = self._watched_parameters()
         self._versions, self._elements = versions(parameters), self._sampled_elements()
         self._optimizer = None
@@ -141,14 +153,21 @@ class StepStart:
 
     def restore(self, grad_scalers: Iterable[Any]) -> bool:
         """Restore the recorded state and drop gradients. Returns False if parameters were changed
-        and not copied, so that they could not be restored.
+        and not copied, so that they could not be restored, or if no state was recorded.
         """
+        if not self._random:
+            return False
         restored = True
         with torch.no_grad():
             for saved, buffer in zip(self._copies, self._buffers, strict=True):
                 buffer.copy_(saved)
-            for (attributes, name), value in zip(self._places or (), self._numbers, strict=True):
-                attributes[name] = value
+            for (attributes, name), value in zip(
+                self._attributes_before, self._attribute_values, strict=True
+            ):
+                if value is _ABSENT:
+                    attributes.pop(name, None)
+                else:
+                    attributes[name] = value
             if self._values is not None:
                 for value, parameter in zip(self._values, self._watched_parameters(), strict=True):
                     parameter.copy_(value)

@@ -32,24 +32,24 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
 
 
-def encode(message: Message, most: int = MAX_MESSAGE_BYTES) -> list[bytes]:
-    """Returns the frames of ``message``. Raises WireError if it is larger than ``most`` bytes, or
+def encode(message: Message, max_bytes: int = MAX_MESSAGE_BYTES) -> list[bytes]:
+    """Returns the frames of ``message``. Raises WireError if it is larger than ``max_bytes``, or
     holds values that msgpack cannot encode.
     """
     payload = _packed(message, type(message).__name__)
-    if len(payload) > most:
+    if len(payload) > max_bytes:
         raise WireError(
             f"A {type(message).__name__} message of {len(payload)} bytes is over the limit of "
-            f"{most}; send less at once."
+            f"{max_bytes}; send less at once."
         )
     return [PROTOCOL, payload]
 
 
-def request(number: str, op: str, params: Mapping[str, Any]) -> Request:
-    """Returns the request ``number`` for ``op``. Raises WireError for parameters that msgpack
+def request(request_id: str, op: str, params: Mapping[str, Any]) -> Request:
+    """Returns the request ``request_id`` for ``op``. Raises WireError for parameters that msgpack
     cannot encode.
     """
-    return Request(number, op, msgspec.Raw(_packed(dict(params), Request.__name__)))
+    return Request(request_id, op, msgspec.Raw(_packed(dict(params), Request.__name__)))
 
 
 def _packed(data: Any, what: str) -> bytes:
@@ -58,29 +58,29 @@ def _packed(data: Any, what: str) -> bytes:
     except UnicodeEncodeError as e:
         shown = e.object.encode("utf-8", "backslashreplace").decode()
         raise WireError(
-            f"'{shown[:200]}' is not text in UTF-8. Rename it, or if it is right choose a "
-            "locale of UTF-8, such as LC_ALL=C.UTF-8."
+            f"'{shown[:200]}' is not UTF-8 text. Rename it, or set a UTF-8 locale, such as "
+            "LC_ALL=C.UTF-8."
         ) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise WireError(f"A {what} message does not fit into msgpack: {e}.") from None
+        raise WireError(f"A {what} message cannot be encoded in msgpack: {e}.") from None
 
 
 def decode(
-    frames: Sequence[bytes], number: int | None = None, most: int = MAX_MESSAGE_BYTES
+    frames: Sequence[bytes], frame_count: int | None = None, max_bytes: int = MAX_MESSAGE_BYTES
 ) -> Any:
     """Returns the message in ``frames`` (identity frames removed).
 
     Args:
         frames: the received frames, or the first of them.
-        number: number of frames received, if not all were kept.
-        most: maximum size of the message, bytes.
+        frame_count: number of frames received, if not all were kept.
+        max_bytes: maximum size of the message.
 
     Raises:
         WireError: the message is invalid; the text is for the sender.
     """
-    number = len(frames) if number is None else number
-    if number != 2:
-        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {number}.")
+    frame_count = len(frames) if frame_count is None else frame_count
+    if frame_count != 2:
+        raise WireError(f"A message has 2 frames (protocol tag, body); this one has {frame_count}.")
     tag, payload = frames
     if tag != PROTOCOL:
         shown = tag[:16].decode("ascii", "replace")
@@ -88,9 +88,9 @@ def decode(
             f"Protocol tag '{shown}' is not '{PROTOCOL.decode()}'; use the malletrain version "
             "that the daemon runs."
         )
-    if len(payload) > most:
+    if len(payload) > max_bytes:
         raise WireError(
-            f"The message has {len(payload)} bytes; the limit is {most}. Send less at once."
+            f"The message has {len(payload)} bytes; the limit is {max_bytes}. Send less at once."
         )
     try:
         return _decoder.decode(payload)

@@ -34,7 +34,8 @@ def read_curve(path: Path) -> dict[str, float]:
     for where, nodes, rate in points:
         if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
             raise SpecError(
-                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1."
+                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1 "
+                f"to {MAX_NODES:,}."
             )
         if not math.isfinite(rate) or rate < 0:
             raise SpecError(
@@ -47,11 +48,16 @@ def read_curve(path: Path) -> dict[str, float]:
 
 
 def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
-    rows = [
-        (n, row)
-        for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
-        if row and not row[0].startswith("#")
-    ]
+    try:
+        rows = [
+            (n, row)
+            for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
+            if row and not row[0].startswith("#")
+        ]
+    except csv.Error as error:
+        raise SpecError(
+            f"{path}: This is not valid CSV ({error}); accepted is {CURVE_HELP}."
+        ) from None
     if rows and [c.strip().lower() for c in rows[0][1]] == ["nodes", "samples_per_s"]:
         rows = rows[1:]
     elif rows:
@@ -73,12 +79,11 @@ def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
 
 def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
     try:
-        data = json.loads(text)
+        pairs = json.loads(text, object_pairs_hook=list)  # keeps sizes that are named twice
     except (ValueError, RecursionError) as error:
         raise SpecError(
             f"{path}: This is not valid JSON ({error}); accepted is {CURVE_HELP}."
         ) from None
-    pairs = list(data.items()) if isinstance(data, dict) else data
     points = []
     for pair in pairs:
         try:
@@ -86,7 +91,7 @@ def _from_json(text: str, path: Path) -> list[tuple[str, float, float]]:
             if isinstance(nodes, bool) or isinstance(rate, bool):
                 raise ValueError
             points.append((str(path), float(nodes), float(rate)))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # OverflowError: an integer above 1e308
             raise SpecError(
                 f"{path}: {json.dumps(pair)[:60]} is not a pair of numbers; accepted is "
                 f"{CURVE_HELP}."

@@ -1,8 +1,9 @@
 """``#MALLETRAIN`` lines at the head of a script: options of ``malletrain submit``, like ``#SBATCH``
 lines for sbatch. Pure.
 
-Decides which lines are directives: those that begin with ``#MALLETRAIN`` and a blank, before the
-first line that is neither empty nor a comment. The command line interprets their options.
+Decides which lines are directives: those that begin with the word ``#MALLETRAIN``, or with
+``# MALLETRAIN`` and an option, before the first line that is neither empty nor a comment. The
+command line interprets their options.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from malletrain.submission.error import SpecError
 
 _LINE = re.compile(r"#(?:MALLETRAIN|[ \t]+MALLETRAIN(?=\s+-))(?:\s+(.*))?\s*\Z")
 """A blank after the ``#`` is allowed if an option follows, because Python formatters insert one.
+``#MALLETRAIN`` alone has no options.
 """
 
 
@@ -37,7 +39,7 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
         where: its name, for error messages.
 
     Raises:
-        SpecError: a line has unmatched quotes.
+        SpecError: a line has an unmatched quotation mark, or ends with a backslash.
     """
     directives_: list[Directive] = []
     late: list[int] = []
@@ -53,9 +55,10 @@ def directives(text: str, where: str) -> tuple[list[Directive], list[int]]:
             continue
         try:
             words = tuple(shlex.split(match[1] or "", comments=True))
-        except ValueError:
-            raise SpecError(
-                f"{where} line {number}: a quotation mark has no second one: {line.strip()[:80]}"
-            ) from None
+        except ValueError as error:
+            problem = (
+                "backslash at the end" if "escaped" in str(error) else "unmatched quotation mark"
+            )
+            raise SpecError(f"{where} line {number}: {problem}: {line.strip()[:80]}") from None
         directives_.append(Directive(number, words))
     return directives_, late

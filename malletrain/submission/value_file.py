@@ -80,11 +80,16 @@ def span(value: dict[str, float]) -> str:
 
 
 def _from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
-    rows = [
-        (n, row)
-        for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
-        if row and not row[0].lstrip().startswith("#")
-    ]
+    try:
+        rows = [
+            (n, row)
+            for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
+            if row and not row[0].lstrip().startswith("#")
+        ]
+    except csv.Error as error:
+        raise SpecError(
+            f"{path}: This is not valid CSV ({error}); accepted is {VALUE_HELP}."
+        ) from None
     if not rows:
         return []
     if [c.strip().lower() for c in rows[0][1]] != ["nodes", "value"]:
@@ -123,5 +128,10 @@ def _from_toml(text: str, path: Path) -> list[tuple[str, float, float]]:
                 f'{path}: "{nodes} = {str(value)[:40]}" is not a size and its value; accepted '
                 f"is {VALUE_HELP}."
             )
-        points.append((f"{path} [value]", float(nodes), float(value)))
+        try:
+            points.append((f"{path} [value]", float(nodes), float(value)))
+        except OverflowError:  # an integer above 1e308
+            raise SpecError(
+                f'{path}: "{nodes} = {str(value)[:40]}" is too large; accepted is {VALUE_HELP}.'
+            ) from None
     return points

@@ -100,6 +100,9 @@ def test_deaf(daemon):
         with pytest.raises(Unreachable) as caught:
             client.jobs()
         assert "carried" not in str(caught.value)
+        daemon.answers["events"] = lambda p: SILENCE
+        with pytest.raises(Unreachable, match=r"did not answer within 0\.5 s"):
+            client.events(wait_s=0.3)
     with Connection.of(daemon.state_dir) as client:
         assert client.status().pid == 42
 

@@ -235,4 +235,4 @@ def test_what_cannot_be_sent_is_said_so(data):
 def test_a_file_name_that_is_no_text_is_said_so_in_words_of_its_owner():
     with pytest.raises(wire.WireError) as refused:
         wire.request("1", "submit", {"script": "/home/ann/caf\udce9.py"})
-    assert str(refused.value).startswith(r"'/home/ann/caf\udce9.py' is not text in UTF-8. Rename")
+    assert str(refused.value).startswith(r"'/home/ann/caf\udce9.py' is not UTF-8 text. Rename")

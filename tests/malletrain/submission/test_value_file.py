@@ -47,6 +47,8 @@ def test_both_forms(tmp_path, text, wanted):
         ("[value]\n1 = 'x'\n", "is not a size and its value"),
         ("[values]\n1 = 2\n", "The file has the sections values"),
         ("[value\n", "not valid TOML"),
+        (f"[value]\n1 = 1{'0' * 400}\n", "is too large"),
+        (f"nodes,value\n1,{'1' * 200_000}\n", "This is not valid CSV"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, text, sentence):

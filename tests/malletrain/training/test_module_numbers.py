@@ -108,3 +108,20 @@ def test_a_discarded_step_takes_them_back():
     model.train_on()
     start.restore(())
     assert (model.updates, model.drop.p) == (0, 0.5)
+
+
+def test_what_is_recorded_is_restored_after_parameters_were_forgotten_or_attributes_deleted():
+    model = Average()
+    start = StepStart([model])
+    assert not start.restore(()), "nothing is recorded"
+    start.keep()
+    model.train_on()
+    start.forget_parameters()
+    start.restore(())
+    assert (model.updates, model.drop.p) == (0, 0.5)
+    start.keep()
+    del model.updates
+    start.keep()
+    model.updates = 7
+    start.restore(())
+    assert not hasattr(model, "updates")

@@ -34,7 +34,9 @@ class AdvisorConfig:
     min_node_share: float = 0.5
     """The fraction of its largest size that has to be available for a profile to start."""
     patience_s: float = 60.0
-    """Maximum wait for that fraction, seconds; then any usable size suffices."""
+    """Maximum time to wait for ``min_node_share``, seconds. After it, the profile starts at any
+    usable size.
+    """
     max_crashes: int = 3
     """The number of failed sizes that ends a profile."""
     max_attempts: int = 3
@@ -126,9 +128,9 @@ class Profile:
         return self.queue_entry.request.job
 
     def resulting_curve(self, config: CurveConfig) -> MeasuredCurve:
-        """Return the curve with the conclusions from sizes without a measurement. If the job
-        reported progress at another size, silent sizes have throughput 0. If every size crashed,
-        the fault is the script's and no size becomes unusable.
+        """Return the curve, including what the sizes without a measurement show. If another size
+        was measured, silent sizes have throughput 0. If no size was measured and one failed, the
+        fault is taken to be the script's, and no size becomes unusable.
         """
         curve = self.curve
         if self.measured:
@@ -141,7 +143,7 @@ class Profile:
     def finished(
         self, now: float, reason: str, config: AdvisorConfig, result: ProfileResult | None = None
     ) -> ProfileFinished:
-        """Return the report of the end; it adds this attempt to the totals of the queue entry.
+        """Add this attempt to the totals of the queue entry, and return the report of the end.
 
         Args:
             now: the time, seconds.

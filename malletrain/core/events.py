@@ -43,7 +43,9 @@ class JobState(str, Enum):
 
 
 class Quota(NamedTuple):
-    """Maximum number of nodes at once for all jobs under it. ``name``: for users."""
+    """Maximum number of nodes at once for all jobs under it. ``name``: its name in messages to
+    users.
+    """
 
     name: str
     nodes: int
@@ -157,13 +159,13 @@ class JobSubmitted:
         profile: whether to measure its scaling.
         profile_sizes: sizes to measure; None if the user states none.
         scaling: scaling model from before a restart or from other jobs.
-        kind: jobs of one kind scale alike and share their profiles; empty if it is the only one.
+        kind: its profile key, if jobs of that key share profiles; empty if it shares with none.
         owner: user on whose nodes it may run; empty if there is only one user.
         goals: deadline, budget and amount of work.
         so_far: progress before a restart.
         party: party whose share it uses.
         sweep: its sweep, whose jobs are one entry of the queue; empty if none.
-        whole: whether shares never reduce its nodes.
+        whole: whether shares never reduce its nodes once it has some (jobs with a deadline).
         quotas: its limits.
         trainer: trainer whose plan it is in; empty if there is only one plan.
     """
@@ -219,7 +221,7 @@ class SoftwareLacking:
 
 @dataclass(frozen=True)
 class RoundInterrupted:
-    """The job's round is no longer complete, and not because of the job. A new round is needed."""
+    """A member of the job's round is missing, through no fault of the job. It needs a new round."""
 
     job: str
 
@@ -289,7 +291,7 @@ class RescaleCosted:
 
 @dataclass(frozen=True)
 class RoundFormed:
-    """All workers of the job's newest round have been started. They may not process samples yet."""
+    """All workers of the job's newest round have been started. They may still be starting up."""
 
     job: str
 
@@ -305,7 +307,7 @@ class PriorSuggested:
 @dataclass(frozen=True)
 class ModelChanged:
     """The job's script reports that it now trains another model, named ``name``. This starts a new
-    phase.
+    phase of the scaling curve (:mod:`jpa.curve`).
     """
 
     job: str

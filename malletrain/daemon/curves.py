@@ -97,10 +97,11 @@ class InitialCurve:
     """The curve with which a job starts."""
 
     scaling: ScalingModel | None
-    """Its own curve from before a restart, else that of its kind; None if there is neither."""
+    """Its own curve from before a restart, else that of its profile key; None if there is neither.
+    """
     kind: str
-    """Kind of the job; jobs of one kind scale alike. Empty if they may differ in level, or
-    profiling is off.
+    """Its profile key, if jobs of that key share profiles. Empty if the levels of their curves may
+    differ, or profiling is off.
     """
 
 

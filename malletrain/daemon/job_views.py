@@ -40,7 +40,7 @@ from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 def short_of(
     needed: int, present: int, coming: int, alone: Mapping[str, float] | None = None
 ) -> str:
-    """Return what a job waits for, as words.
+    """Return the nodes that a job still lacks, as a clause: ``needs 4 nodes at least, 1 is held``.
 
     Args:
         needed: minimum number of nodes of the job.
@@ -62,8 +62,8 @@ def short_of(
 
 
 def waiting_for(reasons: Sequence[str]) -> str:
-    """Return what leases wait for in the main scheduler, to append to a sentence; empty if none
-    waits.
+    """Return how many leases are pending in the main scheduler and why, as a clause that begins
+    with ``;``. Empty if none is pending.
 
     Args:
         reasons: the main scheduler's reason for each lease; empty if it gives none.
@@ -75,8 +75,8 @@ def waiting_for(reasons: Sequence[str]) -> str:
     return f"; {which} in the main scheduler ({words or 'no reason given'})"
 
 
-BETWEEN_EPOCHS = "it is in the code after an epoch; a change of nodes waits for that"
-FINISHING = "its script is ending; a change of nodes waits for that"
+BETWEEN_EPOCHS = "its script runs the code after an epoch; a rescale waits for that"
+FINISHING = "its script is about to exit; a rescale waits for that"
 
 
 class JobViews:
@@ -106,12 +106,14 @@ class JobViews:
             user: user of the client.
             row: row of the job.
             spec: its specification; None to decode it from the row.
-            rescales: number of its rescales; None to read it and the goals from the store.
+            rescales: number of its rescales. None: read it from the store, and the goals, too, if
+                ``goal`` is None.
             goal: its goals; None if it has none.
 
         """
         spec = spec or decode_spec(row.spec)
-        goal = self._core.goals.row(row.id) if rescales is None else goal
+        if rescales is None and goal is None:
+            goal = self._core.goals.row(row.id)
         run = self._core.runs.get(row.id)
         now = self._core.clock.now()
         view = JobView(
@@ -260,7 +262,7 @@ class JobViews:
         return dict(hung[-1].data.get("stacks", {})) if hung else {}
 
     def _network(self, row: JobRow) -> str:
-        """Return the network that it uses and the measurement of that, as sentences."""
+        """Return which network the job uses and how fast it was measured, as sentences."""
         run = self._core.runs.get(row.id)
         if run is None or run.fabric is None or not run.rounds.members:
             return ""
@@ -277,9 +279,9 @@ class JobViews:
         return in_memory(bytes_by_node, row.snapshot, self._notice(run))
 
     def late(self, user: str) -> dict[str, str]:
-        """Return job → sentence, for the jobs whose leaving nodes have too little time to hand over
-        their part of the snapshot in memory. For an operator all jobs are included, else the user's
-        own.
+        """Return job → warning, for the jobs of which a node could not hand over its part of the
+        snapshot in memory in time if it had to leave. For an operator all jobs are included, else
+        the user's own.
         """
         may_manage = self._core.accounts.may_manage
         late_hand_overs = {
@@ -367,7 +369,9 @@ def _profile_state(
 def _points(
     model: ScalingModel, spec: messages.JobSpec, kappa: float
 ) -> tuple[CurvePointView, ...]:
-    """Return the curve at every size, or at a selection of many; empty if nothing is known."""
+    """Return the points of the curve: every size, or selected sizes if there are many. Empty if
+    nothing is known.
+    """
     bids = model.bid_curve(range(spec.min_nodes, spec.max_nodes + 1), kappa)
     if bids is None:
         return ()

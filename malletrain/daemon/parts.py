@@ -44,21 +44,31 @@ Send = Callable[[bytes, messages.Message], bool]
 
 
 class TransactionOutbox:
-    """Holds the messages of a batch until its transactions are saved, in order with the answers to
-    requests. Outside of a batch messages are sent at once.
+    """Holds the messages and the answers of a batch, in order, until its transactions are saved.
+    Outside a batch it sends at once.
     """
 
     def __init__(self, send: Send) -> None:
         self.send = send
-        self.open = False
+        self._is_batching = False
         """Whether a batch is open."""
         self._waiting: list[tuple[bytes, messages.Message, bool]] = []
+
+    def begin_batch(self) -> None:
+        """Hold messages from now on."""
+        self._is_batching = True
+
+    def end_batch(self) -> None:
+        """Send messages at once from now on. Call :meth:`flush` or :meth:`rollback` for those that
+        are held.
+        """
+        self._is_batching = False
 
     def post(self, peer: bytes, message: messages.Message) -> bool:
         """Send a message now, or after the batch. Returns whether the peer was reached; True if
         that is not known yet.
         """
-        if not self.open:
+        if not self._is_batching:
             return self.send(peer, message)
         self._waiting.append((peer, message, True))
         return True
@@ -67,21 +77,23 @@ class TransactionOutbox:
         """Send an answer now, or after the batch. The requester asks again if it does not
         arrive.
         """
-        if self.open:
+        if self._is_batching:
             self._waiting.append((peer, message, False))
         else:
             self.send(peer, message)
 
-    def mark(self) -> int:
-        """Return the number of held messages, for :meth:`forget`."""
+    def savepoint(self) -> int:
+        """Return the number of held messages, for :meth:`rollback`."""
         return len(self._waiting)
 
-    def forget(self, mark: int) -> None:
-        """Drop the messages that were added since ``mark``."""
-        del self._waiting[mark:]
+    def rollback(self, savepoint: int = 0) -> None:
+        """Drop the messages that were added since ``savepoint``; by default all."""
+        del self._waiting[savepoint:]
 
     def flush(self) -> list[bytes]:
-        """Send the held messages. Returns the peers that no message of :meth:`post` reached."""
+        """Send the held messages. Returns the peers that a message of :meth:`post` did not
+        reach.
+        """
         waiting, self._waiting = self._waiting, []
         unreached = []
         for peer, message, reports_failure in waiting:
@@ -92,7 +104,7 @@ class TransactionOutbox:
         return unreached
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Parts:
     """The state of one daemon. It changes only within transactions."""
 
@@ -131,7 +143,7 @@ class Parts:
     """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by an event whose cause the main scheduler knows, to poll soon."""
+    """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
 
 
 def make_parts(
@@ -161,35 +173,36 @@ def make_parts(
     agents = Agents(outbox.post, accounts.of)
     failing = FailingNodes()
     cost = controller.settings.planning.cost
-    return Parts(
+    rounds = RoundShell(
         config,
-        store,
         clock,
-        metrics,
-        accounts,
-        Parties(config),
-        controller,
-        audit,
-        repository,
-        Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
-        JobGoals(store, clock, controller, metrics),
-        LeaseRows(store),
-        ShareKeeper(controller, store),
         agents,
-        RoundShell(
-            config,
-            clock,
-            agents,
-            repository,
-            audit,
-            events.append,
-            key_of,
-            controller.state.lasts_s,
-            failing,
-        ),
-        outbox,
-        events,
-        sick_nodes(config, store, clock.now()),
+        repository,
+        audit,
+        events.append,
+        key_of,
+        controller.state.lasts_s,
         failing,
-        slow_nodes(config, store, clock.now()),
+    )
+    return Parts(
+        config=config,
+        store=store,
+        clock=clock,
+        metrics=metrics,
+        accounts=accounts,
+        parties=Parties(config),
+        controller=controller,
+        audit=audit,
+        repository=repository,
+        curves=Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        goals=JobGoals(store, clock, controller, metrics),
+        lease_rows=LeaseRows(store),
+        shares=ShareKeeper(controller, store),
+        agents=agents,
+        rounds=rounds,
+        outbox=outbox,
+        events=events,
+        sick=sick_nodes(config, store, clock.now()),
+        failing=failing,
+        slow=slow_nodes(config, store, clock.now()),
     )

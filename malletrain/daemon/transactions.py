@@ -77,7 +77,7 @@ class TransactionRunner:
             raise CoreOver("This core has failed; another one replaces it.")
         has_own_batch = self._batch is None
         with self.batch():
-            mark = self._outbox.mark()
+            savepoint = self._outbox.savepoint()
             self._is_open = True
             try:
                 with self._savepoint(has_own_batch):
@@ -87,7 +87,7 @@ class TransactionRunner:
                     reached(FaultPoint.DAEMON_DECIDED)
             except BaseException as error:
                 self.torn = True
-                self._outbox.forget(mark)
+                self._outbox.rollback(savepoint)
                 if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
                     self._refused = error
                 raise
@@ -107,18 +107,18 @@ class TransactionRunner:
             return
         try:
             with ExitStack() as self._batch:
-                self._outbox.open = True
+                self._outbox.begin_batch()
                 yield
                 if self._refused is not None:
                     raise self._refused
         except BaseException:
             self.torn = True
-            self._outbox.forget(0)
+            self._outbox.rollback()
             raise
         finally:
             saved = self._has_database_transaction
             self._batch, self._has_database_transaction, self._refused = None, False, None
-            self._outbox.open = False
+            self._outbox.end_batch()
         try:
             if saved:
                 reached(FaultPoint.DAEMON_SAVED)

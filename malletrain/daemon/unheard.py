@@ -36,15 +36,15 @@ class Unheard:
     def overdue(self, waiting: Iterable[str], now: float) -> list[str]:
         """Return the leases that have run without an agent for too long. Call it at every poll.
 
-        The time starts when a lease is first seen without an agent, and again if it has had an
-        agent meanwhile.
+        The time of a lease starts at the first poll that finds it without an agent. It starts anew
+        if an agent connected in between.
 
         Args:
             waiting: leases that run without an agent.
             now: time, seconds.
 
         """
-        # In a longer pause between two polls the daemon itself did not receive messages.
+        # In a longer pause between two polls the daemon received no messages either.
         elapsed_s = (
             0.0 if self._last_poll_at is None else min(now - self._last_poll_at, _MAX_POLL_GAP_S)
         )
@@ -88,18 +88,22 @@ def likely_cause(
         words: last output of the lease; empty if there is none.
         node: node of the lease.
         endpoint: address at which agents reach the daemon.
-        output_file: file of the lease's owner with its output; empty if there is none.
+        output_file: path of the lease's output in its owner's directory; empty if there is none.
         trouble: problem that the main scheduler reports of the node; empty if there is none.
     """
     if trouble:
-        return f"The main scheduler says of {node}: {trouble}."
+        return _ended(f"The main scheduler says of {node}: {trouble}")
     if words:
-        return f"It said last: {words}"
+        return _ended(f"It said last: {words}")
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return (
-        f"Either {node} cannot connect to {host} (see whether a firewall keeps it from port "
-        f"{port}, and whether {host} means this machine there; else set advertise in [daemon]), or "
-        f"{agent_program()[0]} does not start there for the owner of the lease (see whether the "
-        "node shares that directory)."
+        f"Two causes are likely. {node} cannot connect to {host}: check that no firewall blocks "
+        f"port {port}, and that {host} resolves to this machine on the node; if not, set advertise "
+        f"in [daemon]. Or {agent_program()[0]} does not start there as the owner of the lease: "
+        "check that the node mounts that directory."
         + (f" What the lease printed may be in {output_file}." if output_file else "")
     )
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."

@@ -1,4 +1,5 @@
-"""Random deadlines for the jobs of a simulation, and the number of them that were met.
+"""Random deadlines for the jobs of a simulation, and the numbers of deadlines and budgets that were
+met.
 
 Decides the slack of a random deadline. The controller decides how deadlines affect plans.
 """
@@ -17,6 +18,10 @@ SHORTEST_S = 600.0
 """Shorter jobs get no deadline, because starts and the interval between plans are a large part of
 their time.
 """
+_MAX_CHARGE_FACTOR, _MAX_EXCESS_S = 1 + 1e-6, 1.0
+"""A job exceeds its budget if its charge is above the first times the budget plus the second,
+node-seconds: sums of times are rounded.
+"""
 
 
 def with_deadlines(
@@ -31,7 +36,8 @@ def with_deadlines(
     Args:
         jobs: jobs of the workload.
         share: fraction of the jobs with deadlines, 0 to 1.
-        slack: minimum and maximum factor, at least 1. Its logarithm is uniformly distributed.
+        slack: minimum and maximum of the factor, both at least 1. The factor is log-uniformly
+            distributed.
         seed: seed of the random numbers.
 
     Raises:
@@ -40,9 +46,10 @@ def with_deadlines(
     low, high = slack
     if not (0 <= share <= 1 and 1 <= low <= high):
         raise WorkloadError(
-            f"Deadlines for a share of {share:g} of the jobs with {low:g} to {high:g} times the "
-            "time they need cannot be drawn; give a share from 0 to 1 and factors from 1 on."
+            "Random deadlines need a share from 0 to 1 and factors of 1 or more, the smaller "
+            f"first; got share {share:g}, factors {low:g} to {high:g}."
         )
+    # other random numbers than those of the workload (1) and of the reports (2)
     rng = np.random.default_rng((seed, 3))
     chosen = rng.random(len(jobs)) < share
     factors = np.exp(rng.uniform(np.log(low), np.log(high), len(jobs)))
@@ -76,6 +83,6 @@ def count_deadlines(runs: Iterable[SimRun], end_s: float) -> DeadlineCounts:
         r
         for r in all_runs
         if r.job.budget_nh is not None
-        and sum(r.node_s.values()) > 3600.0 * r.job.budget_nh * (1 + 1e-6) + 1.0
+        and sum(r.node_s.values()) > _MAX_CHARGE_FACTOR * 3600.0 * r.job.budget_nh + _MAX_EXCESS_S
     ]
     return DeadlineCounts(len(due), len(met), len(overspent))

@@ -103,7 +103,7 @@ for epoch in sampler.epochs(2):
 """
 )
 SCRIPTS = {"restart": RESTART, "live": LIVE, "plain": PLAIN}
-WAITS = "a change of nodes waits for that"
+WAITS = "a rescale waits for that"
 ONCE = sorted(
     f"{what} {rank} of round 1" for what in ("begun", "trained", "written") for rank in (0, 1)
 )

@@ -30,9 +30,9 @@ from tests.zoo.worker import run_job
 main, folder, save_every_s, point, actor = sys.argv[1:]
 run_job(main, folder, float(save_every_s), int(point), int(actor))
 """
-WAITS = "a change of nodes waits for that"
+WAITS = "a rescale waits for that"
 """Part of the daemon's sentence about a job in the code after an epoch or after training."""
-ENDING = "its script is ending"
+ENDING = "its script is about to exit"
 """Part of the second one of these."""
 
 

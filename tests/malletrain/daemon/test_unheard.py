@@ -57,7 +57,8 @@ def test_its_last_words_are_kept(tmp_path):
     assert last_words(tmp_path, "L1") == ""
     (tmp_path / "L1.out").write_bytes(b"x" * 5000 + b"\n\nline 1\nline  2\n\nNo module\xff\n")
     assert last_words(tmp_path, "L1") == "line 1 / line 2 / No module\N{REPLACEMENT CHARACTER}"
-    assert "It said last: oops" in likely_cause("oops", "n1", "tcp://10.0.0.1:7443")
+    for words in ("oops", "oops."):
+        assert likely_cause(words, "n1", "tcp://10.0.0.1:7443") == "It said last: oops."
 
 
 def test_where_nothing_is_known_the_cause_is_guessed():

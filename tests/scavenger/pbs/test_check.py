@@ -55,8 +55,8 @@ def test_a_good_site(site):
 @pytest.mark.parametrize(
     ("shape", "words"),
     [
-        ("array", "All subjobs of a PBS job array ask for the same nodes"),
-        ("block", "PBS tells only the first host of a job that it is preempted"),
+        ("array", "All subjobs of a PBS job array have the same select statement"),
+        ("block", "When PBS preempts a job, only its first host gets SIGTERM"),
     ],
 )
 def test_shapes_that_pbs_has_not(site, shape, words):
@@ -124,7 +124,7 @@ def test_what_works_with_a_warning(site, change, words):
             "takes 2 or more)",
         ),
         ({"max_run_res": {"ncpus": "[u:PBS_GENERIC=5],[u:pbsuser=9]"}}, 3, True, "take 3 of them"),
-        ({"max_run_res": {"ncpus": "[u:PBS_GENERIC=1]"}}, 0, False, "No lease would run, since"),
+        ({"max_run_res": {"ncpus": "[u:PBS_GENERIC=1]"}}, 0, False, "No lease can run: a limit"),
     ],
 )
 def test_limits_on_a_users_jobs(site, limits, most, works, words):

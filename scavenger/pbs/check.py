@@ -25,7 +25,7 @@ from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import HostVnodes, by_host
 
-WAYS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
+PREEMPT_METHODS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "suspended"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,9 @@ def _server(checked: PbsChecked) -> Iterator[Finding]:
         yield (
             True,
             (
-                "Users see their own jobs only, so it is not known when a waiting job of "
-                "somebody else is expected to start unless the "
-                "daemon's user is an operator; qmgr -c 'set server query_other_jobs = True' "
-                "would show it."
+                "PBS shows each user only their own jobs, so MalleTrain cannot see when other "
+                "users' jobs are expected to start. Run qmgr -c 'set server query_other_jobs = "
+                "True', or make the daemon's user an operator."
             ),
         )
 
@@ -127,8 +126,8 @@ def _walltime(
         yield (
             True,
             (
-                f"Queue {name} takes jobs of {least:g} s at least; shorter leases before a "
-                "known use of their node will be refused. Set "
+                f"Queue {name} takes jobs of {least:g} s at least. MalleTrain requests shorter "
+                "leases before a known use of a node, and PBS refuses them. Set "
                 f'time_min in [scheduler.pbs] to "{least:g} s".'
             ),
         )
@@ -166,18 +165,20 @@ def _preemption(checked: PbsChecked) -> Iterator[Finding]:
             ),
         )
     else:
-        ways = ", ".join(WAYS[way] for way in checked.site.preempt_order)
+        methods = ", ".join(PREEMPT_METHODS[letter] for letter in checked.site.preempt_order)
         yield (
             True,
             (
                 f"Jobs of {', '.join(above)} preempt those of {name} if sched_config says "
                 "preemptive_sched: True, which MalleTrain cannot see; "
-                f"a preempted job is {ways}, whichever works first "
+                f"a preempted job is {methods}, whichever works first "
                 f"(preempt_order{'' if checked.site.preempt_known else ', by default'})."
             ),
         )
         others = sorted(
-            q.name for q in checked.site.queues.values() if _waits(q.name, above, checked)
+            q.name
+            for q in checked.site.queues.values()
+            if _waits_for_leases(q.name, above, checked)
         )
         if others:
             yield (
@@ -198,14 +199,14 @@ def _preemption(checked: PbsChecked) -> Iterator[Finding]:
             yield (
                 False,
                 (
-                    "Leases are not rerunnable, and PBS preempts by nothing else "
-                    f"(preempt_order = {checked.site.preempt_order}), so they would never "
-                    "be preempted; take rerunnable out of [scheduler.pbs]."
+                    "Leases are not rerunnable, and PBS neither deletes nor suspends jobs to "
+                    f"preempt them (preempt_order = {checked.site.preempt_order}), so leases would "
+                    "never be preempted; take rerunnable out of [scheduler.pbs]."
                 ),
             )
 
 
-def _waits(name: str, above: list[str], checked: PbsChecked) -> bool:
+def _waits_for_leases(name: str, above: list[str], checked: PbsChecked) -> bool:
     queue = checked.site.queues[name]
     own = checked.settings.lease.queue
     return queue.execution and queue.enabled and name not in above and name != own and not queue.acl
@@ -258,10 +259,10 @@ def _backfill(checked: PbsChecked) -> Iterator[Finding]:
 def _shape(checked: PbsChecked) -> Iterator[Finding]:
     """Check that no leases share a job, which PBS does not support."""
     why = {
-        "array": "All subjobs of a PBS job array ask for the same nodes, so that they cannot be "
-        "leases of nodes that were chosen",
-        "block": "PBS tells only the first host of a job that it is preempted and kills what runs "
-        "on the others, so that agents there could save nothing",
+        "array": "All subjobs of a PBS job array have the same select statement, so each cannot "
+        "name a node of its own",
+        "block": "When PBS preempts a job, only its first host gets SIGTERM; processes on the "
+        "other hosts are killed at once, so agents there cannot save a snapshot",
     }
     if reason := why.get(checked.settings.shape):
         yield (
@@ -272,34 +273,38 @@ def _shape(checked: PbsChecked) -> Iterator[Finding]:
 
 
 def _limits(checked: PbsChecked, hosts: Collection[HostVnodes]) -> Iterator[Finding]:
-    """Check whether limits on a user's jobs leave room in addition to leases. ``hosts``: those that
-    leases may use.
+    """Check whether the limits on a user's jobs allow jobs in addition to the leases. ``hosts``:
+    those that leases may use.
     """
     s = checked.settings
-    smallest = {
-        what: min(number_of(sum_of(what, [v.resources_available for _, v in h])) for h in hosts)
-        for what in s.lease.resources
-        if what != "mem"
+    smallest_lease = {
+        resource: min(
+            number_of(sum_of(resource, [v.resources_available for _, v in vnodes]))
+            for vnodes in hosts
+        )
+        for resource in s.lease.resources
+        if resource != "mem"
     }
     queue = checked.site.queues.get(s.lease.queue)
     places = {"the server": checked.site.limits, f"queue {s.lease.queue}": queue and queue.limits}
     for place, limits in places.items():
         for name, text in (limits or {}).items():
-            what = name.partition(".")[2]
-            share = smallest.get(what, 0.0) if what else 1.0
-            if share >= 1 and (most := limit_of(text, s.user)) is not None:
-                named = f"{name} of {place}"
-                if what:
-                    named += f": {most}, of which a lease takes {share:.0f} or more"
-                if most < share:
+            resource = name.partition(".")[2]
+            per_lease = smallest_lease.get(resource, 0.0) if resource else 1.0
+            if per_lease >= 1 and (limit := limit_of(text, s.user)) is not None:
+                limit_text = f"{name} of {place}"
+                if resource:
+                    limit_text += f": {limit}, of which a lease takes {per_lease:.0f} or more"
+                if limit < per_lease:
                     yield (
                         False,
-                        f"No lease would run, since PBS allows one user less ({named}); raise "
-                        f"that, or take {what} out of resources in [scheduler.pbs].",
+                        f"No lease can run: a limit of PBS per user is smaller than one lease "
+                        f"({limit_text}). Raise the limit, or take {resource} out of resources in "
+                        "[scheduler.pbs].",
                     )
                     continue
-                ours, jobs = s.max_leases_per_user, int(most // share)
-                yield from job_limit("PBS", named, jobs, ours, "scheduler.pbs")
+                ours, jobs = s.max_leases_per_user, int(limit // per_lease)
+                yield from job_limit("PBS", limit_text, jobs, ours, "scheduler.pbs")
 
 
 def _shell(checked: PbsChecked) -> Iterator[Finding]:
@@ -314,15 +319,15 @@ def _shell(checked: PbsChecked) -> Iterator[Finding]:
     elif not os.access(shell, os.X_OK) or not re.fullmatch(r"/[^@,\s]+", shell):
         yield (
             False,
-            f"{shell} cannot be the shell of a lease: it must be an executable file here and on "
-            "the nodes, under an absolute path without spaces, commas and @; set shell in "
-            "[scheduler.pbs] to a copy of jobscripts/pbs/shell.sh that is.",
+            f"{shell} cannot be the shell of a lease. Copy jobscripts/pbs/shell.sh to an absolute "
+            "path without spaces, commas or @ that exists here and on the nodes, make it "
+            "executable, and set shell in [scheduler.pbs] to it.",
         )
 
 
 def _nodes(checked: PbsChecked) -> Iterator[Finding]:
-    """Check whether the answers that a poll needs can be parsed, and whether leases may use any
-    node.
+    """Check that the output of PBS which a poll reads can be parsed, and that leases may use at
+    least one node.
     """
     try:
         nodes, _ = checked.source.read(checked.settings.prefix)
@@ -334,12 +339,12 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
     queue = checked.settings.lease.queue
     configured = checked.site.queues.get(queue)
     queues_of = checked.site.queues_of()
-    mine = [
+    usable_hosts = [
         vnodes
         for vnodes in hosts.values()
         if configured is None or not configured.execution or queue in queues_of(vnodes[0][1])
     ]
-    if not mine:
+    if not usable_hosts:
         yield (
             False,
             f"No node of PBS takes jobs of queue {queue}; set queue in [scheduler.pbs] to another.",
@@ -347,14 +352,14 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
     else:
         yield (
             True,
-            f"PBS has {len(hosts)} hosts with {len(nodes)} vnodes; {len(mine)} take jobs of "
-            f"queue {queue}.",
+            f"PBS has {len(hosts)} hosts with {len(nodes)} vnodes; {len(usable_hosts)} take jobs "
+            f"of queue {queue}.",
         )
-        yield from _limits(checked, mine)
+        yield from _limits(checked, usable_hosts)
 
 
 def _permission(checked: PbsChecked) -> Iterator[Finding]:
-    """Test the submission of a lease, but held and to any node, and delete it at once."""
+    """Submit a lease as a held job for any node, and delete it at once."""
     s = checked.settings
     limit_s = min(s.min_length_s, s.time_limit_s)
     queue = checked.site.queues.get(s.lease.queue)
@@ -370,13 +375,13 @@ def _permission(checked: PbsChecked) -> Iterator[Finding]:
             *qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=checked.site.requeues),
             "-h",
         ]
-        number = checked.submitter.submit(argv, script, None)
+        job_id = checked.submitter.submit(argv, script, None)
     except SchedulerError as error:
         yield (
             False,
             f"A lease could not be submitted: {error} "
             + (
-                "PBS takes no jobs of this user, who is root mostly: run check, and the daemon, as "
+                "PBS accepts no jobs of this user (usually root). Run check, and the daemon, as "
                 "another user."
                 if "Bad UID" in str(error)
                 else "Change queue, account, project, select, place or options in [scheduler.pbs]."
@@ -384,13 +389,13 @@ def _permission(checked: PbsChecked) -> Iterator[Finding]:
         )
         return
     problem = checked.submitter.cancel(
-        [LeaseJob(Lease("check", number, LeaseState.PENDING), s.user)]
+        [LeaseJob(Lease("check", job_id, LeaseState.PENDING), s.user)]
     ).problem
     if problem is None:
         yield True, "A lease can be submitted and deleted (one was, held)."
     else:
         yield (
             False,
-            f"A lease can be submitted but not deleted: {problem} Delete job {number} (qdel "
-            f"{number}), and ask for the permission.",
+            f"A lease can be submitted but not deleted: {problem} Delete job {job_id} (qdel "
+            f"{job_id}), and ask for the permission.",
         )

@@ -17,7 +17,8 @@ from scavenger.batch.commands import Commands
 ASSOCIATIONS = ("account", "parentname", "user", "share", "partition")
 """Fields of ``sacctmgr show associations``. The line of an account has a parent and no user."""
 ROOT = "root"
-LEAST = 1e-9
+MIN_SHARES = 1e-9
+"""Minimum of a user's or an account's shares, so that the weight of their jobs is above 0."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Associations:
     """User → the user's fraction through the default account, 0 to 1."""
 
     def account(self, user: str) -> str:
-        """Return the user's default account; empty if none is known. Slurm's database stores names
-        in lower case, even if the system does not.
+        """Return the user's default account; empty if none is known. Slurm's database stores user
+        names in lower case, even if the operating system has them in mixed case.
         """
         return self.accounts.get(user) or self.accounts.get(user.lower(), "")
 
@@ -43,8 +44,10 @@ def read_associations(commands: Commands) -> Associations:
     has no accounting.
     """
     configured = commands.ask(["scontrol", "show", "config"])
-    named = (line.partition("=") for line in configured.splitlines())
-    cluster = next((value.strip() for name, _, value in named if name.strip() == "ClusterName"), "")
+    settings = (line.partition("=") for line in configured.splitlines())
+    cluster = next(
+        (value.strip() for name, _, value in settings if name.strip() == "ClusterName"), ""
+    )
     where = ["where", f"cluster={cluster}"] if cluster else []
     tree = commands.ask(
         ["sacctmgr", "-nP", "show", "associations", *where, f"format={','.join(ASSOCIATIONS)}"]
@@ -65,7 +68,7 @@ def parse_associations(tree: str, users: str) -> Associations:
     shares = {row[0]: _share(row[3]) for row in rows if not row[2]}
     members: dict[tuple[str, str], float] = {}
     for account, _, user, share, _ in (row[:5] for row in rows):
-        if user:  # one line per partition; the first one, without a partition, counts
+        if user:  # with a line per partition, too, the first line counts
             members.setdefault((account, user), _share(share))
     totals: dict[str, float] = {}
     for account, parent in accounts.items():
@@ -74,18 +77,18 @@ def parse_associations(tree: str, users: str) -> Associations:
     for (account, _), raw in members.items():
         totals[account] = totals.get(account, 0.0) + raw
 
-    def part(account: str, below: Sequence[str] = ()) -> float:
+    def fraction(account: str, visited: Sequence[str] = ()) -> float:
         parent = accounts.get(account, "")
-        if not parent or parent == account or account in below:
+        if not parent or parent == account or account in visited:
             return 1.0
-        return shares[account] / (totals[parent] or 1.0) * part(parent, (*below, account))
+        return shares[account] / (totals[parent] or 1.0) * fraction(parent, (*visited, account))
 
     default = _defaults(users, accounts.__contains__)
     return Associations(
         default,
-        {account: part(account) for account in accounts if account != ROOT},
+        {account: fraction(account) for account in accounts if account != ROOT},
         {
-            user: part(account) * members[account, user] / (totals[account] or 1.0)
+            user: fraction(account) * members[account, user] / (totals[account] or 1.0)
             for user, account in default.items()
             if (account, user) in members
         },
@@ -102,8 +105,10 @@ def _defaults(users: str, exists: Callable[[str], bool]) -> dict[str, str]:
 
 
 def _share(text: str) -> float:
-    """Return the raw shares. ``parent`` (use the parent's shares) counts as one."""
+    """Return the raw shares, at least :data:`MIN_SHARES`. ``parent`` (use the parent's shares)
+    counts as one.
+    """
     try:
-        return max(LEAST, float(text))
+        return max(MIN_SHARES, float(text))
     except ValueError:
         return 1.0

@@ -30,7 +30,7 @@ group = membership.join(str(os.getpid()))
 def listen():
     for change in group.changes():
         if change.kind == "leaving" and change.member == group.me:
-            group.drained()
+            group.report_drained()
 
 threading.Thread(target=listen, daemon=True).start()
 with open(f"alive-{os.getpid()}", "w") as file:

@@ -38,7 +38,7 @@ from benchmarks.instances import random_curve
 from malletrain.core.commands import Command, Start
 from malletrain.core.commands import Rescale as Move
 from malletrain.core.controller import Controller
-from malletrain.core.events import Event, Foretold, JobSubmitted, NodeJoined, NodeLost, Tick
+from malletrain.core.events import Event, ForecastsUpdated, JobSubmitted, NodeJoined, NodeLost, Tick
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.goals import NO_GOALS, OwnerGoals, WorkReported
 from malletrain.core.node_history import SPAN_S, NodeSpan
@@ -147,7 +147,7 @@ class Machine:
         if self._switched.shares:
             self._owe()
         if self._switched.lifetimes:
-            self._do(Foretold(self._foretold()))
+            self._do(ForecastsUpdated(self._foretold()))
         self.now += 5.0
         plans = self.controller.plans
         began, began_cpu = time.perf_counter(), time.process_time()

@@ -47,7 +47,7 @@ from malletrain import membership
 group = membership.join("nowhere:1")
 for change in group.changes():
     if change.kind == "leaving" and change.member == group.me:
-        group.drained()
+        group.report_drained()
 """
 """Takes nodes away without using them: a job that needs no torch."""
 

@@ -200,7 +200,7 @@ class Advisor:
         active = self._active
         if active is None:
             return ()
-        if now - active.started >= self.config.max_profile_s:
+        if now - active.started_at >= self.config.max_profile_s:
             return self._end(
                 active, now, f"The time for a profile, {self.config.max_profile_s:g} s, is up."
             )
@@ -281,7 +281,7 @@ class Advisor:
             return self._end(active, now, reason)
         curve = active.resulting_curve(self.config.curve)
         entry.request = replace(request, nodes=active.nodes, curve=curve)
-        entry.seconds += now - active.started
+        entry.seconds += now - active.started_at
         entry.waiting_since, entry.last_reason = now, reason
         self._queue.insert(0, entry)
         self._active = None
@@ -292,7 +292,7 @@ class Advisor:
     ) -> Iterable[AdvisorAnswer]:
         """End the active profile; ``result``: how it ended, None: according to the measurements."""
         self._active = None
-        finished = active.finished(now, reason, self.config, result)
+        finished = active.finish(now, reason, self.config, result)
         self._share(active.queue_entry.request, inherit_curve(finished.curve))
         return [finished]
 
@@ -333,15 +333,15 @@ class Advisor:
         try:
             plan = self._plan(request, request.curve)
         except ValueError as error:  # every size is unusable; other errors were raised on arrival
-            return entry.finished(ProfileResult.UNKNOWN, str(error))
+            return entry.end_report(ProfileResult.UNKNOWN, str(error))
         best = next_step(plan, request.curve, request.max_nodes)
         if best.size is None:
-            return entry.finished(ProfileResult.MEASURED, best.reason)
+            return entry.end_report(ProfileResult.MEASURED, best.reason)
         tolerance = plan.config.tolerance
         # The search begins at the smallest size, because it usually ends there, and a waiting job
         # is tried every few seconds.
         smallest = next(k for k in sorted(plan.sizes) if not is_known(request.curve, k, tolerance))
-        is_patient = now - entry.waiting_since < config.patience_s
+        is_patient = now - entry.waiting_since < config.max_wait_for_nodes_s
         min_size = (
             max(smallest, round(config.min_node_share * best.size)) if is_patient else smallest
         )
@@ -356,7 +356,7 @@ class Advisor:
             return ProfileWaiting(
                 request.job,
                 f"Only {available} of the {best.size} nodes to profile it on are available; it "
-                f"waits for {min_size} until {config.patience_s:g} s have passed.",
+                f"waits for {min_size} until {config.max_wait_for_nodes_s:g} s have passed.",
             )
         if step.size != best.size:
             offer = self._availability.offer(request, step.size, step.size, now)

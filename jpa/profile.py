@@ -33,7 +33,7 @@ class AdvisorConfig:
     """Time for which a donor is left alone after an interruption, seconds."""
     min_node_share: float = 0.5
     """The fraction of its largest size that has to be available for a profile to start."""
-    patience_s: float = 60.0
+    max_wait_for_nodes_s: float = 60.0
     """Maximum time to wait for ``min_node_share``, seconds. After it, the profile starts at any
     usable size.
     """
@@ -66,7 +66,7 @@ class WaitingProfile:
     last_reason: str = ""
     """The last reason reported for the wait."""
 
-    def finished(
+    def end_report(
         self,
         result: ProfileResult,
         reason: str,
@@ -105,7 +105,7 @@ class Profile:
     """The remaining sizes."""
     curve: MeasuredCurve
     """The curve so far."""
-    started: float
+    started_at: float
     """Start time of this attempt, seconds."""
     target: int
     """The size that the job has or is being moved to, nodes."""
@@ -140,7 +140,7 @@ class Profile:
             curve = replace(curve, unusable=self.queue_entry.request.curve.unusable)
         return curve
 
-    def finished(
+    def finish(
         self, now: float, reason: str, config: AdvisorConfig, result: ProfileResult | None = None
     ) -> ProfileFinished:
         """Add this attempt to the totals of the queue entry, and return the report of the end.
@@ -168,17 +168,17 @@ class Profile:
                 for k in self.plan.rungs
                 if k not in curve.unusable and not is_known(curve, k, self.plan.config.tolerance)
             ]
-            above = [k for k in missing if k > largest and k not in self.failed]
-            if above:
+            unreached_sizes = [k for k in missing if k > largest and k not in self.failed]
+            if unreached_sizes:
                 reason = (
-                    f"{reason} {above[0]} nodes were not available: sizes above {largest} "
-                    "are extrapolated."
+                    f"{reason} {unreached_sizes[0]} nodes were not available: sizes above "
+                    f"{largest} are extrapolated."
                 )
-            timed_out = now - self.started >= config.max_profile_s
-            is_partial = above or (missing and (timed_out or self.failed))
+            timed_out = now - self.started_at >= config.max_profile_s
+            is_partial = unreached_sizes or (missing and (timed_out or self.failed))
             result = ProfileResult.PARTIAL if is_partial else ProfileResult.MEASURED
-        entry.seconds += now - self.started
-        return entry.finished(result, reason, curve, self.nodes)
+        entry.seconds += now - self.started_at
+        return entry.end_report(result, reason, curve, self.nodes)
 
 
 def _listed(sizes: Iterable[int]) -> str:

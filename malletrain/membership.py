@@ -10,7 +10,7 @@
     for change in group.changes():         # or: async for change in group.watch()
         if change.kind == "leaving" and change.member == group.me:
             hand_over(change.member.seconds_left)
-            group.drained()                # the node may be given back
+            group.report_drained()                # the node may be given back
 
 Decides nothing: the daemon decides who is a member. Every iterator yields all changes, in order.
 One new view can bring several changes. Outside MalleTrain a process is the only member of its
@@ -56,7 +56,7 @@ class Member:
     host: str
     address: str
     leaves_at: float | None = field(default=None, compare=False)
-    lasts_s: float | None = field(default=None, compare=False)
+    expected_remaining_s: float | None = field(default=None, compare=False)
     """Expected remaining time of its node when the newest view was made, seconds; None if the site
     has no forecast.
     """
@@ -89,7 +89,7 @@ def host() -> str:
     return os.environ.get(env.HOST, "127.0.0.1")
 
 
-def key() -> bytes:
+def job_key() -> bytes:
     """Returns the secret that all processes of this job share, 32 bytes, to authenticate
     connections. Empty outside MalleTrain.
     """
@@ -121,7 +121,7 @@ class Membership:
     def __init__(self, me: Member, connection: socket.socket | None) -> None:
         self._me = me
         self._view: tuple[Member, ...] = (me,)
-        self.number = 0
+        self.view_number = 0
         """The number of the newest view; increases."""
         # Both locks are reentrant, because a signal handler or the end of an iterator by garbage
         # collection can interrupt the thread that holds one.
@@ -187,14 +187,14 @@ class Membership:
         finally:
             self._unsubscribe(put)
 
-    def drained(self) -> None:
+    def report_drained(self) -> None:
         """Report that this process holds no state that would be lost, so that its node can be given
         back now. No effect if the process is to stay.
         """
         reached(FaultPoint.SERVICE_DRAINS)
         self._send({"say": "drained"})
 
-    def worth(self, nodes: Mapping[int, float]) -> None:
+    def set_values(self, value_by_nodes: Mapping[int, float]) -> None:
         """Set what each number of nodes is worth to the service, as a throughput in samples/s. It
         replaces the values submitted or set before. Values between the given sizes are interpolated
         linearly.
@@ -203,14 +203,16 @@ class Membership:
         Raises ValueError for no sizes or more than 64, for sizes below 1, and for values that are
         below 0 or not finite.
         """
-        if not 1 <= len(nodes) <= 64 or any(
-            size < 1 or not 0 <= value < math.inf for size, value in nodes.items()
+        if not 1 <= len(value_by_nodes) <= 64 or any(
+            size < 1 or not 0 <= value < math.inf for size, value in value_by_nodes.items()
         ):
             raise ValueError(
-                "worth() takes 1 to 64 sizes of 1 node or more, each with a finite value of 0 or "
-                f"more; got {dict(list(nodes.items())[:5])}."
+                "set_values() takes 1 to 64 sizes of 1 node or more, each with a finite value of 0 "
+                f"or more; got {dict(list(value_by_nodes.items())[:5])}."
             )
-        self._send({"say": "worth", "nodes": {str(size): value for size, value in nodes.items()}})
+        self._send(
+            {"say": "worth", "nodes": {str(size): value for size, value in value_by_nodes.items()}}
+        )
 
     def close(self) -> None:
         """End the iterators. The process stays a member until it ends."""
@@ -268,13 +270,14 @@ class Membership:
             # Sent by the launcher when it has no daemon. Only this process learns that it leaves.
             at = time.monotonic() + float(message["leave"])
             self._set_view(
-                self.number, tuple(_with_end(m, at) if m == self._me else m for m in self._view)
+                self.view_number,
+                tuple(_with_end(m, at) if m == self._me else m for m in self._view),
             )
 
     def _set_view(self, number: int, view: tuple[Member, ...]) -> None:
         with self._lock:
             changes = differences(self._view, view)
-            self.number, self._view = number, view
+            self.view_number, self._view = number, view
             for change in changes:
                 self._notify_listeners(change)
         self._has_view = True

@@ -141,7 +141,7 @@ class PollResult:
     """Forecasts of the present gaps, including those of leased nodes; empty if there are no
     forecasts.
     """
-    room: int | None = None
+    max_new_leases: int | None = None
     """Number of leases that may be requested until the next poll at the site's submission rate;
     None: no limit.
     """

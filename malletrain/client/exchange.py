@@ -90,10 +90,10 @@ class Handshake:
 def request(op: str, params: Mapping[str, Any]) -> tuple[str, list[bytes]]:
     """Returns the id and the frames of a request. Raises ClientError if it cannot be encoded or is
     too large."""
-    number = uuid.uuid4().hex
+    request_id = uuid.uuid4().hex
     try:
-        message = wire.request(number, op, params)
-        return number, wire.encode(message, wire.MAX_REQUEST_BYTES)
+        message = wire.request(request_id, op, params)
+        return request_id, wire.encode(message, wire.MAX_REQUEST_BYTES)
     except wire.WireError as error:
         raise ClientError(str(error), "usage") from None
 
@@ -130,24 +130,24 @@ def not_running(at: Address) -> Unreachable:
     return Unreachable(f"No daemon answers at {at.endpoint}: it is not running.{at.hint}")
 
 
-def went_away(at: Address, changes: bool) -> Unreachable:
-    """Returns the error: the connection broke before the answer. ``changes``: whether the request
-    changes something."""
+def went_away(at: Address, changes_state: bool) -> Unreachable:
+    """Returns the error: the connection broke before the answer. ``changes_state``: whether the
+    request changes state at the daemon."""
     return Unreachable(
         f"The daemon at {at.endpoint} went away before it "
-        f"answered.{_outcome_unknown(changes)}{at.hint}"
+        f"answered.{_outcome_unknown(changes_state)}{at.hint}"
     )
 
 
-def no_answer(at: Address, timeout_s: float, changes: bool) -> Unreachable:
+def no_answer(at: Address, timeout_s: float, changes_state: bool) -> Unreachable:
     """Returns the error: no answer within the timeout."""
     return Unreachable(
         f"The daemon at {at.endpoint} did not answer within {timeout_s:g} "
-        f"s.{_outcome_unknown(changes)}"
+        f"s.{_outcome_unknown(changes_state)}"
     )
 
 
-def _outcome_unknown(changes: bool) -> str:
-    if not changes:
+def _outcome_unknown(changes_state: bool) -> str:
+    if not changes_state:
         return ""
     return " Whether it carried the request out is not known; look with 'malletrain status'."

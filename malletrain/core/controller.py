@@ -31,17 +31,16 @@ from typing import Any
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
-    CurveLearned,
+    CurveChanged,
     Event,
-    Foretold,
+    ForecastsUpdated,
     GapsSeen,
     JobCancelled,
     JobCompleted,
     JobState,
     JobSubmitted,
-    JobWeighed,
+    LeaseDeferred,
     LeaseNotTaken,
-    LeaseNotYet,
     LeaseUnheard,
     LimitsChanged,
     ModelChanged,
@@ -51,12 +50,13 @@ from malletrain.core.events import (
     NodeRejected,
     PriorSuggested,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     RescaleFinished,
     RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
     Tick,
+    WeightChanged,
     WorkersFailed,
 )
 from malletrain.core.gaps import Gaps, least_horizon_s
@@ -128,9 +128,9 @@ class Controller:
             NodeLost: self._node_lost,
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
-            Foretold: self._foretold,
+            ForecastsUpdated: self._forecasts_updated,
             LeaseNotTaken: self._lease_not_taken,
-            LeaseNotYet: self._lease_not_yet,
+            LeaseDeferred: self._lease_deferred,
             LeaseUnheard: self._lease_unheard,
             JobSubmitted: self._job_submitted,
             JobCompleted: lambda event, now: self._end(event.job, JobState.COMPLETED, "", now),
@@ -142,12 +142,12 @@ class Controller:
             JobCancelled: lambda event, now: self._end(
                 event.job, JobState.CANCELLED, event.reason, now
             ),
-            JobWeighed: self._job_weighed,
+            WeightChanged: self._weight_changed,
             LimitsChanged: self._limits_changed,
-            CurveLearned: self._curve_learned,
+            CurveChanged: self._curve_changed,
             RescaleFinished: self._rescale_finished,
             Progressed: self.profiles.progressed,
-            RescaleCosted: self.profiles.costed,
+            RescaleCostMeasured: self.profiles.rescale_cost_measured,
             RoundFormed: self.profiles.formed,
             PriorSuggested: self.profiles.prior_suggested,
             ModelChanged: self.profiles.model_changed,
@@ -243,8 +243,8 @@ class Controller:
         return ()
 
     def _node_leaving(self, event: NodeLeaving, now: float) -> Iterable[Command]:
-        if event.node in self.nodes and self.state.node_leaving(event.node, now + event.in_s):
-            self.state.plan_soon(now + self.settings.notice_wait(event.in_s))
+        if event.node in self.nodes and self.state.node_leaving(event.node, now + event.notice_s):
+            self.state.plan_soon(now + self.settings.notice_wait(event.notice_s))
         return ()
 
     def _node_lost(self, event: NodeLost, now: float) -> Iterable[Command]:
@@ -267,11 +267,11 @@ class Controller:
                 self._plan_at_once(now)
 
     def _gaps_seen(self, event: GapsSeen, now: float) -> Iterable[Command]:
-        self.gaps.seen(event.gaps, now, event.room)
+        self.gaps.seen(event.gaps, now, event.max_new_leases)
         self.state.leases_due = True
         return ()
 
-    def _foretold(self, event: Foretold, now: float) -> Iterable[Command]:
+    def _forecasts_updated(self, event: ForecastsUpdated, now: float) -> Iterable[Command]:
         self.gaps.foretold(event.nodes)
         self.state.foretold(event.nodes)
         return ()
@@ -280,7 +280,7 @@ class Controller:
         self.gaps.refused(event.node, event.owner, now)
         return ()
 
-    def _lease_not_yet(self, event: LeaseNotYet, now: float) -> Iterable[Command]:
+    def _lease_deferred(self, event: LeaseDeferred, now: float) -> Iterable[Command]:
         self.gaps.put_off(event.node, event.owner)
         return ()
 
@@ -298,7 +298,7 @@ class Controller:
             self._bids_changed(now)
         return ()
 
-    def _job_weighed(self, event: JobWeighed, now: float) -> Iterable[Command]:
+    def _weight_changed(self, event: WeightChanged, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
         self.state.weigh(job, event.weight)
         if not job.state.ended:
@@ -328,7 +328,7 @@ class Controller:
         self._bids_changed(now)
         return self.profiles.limited(job, now)
 
-    def _curve_learned(self, event: CurveLearned, now: float) -> Iterable[Command]:
+    def _curve_changed(self, event: CurveChanged, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
         self.state.bid_with(job, event.curve, event.cost or job.cost)
         if not job.state.ended:

@@ -74,10 +74,10 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class NodeLeaving:
-    """The main scheduler wants the node back within ``in_s`` seconds."""
+    """The main scheduler wants the node back within ``notice_s`` seconds."""
 
     node: str
-    in_s: float
+    notice_s: float
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class GapsSeen:
 
     gaps: Mapping[str, tuple[float | None, str]]
     """Node → (horizon in seconds or None, node class)."""
-    room: int | None = None
+    max_new_leases: int | None = None
     """Maximum number of leases that may be requested until the next poll; None for no limit."""
 
 
 @dataclass(frozen=True)
-class Foretold:
+class ForecastsUpdated:
     """New forecasts for nodes in a gap, leased or not: node → (horizon in seconds, cohort).
     Forecasts of other nodes stay unchanged.
     """
@@ -124,7 +124,7 @@ class LeaseNotTaken:
 
 
 @dataclass(frozen=True)
-class LeaseNotYet:
+class LeaseDeferred:
     """The lease on ``node`` as ``owner`` was not requested, because the site's limit on the rate of
     requests allows no more before the next poll.
     """
@@ -155,17 +155,18 @@ class JobSubmitted:
         curve: scaling curve that the owner states; None if there is none.
         sizes: allowed numbers of nodes; None for every number from min to max.
         tries: number of failures of its workers.
-        last_broke: time of the last such failure; None if there was none.
+        last_failure_at: time of the last such failure; None if there was none.
         profile: whether to measure its scaling.
         profile_sizes: sizes to measure; None if the user states none.
         scaling: scaling model from before a restart or from other jobs.
         kind: its profile key, if jobs of that key share profiles; empty if it shares with none.
         owner: user on whose nodes it may run; empty if there is only one user.
         goals: deadline, budget and amount of work.
-        so_far: progress before a restart.
+        progress: progress before a restart.
         party: party whose share it uses.
         sweep: its sweep, whose jobs are one entry of the queue; empty if none.
-        whole: whether shares never reduce its nodes once it has some (jobs with a deadline).
+        exempt_from_shares: whether shares never reduce its nodes once it has some (jobs with a
+            deadline).
         quotas: its limits.
         trainer: trainer whose plan it is in; empty if there is only one plan.
     """
@@ -179,17 +180,17 @@ class JobSubmitted:
     sizes: tuple[int, ...] | None = None
     state: JobState = JobState.QUEUED
     tries: int = 0
-    last_broke: float | None = None
+    last_failure_at: float | None = None
     profile: bool = False
     profile_sizes: tuple[int, ...] | None = None
     scaling: ScalingModel | None = None
     kind: str = ""
     owner: str = ""
     goals: OwnerGoals = NO_GOALS
-    so_far: GoalsSoFar = NOTHING_SO_FAR
+    progress: GoalsSoFar = NOTHING_SO_FAR
     party: str = ""
     sweep: str = ""
-    whole: bool = False
+    exempt_from_shares: bool = False
     quotas: tuple[Quota, ...] = ()
     trainer: str = ""
 
@@ -238,7 +239,7 @@ class JobCancelled:
 
 
 @dataclass(frozen=True)
-class JobWeighed:
+class WeightChanged:
     """The owner has changed the weight of the job."""
 
     job: str
@@ -255,7 +256,7 @@ class LimitsChanged:
 
 
 @dataclass(frozen=True)
-class CurveLearned:
+class CurveChanged:
     """The job's scaling curve and rescale cost have changed."""
 
     job: str
@@ -279,7 +280,7 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class RescaleCosted:
+class RescaleCostMeasured:
     """A rescale of ``kind`` (``up``, ``down`` or ``start``) has cost the job ``seconds`` without a
     sample.
     """
@@ -328,13 +329,13 @@ class Tick:
 
 Event = (
     NodeJoined
-    | Foretold
+    | ForecastsUpdated
     | NodeLeaving
     | NodeLost
     | NodeRejected
     | GapsSeen
     | LeaseNotTaken
-    | LeaseNotYet
+    | LeaseDeferred
     | LeaseUnheard
     | JobSubmitted
     | JobCompleted
@@ -342,11 +343,11 @@ Event = (
     | SoftwareLacking
     | RoundInterrupted
     | JobCancelled
-    | JobWeighed
+    | WeightChanged
     | LimitsChanged
-    | CurveLearned
+    | CurveChanged
     | Progressed
-    | RescaleCosted
+    | RescaleCostMeasured
     | RoundFormed
     | PriorSuggested
     | ModelChanged

@@ -62,19 +62,19 @@ class Gaps:
     _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
     """Owner → (number of failures in a row, time until which nothing is requested)."""
     _by_class: Counter[str] | None = None
-    _room: float = math.inf
+    _max_new_leases: float = math.inf
     """Number of leases that may still be requested until the next poll."""
 
     def seen(
         self,
         gaps: Mapping[str, tuple[float | None, str]],
         now: float,
-        room: int | None = None,
+        max_new_leases: int | None = None,
     ) -> None:
-        """Store a new poll, and forget requests that are older than ``lease_wait_s``. ``room``:
-        maximum number of requests until the next poll; None for no limit.
+        """Store a new poll, and forget requests that are older than ``lease_wait_s``.
+        ``max_new_leases``: maximum number of requests until the next poll; None for no limit.
         """
-        self._room = math.inf if room is None else room
+        self._max_new_leases = math.inf if max_new_leases is None else max_new_leases
         self._seen = {
             name: NodeInfo(node_class, horizon)
             for name, (horizon, node_class) in gaps.items()
@@ -153,7 +153,7 @@ class Gaps:
         """
         if node in self._requests and self._requests[node][2] == owner:
             del self._requests[node]
-            self._room = 0
+            self._max_new_leases = 0
             self._by_class = None
 
     def backing_off(self, owner: str, now: float) -> bool:
@@ -286,10 +286,10 @@ class Gaps:
             if owner is None:
                 continue
             owner_counts[owner] = owner_counts.pop(owner) - 1  # move the owner to the end
-            if self._room < 1:
+            if self._max_new_leases < 1:
                 later[pool(info.node_class, owner)] += 1
                 continue
-            self._room -= 1
+            self._max_new_leases -= 1
             chosen.setdefault(owner, []).append(name)
             self._requests[name] = (now, info, owner)
         return Asked({owner: tuple(names) for owner, names in chosen.items()}, later)

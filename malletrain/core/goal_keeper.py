@@ -82,19 +82,19 @@ class GoalKeeper:
     def submitted(self, job: JobRecord, event: JobSubmitted, now: float) -> None:
         """Start to track a new job, if it has goals or known work."""
         if event.goals.bind or event.goals.work is not None:
-            self._begin(job, event.goals, event.so_far, now)
+            self._begin(job, event.goals, event.progress, now)
 
-    def _begin(self, job: JobRecord, goals: OwnerGoals, so_far: GoalsSoFar, now: float) -> None:
-        account = JobAccount(self._settings.charge_factor, so_far.charged_s)
+    def _begin(self, job: JobRecord, goals: OwnerGoals, progress: GoalsSoFar, now: float) -> None:
+        account = JobAccount(self._settings.charge_factor, progress.charged_s)
         self.records[job.submitted.job] = GoalRecord(
             job,
             goals,
             account,
             self._settings.planning.prior_exponent,
-            so_far.done,
+            progress.done,
             now,
-            so_far.charged_until,
-            standing=so_far.standing,
+            progress.charged_until,
+            standing=progress.standing,
         )
         self._moves = -1
 

@@ -27,7 +27,7 @@ from malletrain.core.events import (
     ModelChanged,
     PriorSuggested,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     RoundFormed,
 )
 from malletrain.core.profiling import Machine, Observed, Profiler
@@ -167,7 +167,7 @@ class ProfileRunner:
         self.profiler.formed(event.job, now)
         return []
 
-    def costed(self, event: RescaleCosted, now: float) -> list[Command]:
+    def rescale_cost_measured(self, event: RescaleCostMeasured, now: float) -> list[Command]:
         """Add the measured cost of a rescale to the job's scaling model."""
         job = self._state.unfinished.get(event.job)
         if not self._on or job is None or event.kind not in RESCALE_KINDS:

@@ -28,7 +28,7 @@ class JobRecord:
     nodes: tuple[str, ...] = ()
     tries: int = 0
     """Number of its tries: times that its workers failed by themselves."""
-    last_broke: float | None = None
+    last_failure_at: float | None = None
     """Time of the last such failure; None if there was none."""
     rescaling: bool = False
     """Whether its newest round has not processed a sample yet."""

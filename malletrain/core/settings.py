@@ -69,7 +69,7 @@ def advisor_config(
     max_profile_s: float = defaults.MAX_PROFILE_S,
     rescale_timeout_s: float = defaults.RESCALE_TIMEOUT_S,
     donor_quiet_s: float = defaults.DONOR_QUIET_S,
-    patience_s: float = defaults.PATIENCE_S,
+    max_wait_for_nodes_s: float = defaults.PATIENCE_S,
     max_steps: int = defaults.MAX_SIZES,
 ) -> AdvisorConfig:
     """Return the advisor's configuration from the values of the site's configuration."""
@@ -90,7 +90,7 @@ def advisor_config(
         max_profile_s=max_profile_s,
         rescale_timeout_s=rescale_timeout_s,
         donor_quiet_s=donor_quiet_s,
-        patience_s=patience_s,
+        max_wait_for_nodes_s=max_wait_for_nodes_s,
     )
 
 
@@ -216,6 +216,6 @@ class ControllerSettings:
         """
         return max(self.min_charge_s, self.min_lease_s)
 
-    def notice_wait(self, in_s: float) -> float:
-        """Return the seconds to wait for further notices if a node leaves in ``in_s`` seconds."""
-        return min(self.debounce_s, self.notice_debounce_s, in_s / 4)
+    def notice_wait(self, notice_s: float) -> float:
+        """Return the seconds to wait for further notices if a node leaves in ``notice_s``."""
+        return min(self.debounce_s, self.notice_debounce_s, notice_s / 4)

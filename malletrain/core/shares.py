@@ -294,5 +294,7 @@ def discounted(curve: ScalingCurve, nodes: int, part: float) -> ScalingCurve:
 
 
 def _midway(job: JobRecord) -> bool:
-    """Return whether shares must not cut the job: it has nodes and is profiled or ``whole``."""
-    return bool(job.nodes) and (job.submitted.whole or job.state is JobState.PROFILING)
+    """Return whether shares must not cut the job: it has nodes, and is profiled or
+    ``exempt_from_shares``.
+    """
+    return bool(job.nodes) and (job.submitted.exempt_from_shares or job.state is JobState.PROFILING)

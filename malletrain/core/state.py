@@ -195,7 +195,7 @@ class ControllerState:
             else order,
             state,
             tries=event.tries,
-            last_broke=event.last_broke,
+            last_failure_at=event.last_failure_at,
             curve=event.curve,
         )
         self.jobs[event.job] = job
@@ -304,9 +304,9 @@ class ControllerState:
         """Record a failure of the job's workers. If it ``counts``, it uses up a try. The count
         restarts if the previous failure is longer than ``window_s`` ago.
         """
-        if job.last_broke is not None and now - job.last_broke > window_s:
+        if job.last_failure_at is not None and now - job.last_failure_at > window_s:
             job.tries = 0
-        job.last_broke = now
+        job.last_failure_at = now
         job.tries += counts
 
     def break_round(self, job: JobRecord, now: float) -> None:

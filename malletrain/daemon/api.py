@@ -440,6 +440,6 @@ class Api:
             self.leases.restraints.now.sentence(),
             self.handler_failures.summary() if core.accounts.operates(user) else "",
             trainer_views(core),
-            self.views.late(user),
+            self.views.late_hand_overs(user),
             self._users_problems() if core.accounts.operates(user) else (),
         )

@@ -117,7 +117,7 @@ class CommandRunner:
             planned_nodes=(),
             reason=why,
             tries=record.tries,
-            last_broke=record.last_broke,
+            last_broke=record.last_failure_at,
         )
         sentence = "The job has too few nodes; it keeps its place."
         if record.halted:
@@ -135,7 +135,7 @@ class CommandRunner:
             planned_nodes=command.nodes,
             reason="",
             tries=record.tries,
-            last_broke=record.last_broke,
+            last_broke=record.last_failure_at,
             started=now if run.row.started is None else run.row.started,
         )
         self._parts.goals.charge(run.row.id)

@@ -19,14 +19,14 @@ from allocator import Goal, RescaleCost, ScalingCurve
 from jpa.costs import RESCALE_KINDS
 from malletrain.config.model import Config
 from malletrain.core.events import (
-    CurveLearned,
+    CurveChanged,
     Event,
     JobState,
     JobSubmitted,
-    JobWeighed,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     Tick,
+    WeightChanged,
 )
 from malletrain.core.goals import GoalsSoFar, OwnerGoals
 from malletrain.core.records import JobRecord
@@ -239,7 +239,7 @@ class Core:
         spec: messages.JobSpec,
         stored_curve: InitialCurve,
         goals: OwnerGoals,
-        so_far: GoalsSoFar,
+        progress: GoalsSoFar,
     ) -> ActiveJob:
         rounds: Rounds = ROUNDS[spec.mode](
             round_settings(self.config), spec.min_nodes, row.generation
@@ -266,23 +266,23 @@ class Core:
                 curve=curve,
                 state=JobState(row.state),
                 tries=row.tries,
-                last_broke=row.last_broke,
+                last_failure_at=row.last_broke,
                 profile=spec.profile,
                 profile_sizes=tuple(k for k in sizes if k <= max_nodes) or None if sizes else None,
                 scaling=stored_curve.scaling,
                 kind=stored_curve.kind,
                 owner=self.accounts.of(spec.owner),
                 goals=goals,
-                so_far=so_far,
+                progress=progress,
                 party=self.parties.party(spec.owner),
                 sweep=f"{spec.owner}:{spec.sweep}" if spec.sweep else "",
-                whole=spec.deadline is not None,
+                exempt_from_shares=spec.deadline is not None,
                 quotas=quotas,
                 trainer=self.parties.trainer(spec.owner),
             )
         )
         if spec.mode == "service" and curve is not None:
-            self.feed(CurveLearned(row.id, curve, SERVICE_COST))
+            self.feed(CurveChanged(row.id, curve, SERVICE_COST))
         return run
 
     def trainer(self, user: str) -> Trainer | None:
@@ -298,7 +298,7 @@ class Core:
         run = self.runs[job]
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
-        self.feed(JobWeighed(job, spec.weight))
+        self.feed(WeightChanged(job, spec.weight))
 
     def revalue(self, job: str, spec: messages.JobSpec) -> None:
         """Change the values of nodes for an unfinished service to those of ``spec``."""
@@ -306,7 +306,7 @@ class Core:
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
         points = ((int(size), value) for size, value in (spec.curve or {}).items())
-        self.feed(CurveLearned(job, ScalingCurve.of(points), SERVICE_COST))
+        self.feed(CurveChanged(job, ScalingCurve.of(points), SERVICE_COST))
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
         """Pass a job's progress to the controller, at the interval of its state."""
@@ -355,7 +355,7 @@ class Core:
             with self.transaction():
                 self.repository.rescale(run, r)
                 if r.kind in RESCALE_KINDS:
-                    self.feed(RescaleCosted(run.row.id, r.kind, r.cost_s))
+                    self.feed(RescaleCostMeasured(run.row.id, r.kind, r.cost_s))
 
     def unreachable(self, node: str) -> None:
         """Handle an agent that cannot be reached: until it is back or lost, failures of its peers

@@ -37,31 +37,38 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
-def short_of(
-    needed: int, present: int, coming: int, alone: Mapping[str, float] | None = None
+def missing_nodes_clause(
+    needed: int,
+    present: int,
+    warming_up: int,
+    backing_off: Mapping[str, float] | None = None,
 ) -> str:
     """Return the nodes that a job still lacks, as a clause: ``needs 4 nodes at least, 1 is held``.
 
     Args:
         needed: minimum number of nodes of the job.
         present: number of nodes that are held.
-        coming: number of nodes that warm up.
-        alone: idle node that is left alone after failures → seconds until it is requested again.
-
+        warming_up: number of nodes that warm up.
+        backing_off: idle node that is left alone after failures → seconds until it is requested
+            again.
     """
     nodes = "1 node" if needed == 1 else f"{needed} nodes at least"
     have = {0: "none is held", 1: "1 is held"}.get(present, f"{present} are held")
-    more = {0: "", 1: ", 1 warms up"}.get(coming, f", {coming} warm up")
+    more = {0: "", 1: ", 1 warms up"}.get(warming_up, f", {warming_up} warm up")
     addition = ""
-    if alone:
-        which = f"{min(alone)} is" if len(alone) == 1 else f"{len(alone)} idle nodes are"
-        until = format_duration(math.ceil(min(alone.values())))
-        first = "" if len(alone) == 1 else "the first "
+    if backing_off:
+        which = (
+            f"{min(backing_off)} is"
+            if len(backing_off) == 1
+            else f"{len(backing_off)} idle nodes are"
+        )
+        until = format_duration(math.ceil(min(backing_off.values())))
+        first = "" if len(backing_off) == 1 else "the first "
         addition = f"; {which} left alone after failures, {first}for {until} more"
     return f"needs {nodes}, {have}{more}{addition}"
 
 
-def waiting_for(reasons: Sequence[str]) -> str:
+def pending_leases_clause(reasons: Sequence[str]) -> str:
     """Return how many leases are pending in the main scheduler and why, as a clause that begins
     with ``;``. Empty if none is pending.
 
@@ -177,15 +184,19 @@ class JobViews:
             refused = self._refusals.get(owner, "")
             why = f"; the last lease request failed: {refused}"
             for_trainer = f" for trainer {trainer.name}" if trainer is not None else ""
-            coming = sum(
+            warming_up = sum(
                 a.owner == owner
                 and bool(a.awaited)
                 and (trainer is None or trainer.may_use(a.node_class))
                 for a in self._core.agents
             )
-            lacks = short_of(job.submitted.min_nodes, nodes, coming, gaps.left_alone(owner, now))
-            waits = waiting_for([why for whose, why in self._pending.values() if whose == owner])
-            return f"{lacks}{for_trainer}{waits or (why if refused else behind)}"
+            missing = missing_nodes_clause(
+                job.submitted.min_nodes, nodes, warming_up, gaps.left_alone(owner, now)
+            )
+            pending = pending_leases_clause(
+                [reason for lease_owner, reason in self._pending.values() if lease_owner == owner]
+            )
+            return f"{missing}{for_trainer}{pending or (why if refused else behind)}"
         return f"others are served first{behind}"
 
     def _share_reason(self, party: str) -> str:
@@ -206,7 +217,7 @@ class JobViews:
         """Return all details of a job that ``user`` may see."""
         spec = decode_spec(row.spec)
         store = self._core.store
-        mine = self._core.accounts.may_manage(user, row.owner)
+        may_manage = self._core.accounts.may_manage(user, row.owner)
         detail = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
@@ -232,12 +243,12 @@ class JobViews:
             self._profile(row, spec),
             self._network(row),
             self._memory(row),
-            self.share(self._core.parties.party(row.owner)) if mine else None,
+            self.share(self._core.parties.party(row.owner)) if may_manage else None,
             self._stacks(row),
             self._slow(row),
             of_job(self._core, row.id),
         )
-        return detail if mine else detail_for_others(detail)
+        return detail if may_manage else detail_for_others(detail)
 
     def share(self, party: str) -> ShareView | None:
         """Return the share of a party; None if shares are not counted."""
@@ -247,11 +258,11 @@ class JobViews:
     def shares(self, user: str) -> tuple[ShareView, ...]:
         """Return the share of the user's party; all shares for an operator."""
         core = self._core
-        mine = core.parties.party(user)
+        own_party = core.parties.party(user)
         return tuple(
             _share(standing)
             for standing in core.controller.shares.standings()
-            if standing.party == mine or core.accounts.operates(user)
+            if standing.party == own_party or core.accounts.operates(user)
         )
 
     def _stacks(self, row: JobRow) -> dict[str, str]:
@@ -276,26 +287,26 @@ class JobViews:
         if run is None:
             return ""
         bytes_by_node = [agent.memory_bytes for agent in self._with_snapshots(run)]
-        return in_memory(bytes_by_node, row.snapshot, self._notice(run))
+        return in_memory(bytes_by_node, row.snapshot, self._hand_over_time(run))
 
-    def late(self, user: str) -> dict[str, str]:
+    def late_hand_overs(self, user: str) -> dict[str, str]:
         """Return job → warning, for the jobs of which a node could not hand over its part of the
         snapshot in memory in time if it had to leave. For an operator all jobs are included, else
         the user's own.
         """
         may_manage = self._core.accounts.may_manage
-        late_hand_overs = {
-            job: state_memory.late(run.row.snapshot, self._notice(run))
+        warnings = {
+            job: state_memory.late(run.row.snapshot, self._hand_over_time(run))
             for job, run in self._core.runs.items()
             if may_manage(user, run.row.owner) and self._with_snapshots(run)
         }
-        return {job: sentence for job, sentence in late_hand_overs.items() if sentence}
+        return {job: sentence for job, sentence in warnings.items() if sentence}
 
     def _with_snapshots(self, run: ActiveJob) -> list[LeasedAgent]:
         agents = (self._core.agents.on(node) for node in run.rounds.members)
         return [agent for agent in agents if agent is not None and agent.memory_bytes]
 
-    def _notice(self, run: ActiveJob) -> HandOverTime:
+    def _hand_over_time(self, run: ActiveJob) -> HandOverTime:
         """Return the time in which its nodes can hand over a snapshot."""
         return self._core.rounds.hand_over(run.rounds.members)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import Foretold, GapsSeen, LeaseNotTaken, LeaseNotYet
+from malletrain.core.events import ForecastsUpdated, GapsSeen, LeaseDeferred, LeaseNotTaken
 from malletrain.core.expected_node_life import cohorts
 from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
@@ -26,9 +26,9 @@ from malletrain.daemon.poll_watch import PollWatch
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.scheduler_health import SchedulerHealth
 from malletrain.daemon.sickbay import slow_node_policy
+from malletrain.daemon.silent_leases import SilentLeases, last_output, likely_cause, node_problem
 from malletrain.daemon.strays import Strays
 from malletrain.daemon.transactions import CoreOver
-from malletrain.daemon.unheard import Unheard, last_words, likely_cause, trouble_of
 from malletrain.daemon.waiting import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -88,9 +88,9 @@ class LeaseReconciler:
         """Leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         """Answer of the last successful poll; None before the first."""
-        self._unheard = Unheard(_report_limit_s(parts.config))
+        self._unheard = SilentLeases(_report_limit_s(parts.config))
         self._strays = Strays()
-        self._overstaying = Unheard(_report_limit_s(parts.config))
+        self._overstaying = SilentLeases(_report_limit_s(parts.config))
         self._scheduler_health = SchedulerHealth(core, parts)
         self.restraints = Restraints(parts)
         self._absent: set[str] = set()
@@ -289,11 +289,12 @@ class LeaseReconciler:
         self._parts.gaps.update(gaps)
         self._parts.events.append(
             GapsSeen(
-                {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()}, poll.room
+                {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()},
+                poll.max_new_leases,
             )
         )
         if poll.foretold:
-            self._parts.events.append(Foretold(cohorts(poll.foretold)))
+            self._parts.events.append(ForecastsUpdated(cohorts(poll.foretold)))
 
     def _last_output(self, row: LeaseRow, reason: str) -> str:
         """Return what to append to ``reason``: the last line that a failed lease printed, or the
@@ -301,7 +302,7 @@ class LeaseReconciler:
         """
         if not reason.startswith(FAILED):
             return ""
-        if line := last_words(output_dir(self._parts.config), row.id):
+        if line := last_output(output_dir(self._parts.config), row.id):
             return f"; it printed last: {line}".rstrip(".")
         return f"; see ~{row.owner}/{HOME_OUTPUT_DIR}/{row.id}.out" if row.owner else ""
 
@@ -339,10 +340,10 @@ class LeaseReconciler:
         ]
         for lease in self._unheard.overdue(waiting, now):
             row, limit_s = self.active[lease], self._unheard.limit_s
-            line = last_words(output_dir(self._parts.config), lease)
+            line = last_output(output_dir(self._parts.config), lease)
             output_file = f"~{row.owner}/{HOME_OUTPUT_DIR}/{lease}.out" if row.owner else ""
             explanations = self.last_poll.explanations if self.last_poll else ()
-            trouble = trouble_of(explanations, row.node)
+            trouble = node_problem(explanations, row.node)
             cause = likely_cause(line, row.node, self._endpoint, output_file, trouble)
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
@@ -380,7 +381,7 @@ class LeaseReconciler:
         for lease in self._overstaying.overdue(waiting, now):
             log.warning("lease released again", lease=lease, node=self.active[lease].node)
             self._lease_actions.release_again(lease)
-            self._overstaying.restart(lease)
+            self._overstaying.reset_timer(lease)
 
     def _end(
         self, lease_id: str, reason: str, *, requested: bool = True, at: float | None = None
@@ -420,7 +421,7 @@ class LeaseReconciler:
             self._departures.lost(agent, reason)
         else:
             self._departures.lease_ended(lease_id)
-            event = LeaseNotTaken if requested else LeaseNotYet
+            event = LeaseNotTaken if requested else LeaseDeferred
             self._parts.events.append(event(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:

@@ -95,13 +95,14 @@ class TransactionOutbox:
         reach.
         """
         waiting, self._waiting = self._waiting, []
-        unreached = []
-        for peer, message, reports_failure in waiting:
-            is_reached = self.send(peer, message)
-            if reports_failure:
-                unreached += [] if is_reached else [peer]
+        failed_peers = []
+        for peer, message, is_posted in waiting:
+            is_sent = self.send(peer, message)
+            if is_posted:
+                if not is_sent:
+                    failed_peers.append(peer)
                 reached(FaultPoint.DAEMON_SENDING)
-        return unreached
+        return failed_peers
 
 
 @dataclass(kw_only=True)

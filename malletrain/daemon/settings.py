@@ -66,7 +66,7 @@ def _settings(config: Config) -> ControllerSettings:
             max_profile_s=p.max_profile,
             rescale_timeout_s=p.rescale_timeout,
             donor_quiet_s=p.donor_quiet,
-            patience_s=p.patience,
+            max_wait_for_nodes_s=p.patience,
             max_steps=p.max_sizes,
         ),
         kappa=p.kappa,

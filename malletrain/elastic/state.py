@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.module_modes import modes_of, set_modes
 from malletrain.elastic.rooms import Rooms
-from malletrain.elastic.switches import set_switches, switches_of
 from malletrain.training import rng
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.objects import check_object, load_state, state_of, unwrapped
@@ -129,7 +129,7 @@ class Holder:
         """
         tensors: list[torch.Tensor] = []
         skeleton = {"objects": {}, "rng": _take_out(rng.state(), tensors), "counters": counters}
-        skeleton["switches"] = {name: switches_of(m) for name, m in self.modules().items()}
+        skeleton["modes"] = {name: modes_of(m) for name, m in self.modules().items()}
         skeleton["numbers"] = self._numbers.changed()
         for name, state in self._states().items():
             skeleton["objects"][name] = _take_out(state, tensors)
@@ -171,7 +171,7 @@ class Holder:
         device = self.device if slot.cuda else torch.device("cpu")
         return torch.empty(slot.shape, dtype=slot.dtype, device=device)
 
-    def put_back(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    def restore(self, skeleton: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
         """Load the received state into the objects. Returns the counters. Raises StateError."""
         for name, value in self.objects.items():
             if name not in skeleton["objects"]:
@@ -188,8 +188,8 @@ class Holder:
                     f"here: {reason}"
                 ) from error
         for name, module in self.modules().items():
-            set_switches(module, skeleton["switches"][name])
-        self._numbers.put_back(skeleton["numbers"])
+            set_modes(module, skeleton["modes"][name])
+        self._numbers.restore(skeleton["numbers"])
         rng.load(_put_in(skeleton["rng"], tensors))
         counters: dict[str, Any] = skeleton["counters"]
         return counters

@@ -19,7 +19,7 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
 from malletrain.elastic.rooms import describe_tensors
 from malletrain.elastic.state import Holder
-from malletrain.elastic.undo import StateCopy, StepStart
+from malletrain.elastic.undo import StateBeforeStep, StateCopy
 from malletrain.training import report
 from malletrain.training.objects import unwrapped
 from malletrain.training.sampler import ElasticSampler
@@ -61,7 +61,7 @@ class Training:
         self.device = device
         self.state = Holder(objects, device)
         plain = [unwrapped(value) for value in objects.values()]
-        self.undo = StepStart(
+        self.undo = StateBeforeStep(
             self.state.modules().values(),
             [value for value in plain if isinstance(value, dict)],
             parameters=self.undoes_parameters,
@@ -196,7 +196,7 @@ class Training:
             had: whether this process had state before.
         """
         before = self.steps
-        self._load_counters(self.state.put_back(skeleton, tensors))
+        self._load_counters(self.state.restore(skeleton, tensors))
         if had and self.steps == before + 1 and self._discarded_samples:
             # The step that was discarded here counts after all, because a peer had finished it.
             report.report(self._discarded_samples)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.state import Holder
-from malletrain.training.module_numbers import places
+from malletrain.training.module_numbers import plain_attributes
 from malletrain.training.torch_private import forget_unscaling, versions
 
 _ABSENT = object()
@@ -38,7 +38,7 @@ is not enough: a change through ``parameter.data`` does not increment it.
 """
 
 
-class StepStart:
+class StateBeforeStep:
     """The state that a forward pass may change, as it was at the beginning of a step. :meth:`keep`
     costs a few microseconds, and a copy of the buffers (running statistics) if there are any.
 
@@ -58,7 +58,7 @@ class StepStart:
         self._dicts = list(dicts)
         self._dicts_before: list[dict[str, Any]] = []
         self._buffers: list[torch.Tensor] = []
-        self._copies: list[torch.Tensor] = []
+        self._buffer_copies: list[torch.Tensor] = []
         self._attributes: list[tuple[dict[str, Any], str]] | None = None
         """(``__dict__`` of a submodule, name) of each plain attribute; None if to be looked up."""
         self._attributes_before: list[tuple[dict[str, Any], str]] = []
@@ -70,9 +70,9 @@ class StepStart:
         self._parameters: list[torch.Tensor] | None = None
         self._versions: list[int] = []
         self._elements: list[Any] = []
-        self._moves_parameters = False
+        self._changes_parameters_in_step = False
         """The script changes parameters within a step, before the optimizer does."""
-        self._values: list[torch.Tensor] | None = None
+        self._parameter_copies: list[torch.Tensor] | None = None
         """Copies of the parameters at the beginning of this step; None if not copied."""
         self._optimizer: tuple[torch.optim.Optimizer, dict[str, Any]] | None = None
         """The optimizer that makes an update with a closure, and its state before the update."""
@@ -81,7 +81,7 @@ class StepStart:
         """Look up the parameters again at the next step. Call it when the modules may have new
         parameters.
         """
-        self._parameters = self._values = self._optimizer = self._attributes = None
+        self._parameters = self._parameter_copies = self._optimizer = self._attributes = None
 
     def _watched_parameters(self) -> list[torch.Tensor]:
         if self._parameters is None:
@@ -106,13 +106,13 @@ class StepStart:
         """Detect whether the script has changed parameters within this step. Call it before the
         first ``optimizer.step()`` that has no closure.
         """
-        if not self._moves_parameters and self._parameters_changed:
-            self._moves_parameters = True
+        if not self._changes_parameters_in_step and self._parameters_changed:
+            self._changes_parameters_in_step = True
 
     def before_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy parameters and optimizer state before an update with a closure."""
-        if self._values is None:
-            self._values = [p.detach().clone() for p in self._watched_parameters()]
+        if self._parameter_copies is None:
+            self._parameter_copies = [p.detach().clone() for p in self._watched_parameters()]
         if self._optimizer is None:
             self._optimizer = optimizer, copy.deepcopy(optimizer.state_dict())
 
@@ -121,12 +121,14 @@ class StepStart:
         buffers = [b for module in self._modules for b in module.buffers()]
         if [id(b) for b in buffers] != [id(b) for b in self._buffers]:
             self._buffers = buffers
-            self._copies = [b.detach().clone() for b in buffers]
+            self._buffer_copies = [b.detach().clone() for b in buffers]
         else:
-            for saved, buffer in zip(self._copies, buffers, strict=True):
+            for saved, buffer in zip(self._buffer_copies, buffers, strict=True):
                 saved.copy_(buffer.detach())
         if self._attributes is None:
-            self._attributes = [place for module in self._modules for place in places(module)]
+            self._attributes = [
+                place for module in self._modules for place in plain_attributes(module)
+            ]
         self._attributes_before = self._attributes
         self._attribute_values = [
             attributes.get(name, _ABSENT) for attributes, name in self._attributes
@@ -134,12 +136,12 @@ class StepStart:
         parameters = self._watched_parameters()
         self._versions, self._elements = versions(parameters), self._sampled_elements()
         self._optimizer = None
-        if not self._moves_parameters:
-            self._values = None
-        elif self._values is None:
-            self._values = [p.detach().clone() for p in parameters]
+        if not self._changes_parameters_in_step:
+            self._parameter_copies = None
+        elif self._parameter_copies is None:
+            self._parameter_copies = [p.detach().clone() for p in parameters]
         else:
-            for value, parameter in zip(self._values, parameters, strict=True):
+            for value, parameter in zip(self._parameter_copies, parameters, strict=True):
                 value.copy_(parameter.detach())
         self._dicts_before = [dict(values) for values in self._dicts]
         cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
@@ -159,7 +161,7 @@ class StepStart:
             return False
         restored = True
         with torch.no_grad():
-            for saved, buffer in zip(self._copies, self._buffers, strict=True):
+            for saved, buffer in zip(self._buffer_copies, self._buffers, strict=True):
                 buffer.copy_(saved)
             for (attributes, name), value in zip(
                 self._attributes_before, self._attribute_values, strict=True
@@ -168,11 +170,13 @@ class StepStart:
                     attributes.pop(name, None)
                 else:
                     attributes[name] = value
-            if self._values is not None:
-                for value, parameter in zip(self._values, self._watched_parameters(), strict=True):
+            if self._parameter_copies is not None:
+                for value, parameter in zip(
+                    self._parameter_copies, self._watched_parameters(), strict=True
+                ):
                     parameter.copy_(value)
             elif self._parameters_changed:
-                self._moves_parameters, restored = True, False
+                self._changes_parameters_in_step, restored = True, False
         if self._optimizer is not None:
             optimizer, state = self._optimizer
             optimizer.load_state_dict(state)
@@ -219,7 +223,7 @@ class StateCopy:
         """Restore the copy, once. Returns False if there is none."""
         if not self._skeleton:
             return False
-        self._state.put_back(pickle.loads(self._skeleton), self._tensors)
+        self._state.restore(pickle.loads(self._skeleton), self._tensors)
         self.forget()  # the optimizers now use the copied tensors as their state
         return True
 

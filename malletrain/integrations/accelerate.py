@@ -146,7 +146,7 @@ class Guard(StateGuard):
         self.sampler.load_state_dict(record)
         with self._without_automatic_names():
             self._accelerator.load_state(newest)
-        self._numbers.put_back(record.get("numbers", {}))
+        self._numbers.restore(record.get("numbers", {}))
         self._schedulers.resumed(record.get("schedulers", {}))
         # the script's own states continue with their numbers
         self._accelerator.project_configuration.iteration = int(record.get("iteration", 0))

@@ -417,7 +417,7 @@ class MalleTrainCallback(Callback):
             )
         self._metrics = dict(saved.get("metrics", {}))
         self._numbers.begin()  # after other callbacks have set up the module: one may freeze layers
-        self._numbers.put_back(saved.get("numbers", {}))
+        self._numbers.restore(saved.get("numbers", {}))
         self._results.restore(pl_module, saved.get("results", {}), trainer.is_global_zero)
         for callback in trainer.checkpoint_callbacks:
             if callback.state_key in saved.get("saved_at", {}):

@@ -330,7 +330,7 @@ class MalleTrainCallback(TrainerCallback):
         that is not logged yet.
         """
         trainer = self._trainer
-        self._numbers.put_back(read_record(self._resumed).get("numbers", {}))
+        self._numbers.restore(read_record(self._resumed).get("numbers", {}))
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 name = type(callback).__name__

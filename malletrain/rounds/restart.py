@@ -88,9 +88,9 @@ class JobRounds:
             return done
         self.target = tuple(nodes)
         self.failure.clear()
-        self.drain_s = self.settings.drain_within(within_s)
+        self.drain_s = self.settings.drain_limit_s(within_s)
         if within_s is not None:
-            until = now + self.settings.end_within(within_s)
+            until = now + self.settings.self_exit_limit_s(within_s)
             self._end_by = until if self._end_by is None else min(until, self._end_by)
         elif set(self.members) <= set(self.target):
             self._end_by = None
@@ -99,7 +99,7 @@ class JobRounds:
         waited_until, self._joiners_until = self._joiners_until or 0.0, None
         if within_s is not None and not set(self.members) <= set(self.target):
             survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
-            until = now + (0.0 if survivors_suffice else self.settings.joiners_within(within_s))
+            until = now + (0.0 if survivors_suffice else self.settings.joiner_wait_s(within_s))
             self._joiners_until = (
                 min(waited_until, until) if waited_until > now else until
             )  # and no longer
@@ -228,7 +228,7 @@ class JobRounds:
             self.failure.clear()
             survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
             if self.stage is RoundStage.WARMING and self.deadline is not None and survivors_suffice:
-                self.deadline = min(self.deadline or now, now + self.settings.warmup_broken_s)
+                self.deadline = min(self.deadline or now, now + self.settings.warmup_blocking_s)
         if self.stage is RoundStage.DRAINING and not self.whole():
             return self._policy.form(now)
         return self._check_joiners(now) if self.stage is RoundStage.WARMING else []
@@ -380,7 +380,7 @@ class JobRounds:
         idle = not self.whole() and len(self._policy.survivors()) >= max(1, self.min_nodes)
         if idle and self.lost_member:
             return self._policy.form(now)
-        wait_s = self.settings.warmup_broken_s if idle else self.settings.warmup_s
+        wait_s = self.settings.warmup_blocking_s if idle else self.settings.warmup_s
         self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or now + wait_s
         return self._check_joiners(now)
 
@@ -414,7 +414,7 @@ class JobRounds:
             actions += self.reject(coming, "the launcher did not come up there in time")
             coming = []
         too_few = len(ready) < max(1, self.min_nodes) and self._joiners_until is None
-        self.deadline = now + self.settings.warmup_broken_s if too_few and ready else None
+        self.deadline = now + self.settings.warmup_blocking_s if too_few and ready else None
         if too_few:
             return actions  # the controller plans again after the rejection, or these nodes must do
         if set(ready) == set(self.members) and not coming and self.whole():

@@ -78,7 +78,7 @@ class ServiceRounds:
             return []
         self.target = tuple(nodes)
         self.drain_s = (
-            self.settings.drain_s if within_s is None else self.settings.end_within(within_s)
+            self.settings.drain_s if within_s is None else self.settings.self_exit_limit_s(within_s)
         )
         self._failures_due.clear()
         self._reported_failures.clear()

@@ -24,7 +24,7 @@ class RoundSettings:
     """Maximum time for joiners to start while the others train, or while no node can train without
     them.
     """
-    warmup_broken_s: float = 15.0
+    warmup_blocking_s: float = 15.0
     """Maximum time for joiners to start while the remaining members wait for them, although they
     could train without them.
     """
@@ -41,7 +41,7 @@ class RoundSettings:
     stop_s: float = 5.0
     """Time between SIGTERM and SIGKILL."""
 
-    def drain_within(self, within_s: float | None) -> float:
+    def drain_limit_s(self, within_s: float | None) -> float:
         """Return the seconds for a drain if a node is gone in ``within_s`` (None: no node
         leaves). A drain takes at most :data:`DRAIN_FRACTION` of that time; the rest is for the wait
         for joiners and for the end of the processes.
@@ -50,7 +50,7 @@ class RoundSettings:
             return self.drain_s
         return max(MIN_LIMIT_S, min(self.drain_s, within_s * DRAIN_FRACTION))
 
-    def end_within(self, within_s: float) -> float:
+    def self_exit_limit_s(self, within_s: float) -> float:
         """Return the seconds that a process gets to end by itself if its node is gone in
         ``within_s``. After that its agent stops it: ``stop_s`` and a second before the node is
         gone, or at half of the time if that is later. The result is below that time by a factor
@@ -59,10 +59,10 @@ class RoundSettings:
         agent_stops_in_s = within_s - min(self.stop_s + 1.0, within_s / 2)
         return max(MIN_LIMIT_S, END_MARGIN * agent_stops_in_s)
 
-    def joiners_within(self, within_s: float) -> float:
+    def joiner_wait_s(self, within_s: float) -> float:
         """Return how long to wait for joiners that the job cannot train without, if a node is gone
         in ``within_s``, seconds. The time is short, because a main job waits for that node. This
         wait and the drain take at most :data:`DRAIN_AND_WAIT_FRACTION` of ``within_s``.
         """
-        remaining_s = within_s * DRAIN_AND_WAIT_FRACTION - self.drain_within(within_s)
+        remaining_s = within_s * DRAIN_AND_WAIT_FRACTION - self.drain_limit_s(within_s)
         return max(0.0, min(self.joiner_grace_s, remaining_s))

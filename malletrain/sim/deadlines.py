@@ -25,7 +25,7 @@ node-seconds: sums of times are rounded.
 
 
 def with_deadlines(
-    jobs: Sequence[SimJob], share: float, slack: tuple[float, float] = (1.5, 5.0), seed: int = 0
+    jobs: Sequence[SimJob], fraction: float, slack: tuple[float, float] = (1.5, 5.0), seed: int = 0
 ) -> list[SimJob]:
     """Return the jobs, a fraction of them with deadlines.
 
@@ -35,23 +35,23 @@ def with_deadlines(
 
     Args:
         jobs: jobs of the workload.
-        share: fraction of the jobs with deadlines, 0 to 1.
+        fraction: fraction of the jobs with deadlines, 0 to 1.
         slack: minimum and maximum of the factor, both at least 1. The factor is log-uniformly
             distributed.
         seed: seed of the random numbers.
 
     Raises:
-        WorkloadError: the share or the slack is not valid.
+        WorkloadError: the fraction or the slack is not valid.
     """
     low, high = slack
-    if not (0 <= share <= 1 and 1 <= low <= high):
+    if not (0 <= fraction <= 1 and 1 <= low <= high):
         raise WorkloadError(
-            "Random deadlines need a share from 0 to 1 and factors of 1 or more, the smaller "
-            f"first; got share {share:g}, factors {low:g} to {high:g}."
+            "Random deadlines need a fraction from 0 to 1 and factors of 1 or more, the smaller "
+            f"first; got fraction {fraction:g}, factors {low:g} to {high:g}."
         )
     # other random numbers than those of the workload (1) and of the reports (2)
     rng = np.random.default_rng((seed, 3))
-    chosen = rng.random(len(jobs)) < share
+    chosen = rng.random(len(jobs)) < fraction
     factors = np.exp(rng.uniform(np.log(low), np.log(high), len(jobs)))
     result = []
     for job, gets_deadline, factor in zip(jobs, chosen.tolist(), factors.tolist(), strict=True):
@@ -63,7 +63,7 @@ def with_deadlines(
 
 
 @dataclass(frozen=True)
-class DeadlineCounts:
+class GoalCounts:
     """Numbers of deadlines and budgets that a simulation met and missed."""
 
     deadlines: int
@@ -74,7 +74,7 @@ class DeadlineCounts:
     """Number of jobs that exceeded their budget."""
 
 
-def count_deadlines(runs: Iterable[SimRun], end_s: float) -> DeadlineCounts:
+def count_goals(runs: Iterable[SimRun], end_s: float) -> GoalCounts:
     """Count the deadlines up to ``end_s``, those that were met, and the exceeded budgets."""
     all_runs = list(runs)
     due = [r for r in all_runs if r.job.deadline_s is not None and r.job.deadline_s <= end_s]
@@ -85,4 +85,4 @@ def count_deadlines(runs: Iterable[SimRun], end_s: float) -> DeadlineCounts:
         if r.job.budget_nh is not None
         and sum(r.node_s.values()) > _MAX_CHARGE_FACTOR * 3600.0 * r.job.budget_nh + _MAX_EXCESS_S
     ]
-    return DeadlineCounts(len(due), len(met), len(overspent))
+    return GoalCounts(len(due), len(met), len(overspent))

@@ -31,7 +31,7 @@ from malletrain.core.commands import (
 )
 from malletrain.core.events import (
     Event,
-    Foretold,
+    ForecastsUpdated,
     GapsSeen,
     JobCompleted,
     JobState,
@@ -331,7 +331,7 @@ class Simulation:
             self._gaps_changed = False
             events.append(GapsSeen(dict(self._gaps)))
         if plans and self._foreteller:
-            events.append(Foretold(self._foreteller.tell(self._idle_since, self.now)))
+            events.append(ForecastsUpdated(self._foreteller.tell(self._idle_since, self.now)))
         if self._goals:
             events += work_done(self.unfinished.values(), self.now)
         while True:

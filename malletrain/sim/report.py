@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from malletrain.sim.costs import Cause, SimRun
-from malletrain.sim.deadlines import count_deadlines
+from malletrain.sim.deadlines import count_goals
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -115,7 +115,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
     node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
     idle = sim.idle_node_s
     decisions = np.array(sim.decisions_s or [0.0]) * 1e3
-    goals = count_deadlines(runs, sim.now)
+    goals = count_goals(runs, sim.now)
     waits = [run.longest_wait_s / 3600.0 for run in runs if run.starts or run.longest_wait_s]
     started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
     return Result(

@@ -37,7 +37,7 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         kind=kind_of(job) if job.model else "",
         goals=goals,
         party=job.user,
-        whole=job.deadline_s is not None,  # as in the daemon
+        exempt_from_shares=job.deadline_s is not None,  # as in the daemon
         trainer=job.trainer,
     )
 

@@ -66,7 +66,7 @@ class DiskTier:
     # --- read ---
 
     def restore(
-        self, requested: str, put_back: Callable[[dict[str, Any], str], None]
+        self, requested: str, load: Callable[[dict[str, Any], str], None]
     ) -> dict[str, Any] | None:
         """Restore the newest good snapshot, the same one on all ranks. If it turns out to be
         damaged, the previous one is restored.
@@ -74,7 +74,7 @@ class DiskTier:
         Args:
             requested: job or path whose snapshot is used if the run has none of its own
                 (:func:`malletrain.training.owner.resume_source`).
-            put_back: function of (payload, file) that loads the snapshot into the objects.
+            load: function of (payload, file) that loads the snapshot into the objects.
 
         Returns:
             The snapshot; None if there is none.
@@ -94,7 +94,7 @@ class DiskTier:
                 return None
             self._note_restored(name)
             try:
-                put_back(payload, name)
+                load(payload, name)
             except DamagedSnapshotError as error:  # on all ranks alike
                 self._bad[name] = str(error)
                 continue

@@ -147,7 +147,7 @@ def hand_over(tier: MemoryTier, moment: Moment, address: str, silence_s: float) 
     return sent
 
 
-def put_back(
+def restore(
     objects: Mapping[str, Any],
     payload: Mapping[str, Any],
     name: str,
@@ -168,12 +168,12 @@ def put_back(
         team: all ranks.
 
     Raises:
-        SnapshotError: as for :func:`malletrain.training.sharded_snapshot.put_back`.
+        SnapshotError: as for :func:`malletrain.training.sharded_snapshot.restore`.
     """
     with _view(tier, snapshot, label, team) as folder:
         remote = RemoteShards(folder, snapshot, label, tier)
         reader = fetching_reader(folder, set(os.listdir(folder)), remote)
-        sharded_snapshot.put_back(objects, payload, name, team, reader)
+        sharded_snapshot.restore(objects, payload, name, team, reader)
 
 
 @contextmanager

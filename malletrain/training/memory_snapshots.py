@@ -117,11 +117,11 @@ class MemorySnapshots:
         owner.check(payload, name, self._owner, "")
         self.newest = snapshot.moment
         if payload.get(shard_files.KEY):
-            memory_shards.put_back(
+            memory_shards.restore(
                 self._objects, payload, name, self.tier, snapshot, self._label, team
             )
         else:
-            parts.put_back(self._objects, payload, name)
+            parts.restore(self._objects, payload, name)
         if self.tier is not None and leads_its_node():
             for moment in self.tier.moments():
                 if moment != snapshot.moment:

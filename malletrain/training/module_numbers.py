@@ -47,7 +47,7 @@ class ModuleNumbers:
                 changed[name] = changed_values
         return changed
 
-    def put_back(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Set the values of ``saved``, a result of :meth:`changed`, in the modules."""
         for name, module in self._modules().items():
             values = saved.get(name, {})
@@ -66,7 +66,7 @@ class ModuleNumbers:
         names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
         values = {
             f"{names[id(attributes)]}.{name}": attributes[name]
-            for attributes, name in places(module)
+            for attributes, name in plain_attributes(module)
             if name not in self._without
         }
         for path, parameter in module.named_parameters():
@@ -74,7 +74,7 @@ class ModuleNumbers:
         return values
 
 
-def places(module: Any) -> list[tuple[dict[str, Any], str]]:
+def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
     """Return (``__dict__`` of the submodule, attribute name) for the plain numbers, strings and
     flags of a module and its submodules, without the attributes that torch sets in every module.
     """

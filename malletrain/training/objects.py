@@ -237,7 +237,7 @@ def _load_parts(own: Any, saved: Any, source: str) -> Any:
     return saved
 
 
-def put_back(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
+def restore(objects: Mapping[str, Any], payload: Mapping[str, Any], name: str) -> None:
     """Restore ``objects`` and the random number generators from a snapshot.
 
     Args:

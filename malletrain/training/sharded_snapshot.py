@@ -96,7 +96,7 @@ def problem(payload: Mapping[str, Any], name: str, team: Team) -> str:
     return ""
 
 
-def put_back(
+def restore(
     objects: Mapping[str, Any],
     payload: Mapping[str, Any],
     name: str,

@@ -207,7 +207,7 @@ class Snapshot:
         due_in = self.every_s
         if payload is not None:
             self._steps = int(payload.get("steps", 0))
-            self._numbers.put_back(payload.get("numbers", {}))
+            self._numbers.restore(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
             self._schedulers.resumed(payload.get("schedulers", {}))
             in_memory = self._memory is not None and self._memory.newest is not None
@@ -226,9 +226,9 @@ class Snapshot:
 
     def _put_back(self, payload: dict[str, Any], name: str) -> None:
         if payload.get(shard_files.KEY) or is_sharded(self._objects):
-            sharded_snapshot.put_back(self._objects, payload, name, self._all_ranks())
+            sharded_snapshot.restore(self._objects, payload, name, self._all_ranks())
         else:
-            parts.put_back(self._objects, payload, name)
+            parts.restore(self._objects, payload, name)
 
     def _all_ranks(self) -> Team:
         """Return the team of all ranks. Its first call is collective."""

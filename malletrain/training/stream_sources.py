@@ -42,8 +42,8 @@ def line_records(path: str | os.PathLike[str]) -> Iterator[str]:
     """Yield the lines of a text file (for example JSON lines) without line ends; ``.gz`` files are
     decompressed.
     """
-    opened: Any = gzip.open if os.fspath(path).endswith(".gz") else open
-    with opened(path, "rt", encoding="utf-8") as file:
+    open_text: Any = gzip.open if os.fspath(path).endswith(".gz") else open
+    with open_text(path, "rt", encoding="utf-8") as file:
         for line in file:
             yield line.rstrip("\n")
 

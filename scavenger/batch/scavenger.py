@@ -219,7 +219,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             foretold=self.memory.foretold,
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
-            room=min(self.submitter.pace.available, self.budget.room) * self._shared_by(view.site),
+            max_new_leases=min(self.submitter.pace.available, self.budget.room)
+            * self._shared_by(view.site),
         )
 
     def look(self) -> LookResult[SiteT]:

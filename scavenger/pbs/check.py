@@ -29,7 +29,7 @@ PREEMPT_METHODS = {"D": "deleted", "R": "requeued", "C": "checkpointed", "S": "s
 
 
 @dataclass(frozen=True)
-class PbsChecked:
+class PbsCheckInputs:
     """The inputs of the checks."""
 
     site: PbsSite
@@ -48,21 +48,21 @@ class PbsChecked:
     """Time of the checks, epoch seconds."""
 
 
-def findings(checked: PbsChecked) -> Iterator[Finding]:
+def findings(inputs: PbsCheckInputs) -> Iterator[Finding]:
     """Yield (works, sentence) for each test."""
     parts = [_server, _queue]
-    parts += [_backfill] if checked.settings.backfill else [_preemption, _grace]
+    parts += [_backfill] if inputs.settings.backfill else [_preemption, _grace]
     tests = [*parts, _shape, _shell, _nodes]
-    results = [finding for part in tests for finding in part(checked)]
+    results = [finding for part in tests for finding in part(inputs)]
     yield from results
     if all(works for works, _ in results):
-        yield from _permission(checked)
+        yield from _permission(inputs)
 
 
-def _server(checked: PbsChecked) -> Iterator[Finding]:
-    if not checked.site.scheduling:
+def _server(inputs: PbsCheckInputs) -> Iterator[Finding]:
+    if not inputs.site.scheduling:
         yield False, "PBS starts no jobs at present; run: qmgr -c 'set server scheduling = True'"
-    if not checked.site.sees_others:
+    if not inputs.site.sees_others:
         yield (
             True,
             (
@@ -73,10 +73,10 @@ def _server(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _queue(checked: PbsChecked) -> Iterator[Finding]:
-    name = checked.settings.lease.queue
+def _queue(inputs: PbsCheckInputs) -> Iterator[Finding]:
+    name = inputs.settings.lease.queue
     available = (
-        ", ".join(sorted(q.name for q in checked.site.queues.values() if not q.acl)) or "none"
+        ", ".join(sorted(q.name for q in inputs.site.queues.values() if not q.acl)) or "none"
     )
     if not name:
         yield (
@@ -85,7 +85,7 @@ def _queue(checked: PbsChecked) -> Iterator[Finding]:
             f"{available}.",
         )
         return
-    queue = checked.site.queues.get(name)
+    queue = inputs.site.queues.get(name)
     if queue is None:
         yield (
             False,
@@ -104,13 +104,13 @@ def _queue(checked: PbsChecked) -> Iterator[Finding]:
         )
     else:
         yield True, f"Queue {name} takes and starts jobs (Priority {queue.priority})."
-        yield from _walltime(name, queue.min_walltime_s, queue.max_walltime_s, checked)
+        yield from _walltime(name, queue.min_walltime_s, queue.max_walltime_s, inputs)
 
 
 def _walltime(
-    name: str, least: float | None, most: float | None, checked: PbsChecked
+    name: str, least: float | None, most: float | None, inputs: PbsCheckInputs
 ) -> Iterator[Finding]:
-    s = checked.settings
+    s = inputs.settings
     if most is not None and s.time_limit_s > most:
         enough = most >= min(s.min_length_s, s.time_limit_s)
         yield (
@@ -133,23 +133,23 @@ def _walltime(
         )
 
 
-def _preemption(checked: PbsChecked) -> Iterator[Finding]:
-    name = checked.settings.lease.queue
-    queue = checked.site.queues.get(name)
+def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
+    name = inputs.settings.lease.queue
+    queue = inputs.site.queues.get(name)
     if queue is None:
         return
     instead = (
         'or set mode = "backfill" in [scheduler.pbs] for leases that end before the nodes '
         "are wanted"
     )
-    above = checked.site.above(name)
-    if queue.priority >= checked.site.preempt_queue_prio:
+    above = inputs.site.above(name)
+    if queue.priority >= inputs.site.preempt_queue_prio:
         yield (
             False,
             (
                 f"Queue {name} has Priority {queue.priority}, which makes it an express queue "
                 "whose jobs preempt others (preempt_queue_prio is "
-                f"{checked.site.preempt_queue_prio}); set queue in [scheduler.pbs] to one "
+                f"{inputs.site.preempt_queue_prio}); set queue in [scheduler.pbs] to one "
                 "with a lower Priority."
             ),
         )
@@ -158,27 +158,25 @@ def _preemption(checked: PbsChecked) -> Iterator[Finding]:
             False,
             (
                 f"No queue preempts {name}: none has a Priority of preempt_queue_prio "
-                f"({checked.site.preempt_queue_prio}) or more, so leases would "
+                f"({inputs.site.preempt_queue_prio}) or more, so leases would "
                 "keep others waiting; run qmgr -c 'set queue MAIN Priority = "
-                f"{checked.site.preempt_queue_prio}' for the queues of the main jobs and "
+                f"{inputs.site.preempt_queue_prio}' for the queues of the main jobs and "
                 f"set preemptive_sched: True in sched_config, {instead}."
             ),
         )
     else:
-        methods = ", ".join(PREEMPT_METHODS[letter] for letter in checked.site.preempt_order)
+        methods = ", ".join(PREEMPT_METHODS[letter] for letter in inputs.site.preempt_order)
         yield (
             True,
             (
                 f"Jobs of {', '.join(above)} preempt those of {name} if sched_config says "
                 "preemptive_sched: True, which MalleTrain cannot see; "
                 f"a preempted job is {methods}, whichever works first "
-                f"(preempt_order{'' if checked.site.preempt_known else ', by default'})."
+                f"(preempt_order{'' if inputs.site.preempt_known else ', by default'})."
             ),
         )
         others = sorted(
-            q.name
-            for q in checked.site.queues.values()
-            if _waits_for_leases(q.name, above, checked)
+            q.name for q in inputs.site.queues.values() if _waits_for_leases(q.name, above, inputs)
         )
         if others:
             yield (
@@ -186,7 +184,7 @@ def _preemption(checked: PbsChecked) -> Iterator[Finding]:
                 f"Jobs of {', '.join(others)} do not preempt leases and may have to wait for "
                 "them to end; keep time_limit short.",
             )
-        if checked.site.suspends:
+        if inputs.site.suspends:
             yield (
                 True,
                 (
@@ -195,27 +193,27 @@ def _preemption(checked: PbsChecked) -> Iterator[Finding]:
                     "qmgr -c 'set sched preempt_order = D' lets them leave in order."
                 ),
             )
-        if checked.settings.lease.rerunnable == "no" and checked.site.requeues:
+        if inputs.settings.lease.rerunnable == "no" and inputs.site.requeues:
             yield (
                 False,
                 (
                     "Leases are not rerunnable, and PBS neither deletes nor suspends jobs to "
-                    f"preempt them (preempt_order = {checked.site.preempt_order}), so leases would "
+                    f"preempt them (preempt_order = {inputs.site.preempt_order}), so leases would "
                     "never be preempted; take rerunnable out of [scheduler.pbs]."
                 ),
             )
 
 
-def _waits_for_leases(name: str, above: list[str], checked: PbsChecked) -> bool:
-    queue = checked.site.queues[name]
-    own = checked.settings.lease.queue
+def _waits_for_leases(name: str, above: list[str], inputs: PbsCheckInputs) -> bool:
+    queue = inputs.site.queues[name]
+    own = inputs.settings.lease.queue
     return queue.execution and queue.enabled and name not in above and name != own and not queue.acl
 
 
-def _grace(checked: PbsChecked) -> Iterator[Finding]:
-    needed_s = checked.settings.needed_grace_s
-    name = checked.settings.lease.queue
-    grace = checked.grace_s
+def _grace(inputs: PbsCheckInputs) -> Iterator[Finding]:
+    needed_s = inputs.settings.needed_grace_s
+    name = inputs.settings.lease.queue
+    grace = inputs.grace_s
     if grace < needed_s:
         yield (
             False,
@@ -234,8 +232,8 @@ def _grace(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _backfill(checked: PbsChecked) -> Iterator[Finding]:
-    if checked.site.estimates:
+def _backfill(inputs: PbsCheckInputs) -> Iterator[Finding]:
+    if inputs.site.estimates:
         yield (
             True,
             (
@@ -256,7 +254,7 @@ def _backfill(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _shape(checked: PbsChecked) -> Iterator[Finding]:
+def _shape(inputs: PbsCheckInputs) -> Iterator[Finding]:
     """Check that no leases share a job, which PBS does not support."""
     why = {
         "array": "All subjobs of a PBS job array have the same select statement, so each cannot "
@@ -264,7 +262,7 @@ def _shape(checked: PbsChecked) -> Iterator[Finding]:
         "block": "When PBS preempts a job, only its first host gets SIGTERM; processes on the "
         "other hosts are killed at once, so agents there cannot save a snapshot",
     }
-    if reason := why.get(checked.settings.shape):
+    if reason := why.get(inputs.settings.shape):
         yield (
             False,
             f'{reason}; set lease_shape = "single" in [scheduler.pbs]. Until then each lease has '
@@ -272,11 +270,11 @@ def _shape(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _limits(checked: PbsChecked, hosts: Collection[HostVnodes]) -> Iterator[Finding]:
+def _limits(inputs: PbsCheckInputs, hosts: Collection[HostVnodes]) -> Iterator[Finding]:
     """Check whether the limits on a user's jobs allow jobs in addition to the leases. ``hosts``:
     those that leases may use.
     """
-    s = checked.settings
+    s = inputs.settings
     smallest_lease = {
         resource: min(
             number_of(sum_of(resource, [v.resources_available for _, v in vnodes]))
@@ -285,8 +283,8 @@ def _limits(checked: PbsChecked, hosts: Collection[HostVnodes]) -> Iterator[Find
         for resource in s.lease.resources
         if resource != "mem"
     }
-    queue = checked.site.queues.get(s.lease.queue)
-    places = {"the server": checked.site.limits, f"queue {s.lease.queue}": queue and queue.limits}
+    queue = inputs.site.queues.get(s.lease.queue)
+    places = {"the server": inputs.site.limits, f"queue {s.lease.queue}": queue and queue.limits}
     for place, limits in places.items():
         for name, text in (limits or {}).items():
             resource = name.partition(".")[2]
@@ -307,9 +305,9 @@ def _limits(checked: PbsChecked, hosts: Collection[HostVnodes]) -> Iterator[Find
                 yield from job_limit("PBS", limit_text, jobs, ours, "scheduler.pbs")
 
 
-def _shell(checked: PbsChecked) -> Iterator[Finding]:
+def _shell(inputs: PbsCheckInputs) -> Iterator[Finding]:
     """Check whether agents will be the session leaders of their jobs."""
-    shell = checked.settings.lease.shell
+    shell = inputs.settings.lease.shell
     if not shell or shell == PLAIN_SHELL:
         yield (
             True,
@@ -325,20 +323,20 @@ def _shell(checked: PbsChecked) -> Iterator[Finding]:
         )
 
 
-def _nodes(checked: PbsChecked) -> Iterator[Finding]:
+def _nodes(inputs: PbsCheckInputs) -> Iterator[Finding]:
     """Check that the output of PBS which a poll reads can be parsed, and that leases may use at
     least one node.
     """
     try:
-        nodes, _ = checked.source.read(checked.settings.prefix)
-        checked.reservations.of(nodes, checked.now)
+        nodes, _ = inputs.source.read(inputs.settings.prefix)
+        inputs.reservations.of(nodes, inputs.now)
     except SchedulerError as error:
         yield False, f"PBS's nodes, jobs and reservations cannot be read: {error}"
         return
     hosts = by_host(nodes)
-    queue = checked.settings.lease.queue
-    configured = checked.site.queues.get(queue)
-    queues_of = checked.site.queues_of()
+    queue = inputs.settings.lease.queue
+    configured = inputs.site.queues.get(queue)
+    queues_of = inputs.site.queues_of()
     usable_hosts = [
         vnodes
         for vnodes in hosts.values()
@@ -355,14 +353,14 @@ def _nodes(checked: PbsChecked) -> Iterator[Finding]:
             f"PBS has {len(hosts)} hosts with {len(nodes)} vnodes; {len(usable_hosts)} take jobs "
             f"of queue {queue}.",
         )
-        yield from _limits(checked, usable_hosts)
+        yield from _limits(inputs, usable_hosts)
 
 
-def _permission(checked: PbsChecked) -> Iterator[Finding]:
+def _permission(inputs: PbsCheckInputs) -> Iterator[Finding]:
     """Submit a lease as a held job for any node, and delete it at once."""
-    s = checked.settings
+    s = inputs.settings
     limit_s = min(s.min_length_s, s.time_limit_s)
-    queue = checked.site.queues.get(s.lease.queue)
+    queue = inputs.site.queues.get(s.lease.queue)
     if queue is not None and queue.min_walltime_s is not None:
         limit_s = max(limit_s, queue.min_walltime_s)
     select = ":".join(
@@ -372,10 +370,10 @@ def _permission(checked: PbsChecked) -> Iterator[Finding]:
     try:
         script = lease_script(s.template, Part("", ["true"], {}))
         argv = [
-            *qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=checked.site.requeues),
+            *qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=inputs.site.requeues),
             "-h",
         ]
-        job_id = checked.submitter.submit(argv, script, None)
+        job_id = inputs.submitter.submit(argv, script, None)
     except SchedulerError as error:
         yield (
             False,
@@ -388,7 +386,7 @@ def _permission(checked: PbsChecked) -> Iterator[Finding]:
             ),
         )
         return
-    problem = checked.submitter.cancel(
+    problem = inputs.submitter.cancel(
         [LeaseJob(Lease("check", job_id, LeaseState.PENDING), s.user)]
     ).problem
     if problem is None:

@@ -28,7 +28,7 @@ from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import Lease, LeaseState
-from scavenger.pbs.check import PbsChecked, findings
+from scavenger.pbs.check import PbsCheckInputs, findings
 from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
 from scavenger.pbs.parse import DSV_MARK, PbsJob, number_in, read_ended, read_unknown
 from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
@@ -286,7 +286,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     def _findings(self, site: PbsSite) -> Iterator[Finding]:
         return findings(
-            PbsChecked(
+            PbsCheckInputs(
                 site,
                 self.settings,
                 self.grace_s(site),

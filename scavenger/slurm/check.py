@@ -22,7 +22,7 @@ from scavenger.slurm.wall_limits import longest_lease, most_memory_mb
 
 
 @dataclass(frozen=True)
-class SlurmChecked:
+class SlurmCheckInputs:
     """The inputs of the checks."""
 
     site: SlurmSite
@@ -37,27 +37,27 @@ class SlurmChecked:
     """Runs commands."""
 
 
-def findings(checked: SlurmChecked) -> Iterator[Finding]:
+def findings(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Yield (works, sentence) for each test."""
-    by_mode = [_backfill] if checked.settings.backfill else [_preemption, _grace, _longest_wait]
+    by_mode = [_backfill] if inputs.settings.backfill else [_preemption, _grace, _longest_wait]
     for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
-        yield from part(checked)
-    yield from limits(checked.site, checked.settings, checked.commands)
+        yield from part(inputs)
+    yield from limits(inputs.site, inputs.settings, inputs.commands)
 
 
-def _partitions(checked: SlurmChecked) -> Iterator[Finding]:
-    names = checked.settings.lease.partitions
-    if not names and not checked.settings.lease.qos:
-        available = ", ".join(sorted(checked.site.partitions))
+def _partitions(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    names = inputs.settings.lease.partitions
+    if not names and not inputs.settings.lease.qos:
+        available = ", ".join(sorted(inputs.site.partitions))
         yield (
             False,
             "No partition is named for the leases; set partition in [scheduler.slurm] to one "
             f"of {available}, or set qos.",
         )
     for name in names:
-        partition = checked.site.partitions.get(name)
+        partition = inputs.site.partitions.get(name)
         if partition is None:
-            available = ", ".join(sorted(checked.site.partitions)) or "none"
+            available = ", ".join(sorted(inputs.site.partitions)) or "none"
             yield (
                 False,
                 f"Slurm has no partition {name}; set partition in [scheduler.slurm] to one of "
@@ -72,9 +72,9 @@ def _partitions(checked: SlurmChecked) -> Iterator[Finding]:
             yield True, f"Partition {name} is up and has {len(partition.nodes)} nodes."
 
 
-def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
-    s = checked.settings
-    longest_s, by = longest_lease(checked.site, s.lease)
+def _time_limit(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    s = inputs.settings
+    longest_s, by = longest_lease(inputs.site, s.lease)
     if longest_s is None or longest_s >= s.time_limit_s:
         return
     if longest_s < min(s.min_length_s, s.time_limit_s):
@@ -92,9 +92,9 @@ def _time_limit(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
-def _memory(checked: SlurmChecked) -> Iterator[Finding]:
-    lease = checked.settings.lease
-    if lease.exclusive and (most := most_memory_mb(checked.site, lease)):
+def _memory(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    lease = inputs.settings.lease
+    if lease.exclusive and (most := most_memory_mb(inputs.site, lease)):
         yield (
             True,
             f"Leases have {most:,} MB of a node's memory at most (MaxMemPerNode of their "
@@ -102,12 +102,12 @@ def _memory(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
-def _preemption(checked: SlurmChecked) -> Iterator[Finding]:
+def _preemption(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     instead = (
         'or set mode = "backfill" in [scheduler.slurm] for leases that end before the '
         "nodes are wanted"
     )
-    if checked.site.preempt_type in ("none", ""):
+    if inputs.site.preempt_type in ("none", ""):
         yield (
             False,
             (
@@ -117,14 +117,14 @@ def _preemption(checked: SlurmChecked) -> Iterator[Finding]:
             ),
         )
         return
-    if checked.site.preempt_type == "qos":
-        yield from _preempting_qos(checked)
+    if inputs.site.preempt_type == "qos":
+        yield from _preempting_qos(inputs)
         return
-    for name in checked.settings.lease.partitions:
-        partition = checked.site.partitions.get(name)
+    for name in inputs.settings.lease.partitions:
+        partition = inputs.site.partitions.get(name)
         if partition is None:
             continue
-        mode = checked.site.preempt_mode_of(name).upper()
+        mode = inputs.site.preempt_mode_of(name).upper()
         if mode == "OFF":
             yield (
                 False,
@@ -140,7 +140,7 @@ def _preemption(checked: SlurmChecked) -> Iterator[Finding]:
                     "for it."
                 ),
             )
-        elif not (above := _above(checked.site, partition)):
+        elif not (above := _above(inputs.site, partition)):
             yield (
                 False,
                 (
@@ -161,8 +161,8 @@ def _above(site: SlurmSite, lease: Partition) -> list[str]:
     )
 
 
-def _preempting_qos(checked: SlurmChecked) -> Iterator[Finding]:
-    qos = checked.settings.lease.qos
+def _preempting_qos(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    qos = inputs.settings.lease.qos
     if not qos:
         sentence = (
             "Slurm preempts by QOS (PreemptType=preempt/qos), and no QOS is named; set "
@@ -171,7 +171,7 @@ def _preempting_qos(checked: SlurmChecked) -> Iterator[Finding]:
         yield False, sentence + "that others preempt."
         return
     try:
-        printed = checked.commands.ask(
+        printed = inputs.commands.ask(
             ["sacctmgr", "-nP", "show", "qos", "format=name,preempt,preemptmode"]
         )
     except CommandError as error:
@@ -192,13 +192,13 @@ def _preempting_qos(checked: SlurmChecked) -> Iterator[Finding]:
         yield True, f"Jobs of QOS {', '.join(above)} preempt those of {qos} (PreemptMode={mode})."
 
 
-def _grace(checked: SlurmChecked) -> Iterator[Finding]:
-    needed_s = checked.settings.needed_grace_s
-    grace = checked.grace_s
+def _grace(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    needed_s = inputs.settings.needed_grace_s
+    grace = inputs.grace_s
     where = (
         f"partition {name}"
-        if (name := checked.settings.lease.main_partition)
-        else f"QOS {checked.settings.lease.qos}"
+        if (name := inputs.settings.lease.main_partition)
+        else f"QOS {inputs.settings.lease.qos}"
     )
     if grace < needed_s:
         yield (
@@ -216,7 +216,7 @@ def _grace(checked: SlurmChecked) -> Iterator[Finding]:
             f"A preempted lease has {grace:g} s to leave; jobs need {needed_s:g} s at most to "
             "take a snapshot and stop.",
         )
-    if checked.site.user_signal:
+    if inputs.site.user_signal:
         yield True, "Preemption signals the agent at once (preempt_send_user_signal)."
     else:
         yield (
@@ -229,11 +229,11 @@ def _grace(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
-def _longest_wait(checked: SlurmChecked) -> Iterator[Finding]:
-    site, lease = checked.site, checked.settings.lease
-    exempt_of = exempt_times(checked.commands, site)
+def _longest_wait(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    site, lease = inputs.site, inputs.settings.lease
+    exempt_of = exempt_times(inputs.commands, site)
     waits = [
-        replace(w, grace_s=max(w.grace_s, checked.grace_s))
+        replace(w, grace_s=max(w.grace_s, inputs.grace_s))
         for w in (longest_wait(site, n, lease.qos, exempt_of) for n in lease.partitions or ("",))
     ]
     wait = max(waits, key=lambda each: each.seconds)
@@ -253,8 +253,8 @@ def _longest_wait(checked: SlurmChecked) -> Iterator[Finding]:
         yield True, f"A job waits {wait.seconds:.0f} s for a lease at the longest: {parts}."
 
 
-def _backfill(checked: SlurmChecked) -> Iterator[Finding]:
-    if checked.site.backfill_cycle_s is None:
+def _backfill(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    if inputs.site.backfill_cycle_s is None:
         yield (
             False,
             'mode = "backfill" needs SchedulerType=sched/backfill in slurm.conf; Slurm has '
@@ -263,27 +263,27 @@ def _backfill(checked: SlurmChecked) -> Iterator[Finding]:
     else:
         yield (
             True,
-            f"The backfill scheduler runs every {checked.site.backfill_cycle_s:.3g} s; leases end "
+            f"The backfill scheduler runs every {inputs.site.backfill_cycle_s:.3g} s; leases end "
             "before the next known use of their node.",
         )
 
 
-def _permission(checked: SlurmChecked) -> Iterator[Finding]:
+def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Test the submission of a lease, to any node."""
-    s = checked.settings
+    s = inputs.settings
     try:
         script = batch_script(s.template, ["true"], {}, False)
     except SchedulerError as error:
         yield False, str(error)
         return
-    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.min_length_s, checked.grace_s, None)
+    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.min_length_s, inputs.grace_s, None)
     argv = [
         word
         for word in sbatch(s, spec, False)
         if not word.startswith(("--nodelist=", "--deadline="))
     ]
     try:
-        result = checked.commands.run([*argv, "--test-only"], stdin=script)
+        result = inputs.commands.run([*argv, "--test-only"], stdin=script)
     except CommandError as error:
         yield False, str(error)
         return
@@ -300,9 +300,9 @@ def _permission(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
-def _shape(checked: SlurmChecked) -> Iterator[Finding]:
+def _shape(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Check the settings for leases that share a job."""
-    s, site = checked.settings, checked.site
+    s, site = inputs.settings, inputs.site
     if s.shape == "array":
         if site.array_size < 3:
             yield (
@@ -320,7 +320,7 @@ def _shape(checked: SlurmChecked) -> Iterator[Finding]:
             most = min(s.shared_by, site.array_size)
             yield True, f"Leases that are asked for together share a job array, {most} at most."
     elif s.shape == "block":
-        whole = "" if checked.settings.backfill else "; a preemption takes all of them at once"
+        whole = "" if inputs.settings.backfill else "; a preemption takes all of them at once"
         yield (
             True,
             f"Leases that are asked for together are nodes of one job, {s.shared_by} at most"
@@ -328,16 +328,16 @@ def _shape(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
-def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
+def _gpus(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Check whether leases would leave GPUs unused."""
-    lease = checked.settings.lease
+    lease = inputs.settings.lease
     if any("gpu" in word for word in (lease.gres, *lease.options)):
         return
     try:
-        table, _, _ = checked.source.read(checked.settings.prefix)
+        table, _, _ = inputs.source.read(inputs.settings.prefix)
     except SchedulerError:
         return  # _polls reports it
-    named = set(checked.settings.lease.partitions)
+    named = set(inputs.settings.lease.partitions)
     with_gpus = {
         name: group.gres.split("(")[0] for name, group in table.nodes.items() if "gpu" in group.gres
     }
@@ -357,55 +357,55 @@ def _gpus(checked: SlurmChecked) -> Iterator[Finding]:
         )
 
 
-def _sight(checked: SlurmChecked) -> Iterator[Finding]:
-    cycle = checked.site.backfill_cycle_s
-    if checked.settings.idle_for_s is None and cycle is not None:
+def _sight(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    cycle = inputs.site.backfill_cycle_s
+    if inputs.settings.idle_for_s is None and cycle is not None:
         yield True, f"A node is a gap when it was idle for one backfill cycle, here {cycle:.3g} s."
-    yield from _polls(checked)
-    if "reservations" in checked.site.hidden and not _is_operator(checked):
+    yield from _polls(inputs)
+    if "reservations" in inputs.site.hidden and not _is_operator(inputs):
         yield (
             False,
             "PrivateData=reservations hides reservations from users who are no operators, so that "
             "maintenance would not be seen and leases would stand in its way; let an operator's "
-            f"account run the daemon (sacctmgr modify user {checked.settings.user} set "
+            f"account run the daemon (sacctmgr modify user {inputs.settings.user} set "
             "adminlevel=operator), or take reservations out of PrivateData.",
         )
-    if "jobs" in checked.site.hidden:
+    if "jobs" in inputs.site.hidden:
         # Operators see everything. Only the jobs that squeue omits show whether this user is one.
         yield (
-            not checked.settings.backfill,
+            not inputs.settings.backfill,
             (
                 "PrivateData=jobs hides the jobs of others from users who are no operators, so "
                 "it may not be known when a waiting job is "
                 "expected to start; let an operator's account run the daemon"
-                + ("." if checked.settings.backfill else ", or rely on preemption.")
+                + ("." if inputs.settings.backfill else ", or rely on preemption.")
             ),
         )
 
 
-def _polls(checked: SlurmChecked) -> Iterator[Finding]:
+def _polls(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Make the requests of a poll as the daemon makes them."""
     try:
-        table, _, _ = checked.source.read(checked.settings.prefix)
+        table, _, _ = inputs.source.read(inputs.settings.prefix)
     except SchedulerError as error:
-        hidden = checked.site.hidden & {"nodes", "reservations", "jobs"}
+        hidden = inputs.site.hidden & {"nodes", "reservations", "jobs"}
         why = (
             f" PrivateData={','.join(sorted(hidden))} hides them from users who are no operators: "
             "let an operator's account run the daemon (sacctmgr modify user "
-            f"{checked.settings.user} set adminlevel=operator), or take that out of PrivateData."
+            f"{inputs.settings.user} set adminlevel=operator), or take that out of PrivateData."
         )
         yield False, f"The polls of the daemon fail: {error}{why * bool(hidden)}"
     else:
         yield True, f"A poll sees {len(table.nodes)} nodes."
 
 
-def _is_operator(checked: SlurmChecked) -> bool:
+def _is_operator(inputs: SlurmCheckInputs) -> bool:
     """Return whether Slurm hides nothing from the daemon's user."""
-    user = checked.settings.user
-    if user in ("root", checked.site.settings.get("SlurmUser", "").partition("(")[0]):
+    user = inputs.settings.user
+    if user in ("root", inputs.site.settings.get("SlurmUser", "").partition("(")[0]):
         return True
     try:
         words = ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"]
-        return checked.commands.ask(words).strip().lower().startswith(("operator", "admin"))
+        return inputs.commands.ask(words).strip().lower().startswith(("operator", "admin"))
     except CommandError:
         return False

@@ -23,7 +23,7 @@ from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError
-from scavenger.slurm.check import SlurmChecked, findings
+from scavenger.slurm.check import SlurmCheckInputs, findings
 from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs
 from scavenger.slurm.hold import Hold
 from scavenger.slurm.job import (
@@ -268,5 +268,5 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
 
     def _findings(self, site: SlurmSite) -> Iterator[Finding]:
         return findings(
-            SlurmChecked(site, self.settings, self.grace_s(site), self.source, self.commands)
+            SlurmCheckInputs(site, self.settings, self.grace_s(site), self.source, self.commands)
         )

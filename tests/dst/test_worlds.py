@@ -202,7 +202,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         BOTH,
     ),
     "a service's process gets no time to hand over": (
-        [(RoundSettings, "end_within", lambda self, within_s: 0.01)],
+        [(RoundSettings, "self_exit_limit_s", lambda self, within_s: 0.01)],
         "could not hand over",
         ("notice",),
         ("service",),

@@ -27,7 +27,7 @@ from malletrain import membership
 group = membership.join(str(os.getpid()))
 for change in group.changes():
     if change.kind == "leaving" and change.member == group.me:
-        group.drained()
+        group.report_drained()
 """
 
 

@@ -16,7 +16,7 @@ import json, os, time
 from malletrain import membership
 
 group = membership.join(f"{membership.host()}:{os.getpid()}")
-print("key of", len(membership.key()), "bytes", flush=True)
+print("key of", len(membership.job_key()), "bytes", flush=True)
 assert "torch" not in __import__("sys").modules
 with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
     for change in group.changes():
@@ -25,7 +25,7 @@ with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
             if os.path.exists("deaf"):
                 continue
             print(json.dumps(["drained", group.me.node, f"{change.member.seconds_left:.1f}", 0]), file=news)
-            group.drained()
+            group.report_drained()
 """  # noqa: E501
 """Writes down every change it hears of, one file a process."""
 

@@ -70,7 +70,7 @@ def test_a_process_joins_hears_and_drains(launcher):
     group = membership.join("n1:7")
     launcher.accept()
     assert launcher.hear() == {"say": "join", "address": "n1:7"}
-    assert membership.key() == b"\xab" * 32
+    assert membership.job_key() == b"\xab" * 32
     launcher.say(view=4, members=[["n1", "h", "n1:7", None], ["n2", "h", "n2:7", None]])
     changes = group.changes()
     assert [(c.kind, c.member.node) for c in (next(changes), next(changes))] == [
@@ -81,8 +81,8 @@ def test_a_process_joins_hears_and_drains(launcher):
     change = next(changes)
     assert (change.kind, change.member) == ("leaving", group.me)
     assert NEVER_S - PATIENCE_S < change.member.seconds_left <= NEVER_S
-    assert group.number == 5
-    group.drained()
+    assert group.view_number == 5
+    group.report_drained()
     assert launcher.hear() == {"say": "drained"}
     launcher.connection.shutdown(socket.SHUT_RDWR)
     assert list(changes) == []
@@ -185,7 +185,7 @@ def test_messages_of_several_threads_do_not_mix(launcher):
 
     def send():
         for _ in range(100):
-            group.worth(values)
+            group.set_values(values)
 
     threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
@@ -202,8 +202,8 @@ def test_outside_malletrain_a_process_is_alone(monkeypatch):
     monkeypatch.delenv("MALLETRAIN_JOB_KEY", raising=False)
     group = membership.join("x:1")
     assert group.members == (group.me,)
-    assert membership.key() == b""
-    group.drained()
+    assert membership.job_key() == b""
+    group.report_drained()
     changes = group.changes()
     assert next(changes).kind == "joined"
     group.close()
@@ -237,10 +237,10 @@ def test_a_process_hears_how_long_nodes_last_and_says_what_they_are_worth(launch
     view = [["n1", "h", "n1:7", None, 600.0], ["n2", "h", "n2:7", None, None]]
     launcher.say(view=1, members=[*view, ["n3", "h", "n3:7", None]])  # an older launcher's
     assert group.wait(PATIENCE_S)
-    assert [m.lasts_s for m in group.members] == [600.0, None, None]
-    group.worth({4: 10.0, 8: 12.5})
+    assert [m.expected_remaining_s for m in group.members] == [600.0, None, None]
+    group.set_values({4: 10.0, 8: 12.5})
     assert launcher.hear() == {"say": "worth", "nodes": {"4": 10.0, "8": 12.5}}
     for wrong in ({}, {0: 1.0}, {1: -1.0}, {1: float("nan")}, dict.fromkeys(range(1, 66), 1.0)):
         with pytest.raises(ValueError, match="1 to 64 sizes"):
-            group.worth(wrong)
+            group.set_values(wrong)
     launcher.connection.close()

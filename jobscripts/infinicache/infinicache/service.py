@@ -58,7 +58,7 @@ async def serve(
     host = socket.gethostbyname(membership.host())
     node = CacheNode(
         capacity,
-        membership.key(),
+        membership.job_key(),
         host=host,
         port=port,
         proxies=proxies,
@@ -92,8 +92,12 @@ async def _follow(node: CacheNode, group: membership.Membership) -> None:
         node.view(
             [m.address for m in members],
             [m.address for m in members if m.leaving],
-            group.number,
-            {m.address: m.lasts_s for m in members if m.lasts_s is not None},
+            group.view_number,
+            {
+                m.address: m.expected_remaining_s
+                for m in members
+                if m.expected_remaining_s is not None
+            },
         )
         if change.kind == membership.LEAVING and change.member == group.me and draining is None:
             draining = asyncio.create_task(_drain(node, group))
@@ -113,7 +117,7 @@ async def _drain(node: CacheNode, group: membership.Membership) -> None:
         print(f"not drained within {limit:.1f} s: {node.store.used} bytes left behind", flush=True)
     except (CacheError, ConnectionError, RuntimeError) as error:
         print(f"not drained: {error}", flush=True)
-    group.drained()
+    group.report_drained()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -53,7 +53,7 @@ async def keep_telling(
         values = worth(curves, per_gb, node.for_objects)
         values = {size: max(LEAST, value) for size, value in values.items()}
         if differs(previous, values):
-            group.worth(values)
+            group.set_values(values)
             previous = values
             print(f"nodes are worth {values}", flush=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from malletrain.elastic.errors import ElasticError
-from malletrain.elastic.switches import named_parameters
+from malletrain.elastic.module_modes import named_parameters
 from malletrain.training import rng
 from malletrain.training.objects import plain_name
 

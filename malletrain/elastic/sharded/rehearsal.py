@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from malletrain.elastic.link import Place
+from malletrain.elastic.module_modes import named_parameters
 from malletrain.elastic.sharded import moving
 from malletrain.elastic.sharded.chunks import Chunk
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import make_plan
-from malletrain.elastic.switches import named_parameters
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together, take_apart
 from malletrain.training.torch_private import adopt_backend, leave_out_hooks

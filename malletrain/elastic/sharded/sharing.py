@@ -22,6 +22,7 @@ import torch.distributed as dist
 from malletrain.elastic.errors import is_peer_loss
 from malletrain.elastic.group import Group
 from malletrain.elastic.invited import Invited, to_wait_for, who_stays
+from malletrain.elastic.module_modes import named_buffers, named_parameters, set_modes
 from malletrain.elastic.sharded import moving, standing
 from malletrain.elastic.sharded.chunks import Chunk, share
 from malletrain.elastic.sharded.model import exchange_parameters, release, saved_names
@@ -29,7 +30,6 @@ from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
-from malletrain.elastic.switches import named_buffers, named_parameters, set_switches
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together
@@ -299,7 +299,7 @@ def _fill(
     saved = {name: state for name, state in description["objects"].items() if name in objects}
     with torch.no_grad():
         put_together(objects, saved, description["shapes"], True, read, refuse)
-        set_switches(module, description["switches"])
+        set_modes(module, description["modes"])
         for name, buffer in named_buffers(module).items():
             if name in description["buffers"]:
                 buffer.copy_(description["buffers"][name])
@@ -316,10 +316,10 @@ def _restart(
     """Load the newest snapshot, or the initial state, because no state is complete."""
     lost = any(row.live is not None for row in table)
     source = next((rank for rank, row in enumerate(table) if row.live is not None), 0)
-    beginning = training.new_history(), rng.state(), training.switches()
-    name, random, switches = pickle.loads(broadcast(group, source, pickle.dumps(beginning)))
-    if switches is not None:
-        set_switches(module, switches)
+    beginning = training.new_history(), rng.state(), training.modes()
+    name, random, modes = pickle.loads(broadcast(group, source, pickle.dumps(beginning)))
+    if modes is not None:
+        set_modes(module, modes)
     before, old = training.steps, training.model.module
     restored = training.restart(module, group, name)
     tensors = named_buffers(module)

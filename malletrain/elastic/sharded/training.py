@@ -21,6 +21,7 @@ from malletrain.elastic import pickled
 from malletrain.elastic.background import to_host
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
+from malletrain.elastic.module_modes import ModuleModes, modes_of, named_buffers
 from malletrain.elastic.sharded import copies
 from malletrain.elastic.sharded.assignment import StatePart
 from malletrain.elastic.sharded.meshes import MeshCache
@@ -29,7 +30,6 @@ from malletrain.elastic.sharded.moving import Parts, combined, parts_of
 from malletrain.elastic.sharded.snapshot import RunSnapshot
 from malletrain.elastic.sharded.standing import ShardStanding, Version
 from malletrain.elastic.state import StateError
-from malletrain.elastic.switches import Switches, named_buffers, switches_of
 from malletrain.elastic.training import Training
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
@@ -184,7 +184,7 @@ class ShardedTraining(Training):
             "buffers": to_host(
                 {n: b for n, b in named_buffers(module).items() if n not in snapshot_names}
             ),
-            "switches": switches_of(module),
+            "modes": modes_of(module),
             "rng": rng.state(),
             "counters": self._counters_for_peers(),
             "history": self.history,
@@ -201,11 +201,11 @@ class ShardedTraining(Training):
                     ) from error
             raise
 
-    def switches(self) -> Switches | None:
-        """Returns the switches of the live module; None before the first group, because
+    def modes(self) -> ModuleModes | None:
+        """Returns the modes of the live module; None before the first group, because
         ``parallelize`` may set its own.
         """
-        return switches_of(self.model.module) if self.group is not None else None
+        return modes_of(self.model.module) if self.group is not None else None
 
     def _state_of(self, name: str) -> Any:
         return to_host(take_apart({name: self.others[name]})[0][name])

@@ -15,7 +15,7 @@ class Group:
     def __init__(self):
         self.said = []
 
-    def worth(self, nodes):
+    def set_values(self, nodes):
         self.said.append(nodes)
 
 

@@ -20,8 +20,8 @@ from malletrain.core.events import (
     GapsSeen,
     JobState,
     JobSubmitted,
+    LeaseDeferred,
     LeaseNotTaken,
-    LeaseNotYet,
     NodeJoined,
     NodeLost,
     RescaleFinished,
@@ -105,7 +105,7 @@ class World:
 
     def put_off(self, node):
         del self.pending[node]
-        self.do(LeaseNotYet(node, self.owner[node]))
+        self.do(LeaseDeferred(node, self.owner[node]))
 
     def lose(self, node):
         self.forget(node)
@@ -146,7 +146,7 @@ class World:
                     **again,
                     state=record.state,
                     tries=record.tries,
-                    last_broke=record.last_broke,
+                    last_failure_at=record.last_failure_at,
                 )
             )
         holder = {node: job for job, nodes in self.running.items() for node in nodes}

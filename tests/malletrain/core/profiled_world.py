@@ -24,7 +24,7 @@ from malletrain.core.events import (
     NodeJoined,
     NodeLost,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     RescaleFinished,
     RoundFormed,
     Tick,
@@ -49,7 +49,9 @@ def amdahl(nodes: int) -> float:
 
 def settings(**profiling) -> ControllerSettings:
     profiling = {"when_worth": False, **profiling}
-    advisor = profiling.pop("advisor", None) or advisor_config(patience_s=20.0, donor_quiet_s=30.0)
+    advisor = profiling.pop("advisor", None) or advisor_config(
+        max_wait_for_nodes_s=20.0, donor_quiet_s=30.0
+    )
     return ControllerSettings(
         PlanningSettings(t_fwd_s=120.0, cost=RescaleCost(up_s=10.0, down_s=8.0, start_s=10.0)),
         debounce_s=0.5,
@@ -200,7 +202,7 @@ class ProfiledWorld(World):
             return
         self.rescaling.pop(job, None)
         self.do(RescaleFinished(job))
-        self.do(RescaleCosted(job, kind, DOWN if kind == "down" else UP))
+        self.do(RescaleCostMeasured(job, kind, DOWN if kind == "down" else UP))
         began = self.now
 
         def report():

@@ -8,17 +8,17 @@ from allocator import RescaleCost, ScalingCurve
 from malletrain.core.commands import ReleaseLeases, Rescale, Start, Stop, Suspend
 from malletrain.core.controller import Controller
 from malletrain.core.events import (
-    CurveLearned,
+    CurveChanged,
     JobCancelled,
     JobCompleted,
     JobState,
-    JobWeighed,
     NodeJoined,
     NodeLeaving,
     NodeLost,
     RescaleFinished,
     RoundInterrupted,
     Tick,
+    WeightChanged,
     WorkersFailed,
 )
 from malletrain.core.settings import ControllerSettings, PlanningSettings
@@ -92,7 +92,7 @@ def test_tries_of_before_a_restart_count_and_grow_old_too():
     play(
         c,
         [
-            (1000.0, job(state=JobState.RUNNING, tries=1, last_broke=950.0)),
+            (1000.0, job(state=JobState.RUNNING, tries=1, last_failure_at=950.0)),
             *nodes("a", at=1000.0),
             (1001.0, Tick()),
         ],
@@ -102,7 +102,7 @@ def test_tries_of_before_a_restart_count_and_grow_old_too():
     play(
         c,
         [
-            (1000.0, job(state=JobState.RUNNING, tries=1, last_broke=10.0)),
+            (1000.0, job(state=JobState.RUNNING, tries=1, last_failure_at=10.0)),
             *nodes("a", at=1000.0),
             (1001.0, Tick()),
         ],
@@ -219,7 +219,7 @@ def test_a_rescale_that_nobody_chose_does_not_make_growing_wait():
 def test_a_learned_curve_changes_the_plan():
     c = controller()
     now = running(c, on=("a", "b", "c", "d"))
-    flat = CurveLearned("j", ScalingCurve.of({1: 100.0, 2: 60.0, 4: 20.0}), CHEAP)
+    flat = CurveChanged("j", ScalingCurve.of({1: 100.0, 2: 60.0, 4: 20.0}), CHEAP)
     assert play(c, [(now, flat), (now + 1, Tick())]) == [Rescale("j", ("a",))]
 
 
@@ -233,7 +233,7 @@ def test_a_new_weight_moves_nodes_to_the_job_that_counts_more():
     play(c, [*nodes("n1", "n2", "n3", "n4"), (1.0, Tick()), (5.0, RescaleFinished("a"))])
     play(c, [(5.0, RescaleFinished("b"))])
     assert [len(c.jobs[name].nodes) for name in "ab"] == [3, 1]
-    play(c, [(10.0, JobWeighed("b", 8.0)), (12.0, Tick())])
+    play(c, [(10.0, WeightChanged("b", 8.0)), (12.0, Tick())])
     assert [len(c.jobs[name].nodes) for name in "ab"] == [1, 3]
 
 

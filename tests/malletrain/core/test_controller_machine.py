@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from allocator import ScalingCurve
 from malletrain.core.events import (
-    CurveLearned,
+    CurveChanged,
     JobCancelled,
     JobCompleted,
     JobSubmitted,
@@ -168,7 +168,7 @@ class ControllerMachine(RuleBasedStateMachine):
             w.do(RoundInterrupted(job))
         elif what == "curve":
             w.do(
-                CurveLearned(
+                CurveChanged(
                     job,
                     ScalingCurve.of({1: 10.0, 2: data.draw(st.sampled_from([5.0, 19.0])), 4: 30.0}),
                 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from allocator import Cohort, LossForecast, NodeInfo, RescaleCost
 from malletrain.core.commands import LossExpected
 from malletrain.core.controller import Controller
-from malletrain.core.events import Foretold, NodeJoined, RescaleFinished, Tick
+from malletrain.core.events import ForecastsUpdated, NodeJoined, RescaleFinished, Tick
 from malletrain.core.expected_node_life import ExpectedNodeLife, cohorts
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from tests.malletrain.core.controller_script import gaps, job, nodes, play
@@ -32,7 +32,7 @@ def controller():
 
 
 def told(**cohort_of):
-    return Foretold(
+    return ForecastsUpdated(
         {n: (cohort.mean_survival_s(1000.0), cohort) for n, cohort in cohort_of.items()}
     )
 
@@ -82,7 +82,7 @@ def test_a_plan_leaves_nodes_alone_that_are_about_to_go():
 def test_horizons_are_those_of_the_latest_word():
     c = controller()
     started(c, a=STAYS)
-    c.handle(Foretold({"a": (123.0, HALF), "elsewhere": (1.0, SOON)}), 7.0)
+    c.handle(ForecastsUpdated({"a": (123.0, HALF), "elsewhere": (1.0, SOON)}), 7.0)
     assert c.nodes["a"].info == NodeInfo(horizon_s=123.0, cohort=HALF)
     assert c.state.usable["a"].cohort is HALF
 
@@ -91,7 +91,7 @@ def test_gaps_that_became_too_short_are_not_asked_for():
     c = Controller(ControllerSettings(min_horizon_s=60.0))
     play(c, [(0.0, job("j", 1, 4))])
     commands = c.handle_all(
-        [gaps("a", "b"), Foretold({"a": (30.0, SOON), "b": (90.0, STAYS)})], 1.0
+        [gaps("a", "b"), ForecastsUpdated({"a": (30.0, SOON), "b": (90.0, STAYS)})], 1.0
     )
     assert [command.nodes for command in commands] == [("b",)]
 

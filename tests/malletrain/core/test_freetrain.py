@@ -14,7 +14,7 @@ from malletrain.core.events import (
     NodeJoined,
     NodeLost,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     RescaleFinished,
     Tick,
 )
@@ -54,7 +54,7 @@ def test_stated_curves_are_believed_whatever_is_seen():
     [start] = [c for c in commands if isinstance(c, Start)]
     for k in range(100):
         made.handle(Progressed("j1", len(start.nodes), 11.0 + k, 500.0 * k, 8.0), 11.0 + k)
-    made.handle(RescaleCosted("j1", "up", 90.0), 120.0)
+    made.handle(RescaleCostMeasured("j1", "up", 90.0), 120.0)
     assert made.jobs["j1"].curve == SATURATED
     assert made.jobs["j1"].cost is None
 

@@ -124,9 +124,9 @@ def test_nobody_is_halted_that_has_no_budget():
 
 def test_after_a_restart_the_time_in_between_is_charged_too():
     c = controller()
-    so_far = GoalsSoFar(charged_s=100.0, charged_until=1000.0)
+    progress = GoalsSoFar(charged_s=100.0, charged_until=1000.0)
     spec = job(
-        "j", 1, 1, curve=TEN, state=JobState.RUNNING, goals=goals(budget_s=1e4), so_far=so_far
+        "j", 1, 1, curve=TEN, state=JobState.RUNNING, goals=goals(budget_s=1e4), progress=progress
     )
     c.hold(1300.0)
     joined = NodeJoined("a", job="j", leased_s=1250.0)

@@ -10,7 +10,7 @@ from malletrain.core.commands import ReclaimNodes, ReleaseLeases, TakeLeases
 from malletrain.core.events import (
     GapsSeen,
     JobCancelled,
-    LeaseNotYet,
+    LeaseDeferred,
     NodeJoined,
     NodeLost,
     NodeRejected,
@@ -122,7 +122,7 @@ def test_what_was_not_asked_for_yet_is_asked_for_after_the_next_poll_and_was_no_
     at = 2.0
     for _ in range(6):
         assert taken(play(c, [(at, gaps("a", "b"))])) == {"ann": ("a", "b")}
-        said = play(c, [(at + 0.1, LeaseNotYet(n, "ann")) for n in ("a", "b")])
+        said = play(c, [(at + 0.1, LeaseDeferred(n, "ann")) for n in ("a", "b")])
         said += play(c, [(at + 0.2, job(f"k{at}", 1, 1, owner="ann"))])
         said += play(c, [(at + 3.0, Tick())])
         assert taken(said) == {}, "not before the next poll"

@@ -17,7 +17,7 @@ from malletrain.core.events import (
     JobSubmitted,
     NodeLeaving,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     RoundInterrupted,
 )
 from malletrain.core.scaling_model import ScalingModel
@@ -46,7 +46,7 @@ def test_without_profiling_nothing_of_it_happens():
     off = Controller(replace(w.settings, profiling=None))
     off.handle(wanted(high=3), 0.0)
     assert off.handle(Progressed("a", 1, 1.0, 5.0), 1.0) == []
-    assert off.handle(RescaleCosted("a", "up", 3.0), 1.0) == []
+    assert off.handle(RescaleCostMeasured("a", "up", 3.0), 1.0) == []
     assert off.jobs["a"].cost is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from malletrain.core.events import (
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
 )
 from tests.malletrain.core.profiled_world import UP, amdahl, wanted, world
 
@@ -37,8 +37,8 @@ def test_what_a_rescale_costs_is_learnt():
     cost = w.controller.jobs["a"].cost
     assert cost.down_s < 3.5, "five rescales of 1.5 s speak louder than the configured 8 s"
     assert cost.up_s == pytest.approx((10 + UP) / 2)
-    w.do(RescaleCosted("a", "sideways", 1.0))
-    w.do(RescaleCosted("a", "up", float("nan")))
+    w.do(RescaleCostMeasured("a", "sideways", 1.0))
+    w.do(RescaleCostMeasured("a", "up", float("nan")))
     assert w.controller.jobs["a"].cost == cost
 
 

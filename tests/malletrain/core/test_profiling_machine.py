@@ -13,7 +13,7 @@ from malletrain.core.events import (
     JobState,
     JobSubmitted,
     Progressed,
-    RescaleCosted,
+    RescaleCostMeasured,
     RescaleFinished,
     RoundFormed,
 )
@@ -93,7 +93,7 @@ class ProfilingMachine(ControllerMachine):
             rescale_timeout_s=8.0,
             max_time_s=6.0,
             min_time_s=2.0,
-            patience_s=5.0,
+            max_wait_for_nodes_s=5.0,
             donor_quiet_s=9.0,
         )
         self.world = ProfilingWorld(
@@ -149,7 +149,11 @@ class ProfilingMachine(ControllerMachine):
         w.do(RoundFormed(job))
         w.rescaling.pop(job, None)
         w.do(RescaleFinished(job))
-        w.do(RescaleCosted(job, data.draw(st.sampled_from(["up", "down", "start", "loss"])), 2.0))
+        w.do(
+            RescaleCostMeasured(
+                job, data.draw(st.sampled_from(["up", "down", "start", "loss"])), 2.0
+            )
+        )
         began = w.now
         for k in range(1, reports + 1):
             w.run_until(w.now + every)

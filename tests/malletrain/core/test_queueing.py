@@ -7,7 +7,7 @@ import pytest
 from allocator import RescaleCost, ScalingCurve
 from malletrain.core.commands import Start, Suspend, TakeLeases
 from malletrain.core.events import (
-    CurveLearned,
+    CurveChanged,
     JobCancelled,
     JobCompleted,
     JobState,
@@ -114,7 +114,7 @@ def test_who_gets_nodes_by_turns_only_does_not_wait_longer_for_the_next():
     idle = [(0.0, job("a", 2, 2)), *nodes("a", "b"), (1.0, Tick()), (5.0, RescaleFinished("a"))]
     play(c, idle)
     dear = RescaleCost(start_s=c.settings.planning.t_fwd_s)
-    play(c, [(10.0, CurveLearned("a", ScalingCurve.of({2: 1.0}), dear)), (20.0, NodeLost("a"))])
+    play(c, [(10.0, CurveChanged("a", ScalingCurve.of({2: 1.0}), dear)), (20.0, NodeLost("a"))])
     play(c, [(30.0, NodeJoined("a")), (119.0, Tick())])
     assert not c.jobs["a"].nodes, "a start does not pay for itself"
     assert Start("a", ("a", "b")) in play(c, [(123.0, Tick())])

@@ -13,7 +13,7 @@ import pytest
 from malletrain.config.model import parse_config
 from malletrain.core.commands import KeepScalingModel
 from malletrain.core.controller import Controller
-from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCosted
+from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCostMeasured
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
 from malletrain.daemon.metrics import Metrics
@@ -106,7 +106,7 @@ def world(tmp_path):
 
 def learns(core, job="j1"):
     """A job that has run learns something more, so that its curve is kept."""
-    core.feed(RescaleCosted(job, "up", 3.0))
+    core.feed(RescaleCostMeasured(job, "up", 3.0))
 
 
 def test_a_waiting_job_is_told_what_a_similar_one_showed_while_it_waited(world):
@@ -198,9 +198,9 @@ def test_the_simulator_tells_the_same(world):
     for job in jobs.values():
         controller.handle(JobSubmitted(job.name, 1, 4), 0.0)
     found = []
-    for event in (RescaleCosted("j1", "up", 3.0), JobCompleted("j1")):
+    for event in (RescaleCostMeasured("j1", "up", 3.0), JobCompleted("j1")):
         controller.handle(event, 1.0)
-        if isinstance(event, RescaleCosted):
+        if isinstance(event, RescaleCostMeasured):
             reports.keep(jobs["j1"], KeepScalingModel("j1", LEARNED))
         else:
             reports.news = True

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.daemon.job_views import short_of, waiting_for
+from malletrain.daemon.job_views import missing_nodes_clause, pending_leases_clause
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from malletrain.daemon.job_views import short_of, waiting_for
     ],
 )
 def test_what_a_job_lacks_is_said_in_numbers(needed, held, coming, said):
-    assert short_of(needed, held, coming) == said
+    assert missing_nodes_clause(needed, held, coming) == said
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_what_a_job_lacks_is_said_in_numbers(needed, held, coming, said):
     ],
 )
 def test_idle_nodes_that_are_left_alone_are_said(alone, said):
-    assert short_of(1, 0, 0, alone) == said
+    assert missing_nodes_clause(1, 0, 0, alone) == said
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_idle_nodes_that_are_left_alone_are_said(alone, said):
     ],
 )
 def test_leases_that_wait_are_said_with_the_schedulers_reason(reasons, said):
-    assert waiting_for(reasons) == said
+    assert pending_leases_clause(reasons) == said

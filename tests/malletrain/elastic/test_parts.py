@@ -13,7 +13,7 @@ import malletrain.elastic as elastic
 from malletrain import ElasticSampler
 from malletrain.elastic.sharing import source_and_needy
 from malletrain.elastic.training import Standing, Training
-from malletrain.elastic.undo import StepStart
+from malletrain.elastic.undo import StateBeforeStep
 
 standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
 
@@ -45,7 +45,7 @@ def test_who_is_ahead(ahead, behind):
 def test_a_discarded_step_leaves_nothing_behind():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     facts = {"best": 0.5}
-    start = StepStart([model], [facts])
+    start = StateBeforeStep([model], [facts])
     start.keep()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     drawn = torch.rand(3)
@@ -71,7 +71,7 @@ def test_a_discarded_step_leaves_nothing_behind():
 def test_parameters_of_any_kind_that_a_step_moved_are_noticed(weight):
     module = torch.nn.Module()
     module.weight = torch.nn.Parameter(weight.clone())
-    start = StepStart([module])
+    start = StateBeforeStep([module])
     start.keep()
     assert start.restore([])
     module.weight.data.add_(1)  # not counted by autograd

@@ -14,7 +14,7 @@ import torch
 
 import malletrain.elastic as elastic
 from malletrain.elastic import rates
-from malletrain.elastic.switches import switches_of
+from malletrain.elastic.module_modes import modes_of
 from tests.malletrain.elastic.conductor import Conductor, conducted
 
 X = torch.arange(8.0).reshape(2, 4) / 8
@@ -55,7 +55,7 @@ def train(folder: str, kind: str) -> None:
         Path(folder, f"at-{run.world_size}").write_text(str(run.steps_done))
         if Path(folder, "stop").exists():
             run.request_stop()
-    found = [run.digest(), repr(switches_of(model)), run.world_size]
+    found = [run.digest(), repr(modes_of(model)), run.world_size]
     Path(folder, f"end-{run.rank}").write_text(json.dumps(found))
 
 

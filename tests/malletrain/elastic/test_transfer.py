@@ -144,7 +144,7 @@ def test_a_joiner_takes_the_state_into_memory_that_was_made_ready(monkeypatch):
     assert take((200, 200), torch.float32, False) is None
     for room, tensor in zip(taken, tensors, strict=True):
         room.copy_(tensor)
-    joiner.put_back(skeleton, taken)
+    joiner.restore(skeleton, taken)
     assert joiner.digest() == source.digest()
     assert {its.state[mine.weight][name].data_ptr() for name in ("exp_avg", "exp_avg_sq")} == ready
 

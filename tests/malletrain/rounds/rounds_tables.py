@@ -9,7 +9,7 @@ from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.settings import RoundSettings
 
 SETTINGS = RoundSettings(
-    warmup_s=60.0, warmup_broken_s=15.0, drain_s=10.0, join_s=60.0, failure_grace_s=2.0
+    warmup_s=60.0, warmup_blocking_s=15.0, drain_s=10.0, join_s=60.0, failure_grace_s=2.0
 )
 STORE = ("a", 29500)
 CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"

@@ -227,7 +227,7 @@ class RoundsWorld:
                 self.finished = True
             elif isinstance(action, NodesRejected):
                 assert self.handler_failures or self.now >= 100.0 + min(
-                    self.settings.warmup_s, self.settings.warmup_broken_s
+                    self.settings.warmup_s, self.settings.warmup_blocking_s
                 )
                 self.rejected += action.nodes
                 self.wanted = tuple(n for n in self.wanted if n not in action.nodes)

@@ -33,6 +33,6 @@ def test_a_node_that_has_to_go_does_not_wait():
     r = running("a", "b")
     says(r, 110.0, "between-epochs", "a", "b")
     assert r.move(("a",), 111.0, 30.0) == [SendDrain("a", 1, 1)]
-    assert r.next_wakeup() <= 111.0 + SETTINGS.drain_within(30.0)
+    assert r.next_wakeup() <= 111.0 + SETTINGS.drain_limit_s(30.0)
     assert SendRelease("b") in r.tick(r.next_wakeup())
     assert r.stage is RoundStage.FORMING

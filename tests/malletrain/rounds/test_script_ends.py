@@ -77,7 +77,7 @@ def test_a_node_that_is_taken_gives_the_script_its_grace():
     r = running("a", "b")
     says(r, 110.0, "finishing", "a", "b")
     assert r.move(("a",), 111.0, within_s=30.0) == []
-    limit = 111.0 + SETTINGS.end_within(30.0)
+    limit = 111.0 + SETTINGS.self_exit_limit_s(30.0)
     assert 130.0 < limit < 136.0
     assert r.next_wakeup() == pytest.approx(limit)
     assert r.tick(limit - 1.0) == []
@@ -91,7 +91,7 @@ def test_a_node_that_is_taken_after_a_planned_change_gives_it_too():
     says(r, 110.0, "finishing", "a", "b")
     r.move(("a",), 111.0)
     r.move(("b",), 120.0, within_s=10.0)
-    assert r.next_wakeup() == pytest.approx(120.0 + SETTINGS.end_within(10.0))
+    assert r.next_wakeup() == pytest.approx(120.0 + SETTINGS.self_exit_limit_s(10.0))
     assert done(r, 121.0, "b", "a") == [WorkersDone()]
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from malletrain import Snapshot
 from malletrain.elastic.state import Holder
-from malletrain.elastic.undo import StepStart
+from malletrain.elastic.undo import StateBeforeStep
 from malletrain.training.module_numbers import ModuleNumbers
 from malletrain.training.objects import schedule
 from tests.malletrain.training.worker_side import as_plain_script
@@ -44,7 +44,7 @@ def test_what_changed_is_put_back_and_nothing_else():
     other = Average()
     other.size = 9  # the script's own, now
     wrapped = nn.DataParallel(torch.compile(other))
-    ModuleNumbers({"model": wrapped}).put_back(numbers.changed())
+    ModuleNumbers({"model": wrapped}).restore(numbers.changed())
     assert (other.updates, other.drop.p, other.size, other.training) == (1, 0.25, 9, True)
 
 
@@ -52,7 +52,7 @@ def test_a_layer_that_is_frozen_stays_so():
     model, other = Average(), Average()
     numbers = ModuleNumbers({"model": model})
     model.layer.bias.requires_grad_(False)
-    ModuleNumbers({"model": other}).put_back(numbers.changed())
+    ModuleNumbers({"model": other}).restore(numbers.changed())
     assert [p.requires_grad for p in other.layer.parameters()] == [True, False]
 
 
@@ -61,7 +61,7 @@ def test_what_one_round_put_back_is_saved_by_the_next():
     numbers = ModuleNumbers({"model": first})
     first.train_on()
     after = ModuleNumbers({"model": second})
-    after.put_back(numbers.changed())
+    after.restore(numbers.changed())
     assert after.changed() == numbers.changed()
 
 
@@ -75,7 +75,7 @@ def test_one_that_changes_after_a_save_in_the_code_after_an_epoch_is_noticed():
 
 def test_parts_that_are_gone_are_left_out():
     numbers = ModuleNumbers({"model": nn.Linear(2, 2)})
-    numbers.put_back({"model": {"drop.p": 0.1}, "teacher": {".updates": 3}})
+    numbers.restore({"model": {"drop.p": 0.1}, "teacher": {".updates": 3}})
 
 
 @pytest.mark.usefixtures("plain")
@@ -97,13 +97,13 @@ def test_a_joiner_gets_them():
     holder, joiner = Holder({"model": ours}, device), Holder({"model": theirs}, device)
     ours.train_on()
     packed, tensors = holder.pack({})
-    joiner.put_back(joiner.destinations(packed)[0], tensors)
+    joiner.restore(joiner.destinations(packed)[0], tensors)
     assert (theirs.updates, theirs.drop.p) == (1, 0.25)
 
 
 def test_a_discarded_step_takes_them_back():
     model = Average()
-    start = StepStart([model])
+    start = StateBeforeStep([model])
     start.keep()
     model.train_on()
     start.restore(())
@@ -112,7 +112,7 @@ def test_a_discarded_step_takes_them_back():
 
 def test_what_is_recorded_is_restored_after_parameters_were_forgotten_or_attributes_deleted():
     model = Average()
-    start = StepStart([model])
+    start = StateBeforeStep([model])
     assert not start.restore(()), "nothing is recorded"
     start.keep()
     model.train_on()

@@ -83,12 +83,12 @@ def test_no_node_is_asked_for_twice_at_once(slurm):
 def test_the_submission_rate_is_kept(slurm):
     """Two may be asked for, then one every 1000 s; nothing waits for that."""
     scavenger = slurm.ready(submit_rate=0.001, submit_burst=2)
-    assert scavenger.poll().room == 2
+    assert scavenger.poll().max_new_leases == 2
     leases = scavenger.take([request(i) for i in range(1, 5)])
     assert [lease.state for lease in leases] == [PENDING, PENDING, NOT_YET, NOT_YET]
     assert "submit_rate allows 0.001 submissions a second" in leases[3].reason
     assert len(slurm.tools.calls("sbatch")) == 2
-    assert scavenger.poll().room == 0
+    assert scavenger.poll().max_new_leases == 0
     assert scavenger.contact().refused_s == 0, "nobody has refused anything"
     assert not {"l3", "l4"} & scavenger.ledger.given_up.keys()
 

@@ -106,14 +106,14 @@ def test_where_there_may_not_be_so_many_jobs_there_are_as_many_as_there_may_be(s
 @pytest.mark.parametrize("shape", ["array", "block"])
 def test_how_many_share_a_job_is_not_bounded_by_the_pace_of_submissions(slurm, shape):
     one = slurm.ready(shape=shape, shared_by=6, submit_rate=0.001, submit_burst=1)
-    assert one.poll().room == 6
+    assert one.poll().max_new_leases == 6
     leases = one.take([request(8), *(request(i) for i in range(1, 8))])
     assert [lease.id for lease in leases if lease.state is PENDING] == [
         f"l{i}" for i in (8, 1, 2, 3, 4, 5)
     ]
     assert {lease.state for lease in leases if lease.id in ("l6", "l7")} == {NOT_YET}
     assert len(slurm.tools.calls("sbatch")) == 1
-    assert one.poll().room == 0
+    assert one.poll().max_new_leases == 0
 
 
 def test_the_half_for_which_the_pace_leaves_nothing_is_not_asked_for_at_once(slurm):

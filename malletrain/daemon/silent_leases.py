@@ -21,7 +21,7 @@ _MAX_POLL_GAP_S = 60.0
 """Maximum time between two polls that is counted, seconds."""
 
 
-class Unheard:
+class SilentLeases:
     """Measures for how long leases have run without an agent.
 
     Args:
@@ -55,12 +55,12 @@ class Unheard:
         }
         return [lease for lease, waited in self._waited_s.items() if waited > self.limit_s]
 
-    def restart(self, lease: str) -> None:
-        """Restart the time of a lease, because it has been acted on."""
+    def reset_timer(self, lease: str) -> None:
+        """Reset the timer of a lease. Call it after an attempt to end the lease."""
         self._waited_s[lease] = 0.0
 
 
-def last_words(folder: Path, lease: str) -> str:
+def last_output(folder: Path, lease: str) -> str:
     """Return the last lines that the lease printed; empty if there is no output here."""
     try:
         with (folder / f"{lease}.out").open("rb") as file:
@@ -73,28 +73,28 @@ def last_words(folder: Path, lease: str) -> str:
     return " / ".join([line for line in lines if line][-_MAX_OUTPUT_LINES:])
 
 
-def trouble_of(explanations: Iterable[Explanation], node: str) -> str:
+def node_problem(explanations: Iterable[Explanation], node: str) -> str:
     """Return the problem that the main scheduler reports of ``node``; empty if there is none."""
     rules = next((one.rules for one in explanations if one.node == node), ())
     return next((words for rule, passed, words in rules if rule == USABLE and not passed), "")
 
 
 def likely_cause(
-    words: str, node: str, endpoint: str, output_file: str = "", trouble: str = ""
+    output: str, node: str, endpoint: str, output_file: str = "", problem: str = ""
 ) -> str:
     """Return why an agent on ``node`` may not report, as sentences that say what to check.
 
     Args:
-        words: last output of the lease; empty if there is none.
+        output: last output of the lease; empty if there is none.
         node: node of the lease.
         endpoint: address at which agents reach the daemon.
         output_file: path of the lease's output in its owner's directory; empty if there is none.
-        trouble: problem that the main scheduler reports of the node; empty if there is none.
+        problem: problem that the main scheduler reports of the node; empty if there is none.
     """
-    if trouble:
-        return _ended(f"The main scheduler says of {node}: {trouble}")
-    if words:
-        return _ended(f"It said last: {words}")
+    if problem:
+        return _ended(f"The main scheduler says of {node}: {problem}")
+    if output:
+        return _ended(f"It said last: {output}")
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return (
         f"Two causes are likely. {node} cannot connect to {host}: check that no firewall blocks "

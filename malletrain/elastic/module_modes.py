@@ -15,10 +15,10 @@ from malletrain.training.objects import plain_name
 
 
 @dataclass(frozen=True)
-class Switches:
+class ModuleModes:
     """The settings of one module."""
 
-    trained: dict[str, bool]
+    requires_grad: dict[str, bool]
     """``requires_grad`` of each parameter."""
     training: dict[str, bool]
     """Whether each submodule is in training mode."""
@@ -34,17 +34,17 @@ def named_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {plain_name(name): buffer for name, buffer in module.named_buffers()}
 
 
-def switches_of(module: torch.nn.Module) -> Switches:
+def modes_of(module: torch.nn.Module) -> ModuleModes:
     """Returns the settings of ``module``."""
-    return Switches(
+    return ModuleModes(
         {name: parameter.requires_grad for name, parameter in named_parameters(module).items()},
         {plain_name(name): part.training for name, part in module.named_modules()},
     )
 
 
-def set_switches(module: torch.nn.Module, switches: Switches) -> None:
+def set_modes(module: torch.nn.Module, modes: ModuleModes) -> None:
     """Apply the settings to ``module``."""
     for name, parameter in named_parameters(module).items():
-        parameter.requires_grad_(switches.trained.get(name, parameter.requires_grad))
+        parameter.requires_grad_(modes.requires_grad.get(name, parameter.requires_grad))
     for name, part in module.named_modules():
-        part.training = switches.training.get(plain_name(name), part.training)
+        part.training = modes.training.get(plain_name(name), part.training)

@@ -1,6 +1,6 @@
 """A lease that runs without a word of its agent is cancelled, and its node left alone."""
 
-from malletrain.daemon.unheard import Unheard, last_words, likely_cause, trouble_of
+from malletrain.daemon.silent_leases import SilentLeases, last_output, likely_cause, node_problem
 from malletrain.protocol import messages
 from scavenger.batch.rules import Choice, Explanations, GapRules, NodeFacts
 from scavenger.interface import LeaseState
@@ -45,7 +45,7 @@ def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(t
 
 
 def test_the_time_counts_from_when_the_lease_was_seen_without_an_agent():
-    unheard = Unheard(60.0)
+    unheard = SilentLeases(60.0)
     assert unheard.overdue(["a", "b"], 0.0) == []
     assert unheard.overdue(["a"], 59.0) == []  # b's agent is there
     assert unheard.overdue(["a", "b"], 61.0) == ["a"]  # and was lost again just now
@@ -54,9 +54,9 @@ def test_the_time_counts_from_when_the_lease_was_seen_without_an_agent():
 
 
 def test_its_last_words_are_kept(tmp_path):
-    assert last_words(tmp_path, "L1") == ""
+    assert last_output(tmp_path, "L1") == ""
     (tmp_path / "L1.out").write_bytes(b"x" * 5000 + b"\n\nline 1\nline  2\n\nNo module\xff\n")
-    assert last_words(tmp_path, "L1") == "line 1 / line 2 / No module\N{REPLACEMENT CHARACTER}"
+    assert last_output(tmp_path, "L1") == "line 1 / line 2 / No module\N{REPLACEMENT CHARACTER}"
     for words in ("oops", "oops."):
         assert likely_cause(words, "n1", "tcp://10.0.0.1:7443") == "It said last: oops."
 
@@ -71,7 +71,7 @@ def test_a_node_of_which_the_main_scheduler_knows_that_it_is_down_is_called_so()
     """Its power is gone: no firewall is to be looked for."""
     nodes = [NodeFacts("n1", "down", False, trouble="it is down"), NodeFacts("n2", "free", True)]
     said = Explanations(nodes, GapRules(), Choice((), {}), 0.0)
-    assert trouble_of(said, "n2") == trouble_of((), "n1") == ""
-    trouble = trouble_of(said, "n1")
-    cause = likely_cause("", "n1", "tcp://10.0.0.1:7443", trouble=trouble)
+    assert node_problem(said, "n2") == node_problem((), "n1") == ""
+    trouble = node_problem(said, "n1")
+    cause = likely_cause("", "n1", "tcp://10.0.0.1:7443", problem=trouble)
     assert cause == "The main scheduler says of n1: it is down."

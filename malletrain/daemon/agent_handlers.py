@@ -21,12 +21,12 @@ from malletrain.daemon.agents import LeasedAgent
 from malletrain.daemon.arrivals import Arrivals
 from malletrain.daemon.bandwidth import Bandwidth
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, Departures
 from malletrain.daemon.hung import HungSteps
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseActions
 from malletrain.daemon.logsink import LogSink
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.probes import Probes
 from malletrain.daemon.reports import AgentReports
 from malletrain.daemon.slow_links import SlowLinkWatch
@@ -46,7 +46,7 @@ class AgentHandlers:
 
     Args:
         core: applies what follows from a message, in a transaction.
-        parts: the daemon's state.
+        state: the daemon's state.
         departures: handles nodes that leave or are lost.
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
@@ -56,7 +56,7 @@ class AgentHandlers:
     def __init__(
         self,
         core: Core,
-        parts: Parts,
+        state: DaemonState,
         departures: Departures,
         lease_actions: LeaseActions,
         logs: LogSink,
@@ -65,15 +65,15 @@ class AgentHandlers:
         self.core = core
         self.departures = departures
         self.lease_actions = lease_actions
-        slow = SlowNodeWatch(core, parts, lease_actions)
+        slow = SlowNodeWatch(core, state, lease_actions)
         self.reports = AgentReports(core, logs, slow)
         self.boot = boot
         self.probes = Probes(core.agents)
         self._hung, links = HungSteps(core), SlowLinkWatch(core, lease_actions, self.probes)
         stuck, bandwidth = StuckRounds(core, self.probes), Bandwidth(core, self.probes)
         self._watches = (stuck, self._hung, bandwidth, slow, links)
-        self.arrivals = Arrivals(parts)
-        self.poll_soon = parts.poll_soon
+        self.arrivals = Arrivals(state)
+        self.poll_soon = state.poll_soon
         self.adopting: Adoption | None = Adoption(core.agents)
         self._table: dict[type, Callable[[LeasedAgent, ActiveJob, Any], None]] = {
             messages.Phase: self._phase,

@@ -33,6 +33,7 @@ from malletrain.daemon.admission import (
     why_cancelled,
 )
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.extension import goals_of
 from malletrain.daemon.goals import goals_problem
 from malletrain.daemon.handler_failures import HandlerFailures
@@ -52,7 +53,6 @@ from malletrain.daemon.metric_series import series_views
 from malletrain.daemon.node_views import natural, node_views
 from malletrain.daemon.notices import refused
 from malletrain.daemon.operator_actions import OperatorActions
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.redaction import fitting, slim
 from malletrain.daemon.reload import Reload
 from malletrain.daemon.site_software import with_site_software
@@ -98,7 +98,7 @@ class Api:
 
     Args:
         core: the daemon's core.
-        parts: the daemon's state.
+        state: the daemon's state.
         leases: requests leases from the main scheduler.
         dependencies: jobs that wait for others.
         logs: the logs of jobs.
@@ -112,7 +112,7 @@ class Api:
     def __init__(
         self,
         core: Core,
-        parts: Parts,
+        state: DaemonState,
         leases: LeaseReconciler,
         dependencies: JobDependencies,
         logs: LogSink,
@@ -124,8 +124,8 @@ class Api:
     ) -> None:
         self.core = core
         self.dependencies = dependencies
-        self.parts = parts
-        self.views = JobViews(core, parts.refusals, parts.pending)
+        self.state = state
+        self.views = JobViews(core, state.refusals, state.pending_leases)
         self.leases = leases
         self.logs = logs
         self.boot = boot
@@ -300,7 +300,7 @@ class Api:
         members = tuple(
             MemberView(p.node, p.host, p.address, p.gone_in_s) for p in self.core.rounds.peers(view)
         )
-        key = self.core.rounds.key_of(row.id) if user == row.owner else ""
+        key = self.core.rounds.job_key_of(row.id) if user == row.owner else ""
         return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
 
     def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
@@ -335,7 +335,7 @@ class Api:
     # --- the machine ---
 
     async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
-        return node_views(self.core, self.parts, self.leases, bool(params.get("explain")))
+        return node_views(self.core, self.state, self.leases, bool(params.get("explain")))
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
         since, limit = (
@@ -424,7 +424,7 @@ class Api:
             self.began,
             now,
             self.scheduler,
-            len(self.parts.gaps.keys() - leased),
+            len(self.state.gaps.keys() - leased),
             sum(1 for _ in core.agents),
             sum(agent.holds is not None for agent in core.agents),
             dict(totals.jobs),

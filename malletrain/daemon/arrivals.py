@@ -12,7 +12,7 @@ from collections import Counter
 
 from malletrain.core.events import NodeJoined
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.parts import Parts
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.interpreters import Interpreter, WarmUp, interpreter_of
 
@@ -29,10 +29,10 @@ class Arrivals:
     the core.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._idle_s = parts.config.nodes.keep_warm
-        self._wait_s = parts.config.nodes.warm_wait
+    def __init__(self, state: DaemonState) -> None:
+        self._state = state
+        self._idle_s = state.config.nodes.keep_warm
+        self._wait_s = state.config.nodes.warm_wait
         self._jobs: frozenset[str] = frozenset()
         """Jobs that were unfinished when warm-up requests were last sent."""
 
@@ -42,9 +42,9 @@ class Arrivals:
             return ()
         uses: Counter[str] = Counter()
         interpreters: dict[str, Interpreter] = {}
-        for run in self._parts.runs.values():
+        for run in self._state.runs.values():
             interpreter = interpreter_of(run.spec)
-            if interpreter is not None and self._parts.accounts.of(run.spec.owner) == owner:
+            if interpreter is not None and self._state.accounts.of(run.spec.owner) == owner:
                 uses[interpreter.key] += 1
                 interpreters.setdefault(interpreter.key, interpreter)
         return tuple(interpreters[key] for key, _ in uses.most_common(MAX_INTERPRETERS))
@@ -69,7 +69,7 @@ class Arrivals:
         ):
             agent.awaited, agent.awaited_until = interpreters[0].key, now + self._wait_s
         status = f"; it works for {works}" if works else "; it warms up" if agent.awaited else ""
-        self._parts.audit.record(
+        self._state.audit.record(
             EventKind.NODE_JOINED, f"The node is ours{status}.", node=agent.node, lease=agent.lease
         )
         if not agent.awaited:
@@ -105,17 +105,17 @@ class Arrivals:
         """Make nodes available whose wait is over. If the set of jobs has changed, send warm-up
         requests to agents that lack an interpreter.
         """
-        for agent in self._parts.agents:
+        for agent in self._state.agents:
             if agent.awaited and now >= agent.awaited_until:
                 self._join(agent, None, now)
             elif agent.awaited and now >= agent.warm_up_sent_at + REPEAT_S:
                 self._send_warm_up(agent, self.interpreters_for(agent.owner), now)
-        jobs = frozenset(self._parts.runs)
+        jobs = frozenset(self._state.runs)
         if jobs == self._jobs:
             return
         self._jobs = jobs
         interpreters: dict[str, tuple[Interpreter, ...]] = {}
-        for agent in self._parts.agents:
+        for agent in self._state.agents:
             if agent.warm is None or agent.gone_at is not None:
                 continue
             if agent.owner not in interpreters:
@@ -137,17 +137,17 @@ class Arrivals:
         self, agent: LeasedAgent, interpreters: tuple[Interpreter, ...], now: float
     ) -> None:
         agent.warm_up_sent_at = now
-        self._parts.agents.reach(agent, WarmUp(interpreters, self._idle_s))
+        self._state.agents.reach(agent, WarmUp(interpreters, self._idle_s))
 
     def _join(self, agent: LeasedAgent, job: str | None, now: float) -> None:
         agent.awaited = ""
         if agent.gone_at is not None:
             return
-        gap = self._parts.gaps.get(agent.node)
+        gap = self._state.gaps.get(agent.node)
         horizon, group = (gap.horizon_s, gap.group) if gap else (None, None)
-        row = self._parts.lease_rows.active.get(agent.lease)
+        row = self._state.lease_rows.active.get(agent.lease)
         leased_s = now - row.started if row is not None and row.started is not None else 0.0
-        self._parts.events.append(
+        self._state.events.append(
             NodeJoined(
                 agent.node,
                 agent.node_class,

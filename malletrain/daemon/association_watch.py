@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from malletrain.daemon.core import Core
-from malletrain.daemon.parts import Parts
+from malletrain.daemon.daemon_state import DaemonState
 from scavenger.interface import SchedulerError
 from scavenger.slurm.associations import Associations
 
@@ -22,9 +22,11 @@ class AssociationWatch:
     read from Slurm.
     """
 
-    def __init__(self, core: Core, parts: Parts, read: Callable[[], Associations] | None) -> None:
+    def __init__(
+        self, core: Core, state: DaemonState, read: Callable[[], Associations] | None
+    ) -> None:
         self._core = core
-        self._parts = parts
+        self._state = state
         self._read = read
 
     async def learn(self) -> None:
@@ -37,12 +39,12 @@ class AssociationWatch:
             log.warning("associations not read", reason=str(error))
             return
         with self._core.transaction():
-            self._parts.parties.learned(associations)
-            self._parts.controller.shares.set_weights(self._parts.parties.weights())
+            self._state.parties.learned(associations)
+            self._state.controller.shares.set_weights(self._state.parties.weights())
 
     async def run(self) -> None:
         """Read the associations periodically, until cancelled."""
-        interval_s = self._parts.config.shares.refresh
+        interval_s = self._state.config.shares.refresh
         while self._read is not None:
             await asyncio.sleep(interval_s)
             await self.learn()

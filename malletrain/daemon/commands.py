@@ -23,8 +23,8 @@ from malletrain.core.commands import (
     TakeLeases,
 )
 from malletrain.core.events import JobState
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.job_repository import ActiveJob
-from malletrain.daemon.parts import Parts
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from scavenger.hostlist import named
@@ -60,13 +60,13 @@ class LeaseCommands(Protocol):
 class CommandRunner:
     """Carries out the commands of the controller."""
 
-    def __init__(self, parts: Parts, leases: LeaseCommands) -> None:
-        self._parts = parts
+    def __init__(self, state: DaemonState, leases: LeaseCommands) -> None:
+        self._state = state
         self._leases = leases
 
     def carry_out(self, command: Command, now: float) -> None:
         """Carry out one command."""
-        runs = self._parts.runs
+        runs = self._state.runs
         if isinstance(command, TakeLeases):
             self._leases.take(command.nodes, command.owner)
         elif isinstance(command, ReleaseLeases):
@@ -78,40 +78,40 @@ class CommandRunner:
         elif isinstance(command, Announce):
             self._announce(runs[command.job], command)
         elif isinstance(command, KeepScalingModel):
-            self._parts.curves.keep(command.job, runs[command.job].spec, command.scaling)
+            self._state.curves.keep(command.job, runs[command.job].spec, command.scaling)
         elif isinstance(command, LossExpected):
             for node in runs[command.job].rounds.members[:1]:
-                self._parts.agents.tell(node, messages.ExpectLoss(command.job, command.in_s))
+                self._state.agents.tell(node, messages.ExpectLoss(command.job, command.in_s))
         elif isinstance(command, Suspend):
             self._suspend(runs[command.job], command, now)
         else:
             self._change(runs[command.job], command, now)
 
     def _announce(self, run: ActiveJob, announcement: Announce) -> None:
-        job, parts = run.row.id, self._parts
-        parts.audit.record(announcement.kind, announcement.sentence, job=job, **announcement.data)
+        job, state = run.row.id, self._state
+        state.audit.record(announcement.kind, announcement.sentence, job=job, **announcement.data)
         if announcement.kind is EventKind.PROFILE_WAITING:
-            parts.curves.waits(job, announcement.sentence)
+            state.curves.waits(job, announcement.sentence)
         elif announcement.kind is EventKind.GOAL_STANDING:
-            parts.goals.stands(job, announcement.data)
+            state.goals.stands(job, announcement.data)
         elif announcement.kind is EventKind.NODES_DONATED:
-            parts.curves.interrupted(job, dict(announcement.data))
+            state.curves.interrupted(job, dict(announcement.data))
         elif (
             announcement.kind is EventKind.PROFILE_FINISHED
             and announcement.data["result"] == ProfileResult.UNKNOWN.value
         ):
-            exponent = parts.config.allocation.prior_exponent
-            parts.repository.notice(
+            exponent = state.config.allocation.prior_exponent
+            state.repository.notice(
                 run, NO_CURVE.format(why=announcement.sentence, exponent=exponent)
             )
-        state = parts.controller.jobs[job].state
-        if not state.ended and run.row.state != state.value:
-            parts.repository.save(run, state=state.value)
+        job_state = state.controller.jobs[job].state
+        if not job_state.ended and run.row.state != job_state.value:
+            state.repository.save(run, state=job_state.value)
 
     def _suspend(self, run: ActiveJob, command: Suspend, now: float) -> None:
-        record = self._parts.controller.jobs[command.job]
+        record = self._state.controller.jobs[command.job]
         why = "its budget is spent" if record.halted else "waits for nodes"
-        self._parts.repository.save(
+        self._state.repository.save(
             run,
             state=JobState.SUSPENDED.value,
             planned_nodes=(),
@@ -122,14 +122,14 @@ class CommandRunner:
         sentence = "The job has too few nodes; it keeps its place."
         if record.halted:
             sentence = "The job's budget is spent; it keeps its place."
-        self._parts.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
-        self._parts.goals.charge(run.row.id)
+        self._state.audit.record(EventKind.JOB_SUSPENDED, sentence, job=run.row.id)
+        self._state.goals.charge(run.row.id)
         self._move(run, (), now, command.within_s)
 
     def _change(self, run: ActiveJob, command: Start | Rescale, now: float) -> None:
         old_nodes = run.row.planned_nodes
-        record = self._parts.controller.jobs[run.row.id]
-        self._parts.repository.save(
+        record = self._state.controller.jobs[run.row.id]
+        self._state.repository.save(
             run,
             state=record.state.value,
             planned_nodes=command.nodes,
@@ -138,9 +138,9 @@ class CommandRunner:
             last_broke=record.last_failure_at,
             started=now if run.row.started is None else run.row.started,
         )
-        self._parts.goals.charge(run.row.id)
+        self._state.goals.charge(run.row.id)
         within = command.within_s if isinstance(command, Rescale) else None
-        self._parts.audit.record(
+        self._state.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,
             f"{_describe_change(len(old_nodes), len(command.nodes))}: {named(command.nodes)}.",
             job=run.row.id,
@@ -156,27 +156,27 @@ class CommandRunner:
         run.starting_until = None
         if run.rounds.interrupts:
             run.monitor.rescale_began(run.rounds.members, nodes, now, lost=run.rounds.lost_member)
-        self._parts.rounds.act(run, run.rounds.move(nodes, now, within_s))
+        self._state.rounds.act(run, run.rounds.move(nodes, now, within_s))
 
     def _stop(self, run: ActiveJob, command: Stop, now: float) -> None:
-        parts, job = self._parts, run.row.id
-        parts.rounds.act(run, run.rounds.stop())
-        parts.repository.save(
+        state, job = self._state, run.row.id
+        state.rounds.act(run, run.rounds.stop())
+        state.repository.save(
             run,
             state=command.state.value,
             reason=command.reason,
             planned_nodes=(),
             ended=now,
-            tries=parts.controller.jobs[job].tries,
+            tries=state.controller.jobs[job].tries,
         )
         kind, template = ENDINGS[command.state]
-        parts.audit.record(
+        state.audit.record(
             kind, template.format(why=command.reason), job=job, samples=run.monitor.total
         )
-        parts.metrics.job_ended(job, command.state.value)
-        parts.news.came(job)
-        del parts.runs[job]
-        parts.curves.news = True  # another job is next
+        state.metrics.job_ended(job, command.state.value)
+        state.news.came(job)
+        del state.runs[job]
+        state.curves.news = True  # another job is next
 
 
 def _describe_change(before: int, after: int) -> str:

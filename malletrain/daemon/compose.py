@@ -16,6 +16,7 @@ from malletrain.daemon.association_watch import AssociationWatch
 from malletrain.daemon.batch import slurm_associations
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import Send, make_daemon_state
 from malletrain.daemon.departures import Departures
 from malletrain.daemon.handler_failures import HandlerFailures
 from malletrain.daemon.job_dependencies import JobDependencies
@@ -27,7 +28,6 @@ from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.message_router import MessageRouter
 from malletrain.daemon.metrics import Metrics
 from malletrain.daemon.notices import Notices
-from malletrain.daemon.parts import Send, make_parts
 from malletrain.daemon.reload import Reload
 from malletrain.daemon.retention import Retention
 from malletrain.identity.keys import KeyPair, KeyRing
@@ -90,20 +90,20 @@ def compose(
         log_file: file of the log; None for standard error.
         users_problems: returns what is wrong with the list of users, as sentences.
     """
-    parts = make_parts(config, store, clock, metrics, send, keys.job_key)
+    state = make_daemon_state(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
-    departures = Departures(parts, logs)
-    lease_actions = LeaseActions(parts, departures, keys, command)
-    core = Core(parts, lease_actions)
-    agent_handlers = AgentHandlers(core, parts, departures, lease_actions, logs, boot)
-    leases = LeaseReconciler(core, parts, lease_actions, departures, keys, scavenger, endpoint)
+    departures = Departures(state, logs)
+    lease_actions = LeaseActions(state, departures, keys, command)
+    core = Core(state, lease_actions)
+    agent_handlers = AgentHandlers(core, state, departures, lease_actions, logs, boot)
+    leases = LeaseReconciler(core, state, lease_actions, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     dependencies = JobDependencies(core)
     notices = Notices(core, config.notify)
-    reload = Reload(path, core, parts, scavenger, notices, retention, log_file)
+    reload = Reload(path, core, state, scavenger, notices, retention, log_file)
     api = Api(
         core,
-        parts,
+        state,
         leases,
         dependencies,
         logs,
@@ -125,7 +125,7 @@ def compose(
         ),
         dependencies,
         notices,
-        AssociationWatch(core, parts, read),
+        AssociationWatch(core, state, read),
         reload,
     )
 

@@ -35,10 +35,10 @@ from malletrain.daemon.agent_liveness import LivenessMonitor
 from malletrain.daemon.alarm import Alarm
 from malletrain.daemon.commands import CommandRunner, LeaseCommands
 from malletrain.daemon.curves import InitialCurve
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.gathering import GatheredReports, Gathering
 from malletrain.daemon.job_repository import ActiveJob, decode_spec, not_completed
 from malletrain.daemon.monitor import JobMonitor
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.settings import ROUNDS, round_settings
 from malletrain.daemon.transactions import TransactionRunner
 from malletrain.protocol import messages
@@ -66,33 +66,33 @@ class Core:
     runs.
 
     Args:
-        parts: the daemon's state; its fields are attributes here too.
+        state: the daemon's state; its fields are attributes here too.
         leases: takes and ends leases for the controller.
     """
 
-    def __init__(self, parts: Parts, leases: LeaseCommands) -> None:
-        self._parts, self.store = parts, parts.store
-        self.clock, self.metrics = parts.clock, parts.metrics
-        self.accounts, self.controller = parts.accounts, parts.controller
-        self.parties, self._shares = parts.parties, parts.shares
-        self.audit, self.repository = parts.audit, parts.repository
-        self.curves, self.lease_rows = parts.curves, parts.lease_rows
-        self.goals, self.slow, self.news = parts.goals, parts.slow, parts.news
-        self.sick = parts.sick
-        self.agents, self.rounds, self.runs = parts.agents, parts.rounds, parts.runs
-        self.transmit = parts.outbox.answer
+    def __init__(self, state: DaemonState, leases: LeaseCommands) -> None:
+        self._state, self.store = state, state.store
+        self.clock, self.metrics = state.clock, state.metrics
+        self.accounts, self.controller = state.accounts, state.controller
+        self.parties, self._shares = state.parties, state.shares
+        self.audit, self.repository = state.audit, state.repository
+        self.curves, self.lease_rows = state.curves, state.lease_rows
+        self.goals, self.slow, self.news = state.goals, state.slow, state.news
+        self.sick = state.sick
+        self.agents, self.rounds, self.runs = state.agents, state.rounds, state.runs
+        self.transmit = state.outbox.answer
         """Answer a peer, now or after this batch."""
         self._runner = runner = TransactionRunner(
-            parts, self._begin, self._decide, self._after_batch
+            state, self._begin, self._decide, self._after_batch
         )
         self.transaction, self.batch = runner.transaction, runner.batch
         self.failed = runner.failed
         self.guard, self.fail, self.task_ended = runner.guard, runner.fail, runner.task_ended
         self.liveness = LivenessMonitor(
-            parts.config.daemon.agent_timeout, parts.config.daemon.heartbeat
+            state.config.daemon.agent_timeout, state.config.daemon.heartbeat
         )
-        self._events = parts.events
-        self._commands = CommandRunner(parts, leases)
+        self._events = state.events
+        self._commands = CommandRunner(state, leases)
         self._alarm = Alarm(self.guard, self.clock.now, self._next_due_at, self.tick)
         self._gathered = Gathering(self.guard(self._take_gathered))
         self._plans_counted = 0
@@ -100,7 +100,7 @@ class Core:
     @property
     def config(self) -> Config:
         """The current configuration."""
-        return self._parts.config
+        return self._state.config
 
     @property
     def torn(self) -> bool:
@@ -368,7 +368,7 @@ class Core:
     def first_sample(self, run: ActiveJob) -> None:
         """Handle the first samples of the newest round: its rescale is over."""
         if run.starting_until is not None:
-            self._parts.failing.works(run.spec.script, run.rounds.members)
+            self._state.failing.works(run.spec.script, run.rounds.members)
             with self.transaction():
                 self.rounds.rescale_over(run)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from malletrain.core.events import NodeLeaving, NodeLost
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.logsink import LogSink
 from malletrain.daemon.losses import lost_to_peers
-from malletrain.daemon.parts import Parts
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.messages import Goodbye
 
@@ -30,8 +30,8 @@ RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 class Departures:
     """The departures of all agents of one daemon."""
 
-    def __init__(self, parts: Parts, logs: LogSink) -> None:
-        self._parts = parts
+    def __init__(self, state: DaemonState, logs: LogSink) -> None:
+        self._state = state
         self._logs = logs
 
     def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
@@ -45,11 +45,11 @@ class Departures:
         """
         if agent.gone_at is not None and not agent.reclaimed:
             return
-        self._parts.metrics.preemption(notice=True)
+        self._state.metrics.preemption(notice=True)
         sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
         agent.reclaimed = False
         self._start_departure(EventKind.NODE_LEAVING, agent, in_s, reason or "preempted", sentence)
-        self._parts.poll_soon.set()
+        self._state.poll_soon.set()
 
     def reclaim(
         self, agent: LeasedAgent, within_s: float, sentence: str = RECLAIM_SENTENCE
@@ -81,10 +81,10 @@ class Departures:
     def _start_departure(
         self, kind: EventKind, agent: LeasedAgent, in_s: float, reason: str, sentence: str
     ) -> None:
-        parts = self._parts
-        agent.gone_at = parts.clock.now() + in_s
-        parts.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
-        parts.audit.record(
+        state = self._state
+        agent.gone_at = state.clock.now() + in_s
+        state.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
+        state.audit.record(
             kind,
             sentence,
             node=agent.node,
@@ -92,10 +92,10 @@ class Departures:
             job=agent.holds or "",
             in_s=in_s,
         )
-        parts.events.append(NodeLeaving(agent.node, in_s))
-        if (run := parts.runs.get(agent.holds or "")) is not None:
+        state.events.append(NodeLeaving(agent.node, in_s))
+        if (run := state.runs.get(agent.holds or "")) is not None:
             # The agent's signal may end its workers, too. That is no failure of the job.
-            parts.rounds.act(run, run.rounds.doubt(agent.node, over=False))
+            state.rounds.act(run, run.rounds.doubt(agent.node, over=False))
         self.may_go(agent, sentence)
 
     def may_go(
@@ -103,29 +103,29 @@ class Departures:
     ) -> None:
         """Send Goodbye to an agent whose node is leaving, if it is free of its job."""
         if agent.gone_at is not None and agent.holds is None:
-            self._parts.agents.reach(agent, Goodbye(sentence))
+            self._state.agents.reach(agent, Goodbye(sentence))
 
     def lease_ended(self, lease: str) -> None:
         """Forget the agent of a released lease that has ended."""
-        agent = self._parts.agents.forget(lease)
+        agent = self._state.agents.forget(lease)
         if agent is not None:
             self._logs.gone(agent.node)
 
     def lost_to_peers(self, runs: Iterable[ActiveJob]) -> None:
         """Declare nodes of ``runs`` lost whose loss is confirmed by their peers' reports."""
-        for agent in lost_to_peers(self._parts.agents, runs):
+        for agent in lost_to_peers(self._state.agents, runs):
             self.lost(agent, "its connection was closed, and its peers lost it too")
 
     def lost(self, agent: LeasedAgent, why: str) -> None:
         """Handle the loss of a node, with an earlier notice or without."""
-        parts, node, lease = self._parts, agent.node, agent.lease
-        parts.agents.remove(agent)
+        state, node, lease = self._state, agent.node, agent.lease
+        state.agents.remove(agent)
         self._logs.gone(node)
         if agent.gone_at is None:
-            parts.metrics.preemption(notice=False)
+            state.metrics.preemption(notice=False)
             sentence = "The node was taken without notice."
-            parts.audit.record(EventKind.NODE_VANISHED, sentence, node=node, lease=lease)
-        parts.audit.record(
+            state.audit.record(EventKind.NODE_VANISHED, sentence, node=node, lease=lease)
+        state.audit.record(
             EventKind.NODE_LOST,
             f"The node is gone: {why}.",
             node=node,
@@ -133,7 +133,7 @@ class Departures:
             job=agent.holds or "",
             notice=agent.gone_at is not None,
         )
-        for run in parts.runs.values():
-            parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
-        parts.events.append(NodeLost(node))
-        parts.poll_soon.set()
+        for run in state.runs.values():
+            state.rounds.act(run, run.rounds.gone(node, state.clock.now()))
+        state.events.append(NodeLost(node))
+        state.poll_soon.set()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.agents import LeasedAgent
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.departures import (
     RECLAIM_SENTENCE,
     RELEASED,
@@ -22,7 +23,6 @@ from malletrain.daemon.departures import (
     UNHEARD,
     Departures,
 )
-from malletrain.daemon.parts import Parts
 from malletrain.identity.keys import KeyPair, KeyRing, user_name
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -81,16 +81,16 @@ class LeaseActions:
     """Carries out the controller's commands about leases.
 
     Args:
-        parts: the daemon's state.
+        state: the daemon's state.
         departures: handles nodes that leave.
         keys: creates the keys of leases.
         command: returns the command of an agent.
     """
 
     def __init__(
-        self, parts: Parts, departures: Departures, keys: KeyRing, command: AgentCommand
+        self, state: DaemonState, departures: Departures, keys: KeyRing, command: AgentCommand
     ) -> None:
-        self._parts = parts
+        self._state = state
         self._departures = departures
         self._keys = keys
         self._command = command
@@ -105,16 +105,16 @@ class LeaseActions:
             nodes: names of the nodes.
             owner: user whose leases they are; empty for the daemon's user.
         """
-        parts = self._parts
-        if owner and not parts.accounts.submits_as_others:
+        state = self._state
+        if owner and not state.accounts.submits_as_others:
             # The job was submitted when the daemon served several users.
-            parts.events.extend(LeaseNotTaken(node, owner) for node in nodes)
+            state.events.extend(LeaseNotTaken(node, owner) for node in nodes)
             return
-        requests, rows, account = [], [], parts.parties.account(owner or user_name())
-        for node, lease in zip(nodes, parts.store.new_lease_ids(len(nodes)), strict=True):
+        requests, rows, account = [], [], state.parties.account(owner or user_name())
+        for node, lease in zip(nodes, state.store.new_lease_ids(len(nodes)), strict=True):
             pair = self._keys.make_lease_key(lease)
             reached(FaultPoint.DAEMON_KEYED)
-            gap = parts.gaps.get(node)
+            gap = state.gaps.get(node)
             row = LeaseRow(
                 lease,
                 node,
@@ -122,29 +122,29 @@ class LeaseActions:
                 public_key=pair.public,
                 node_class=gap.node_class if gap else "default",
                 owner=owner,
-                requested=parts.clock.now(),
+                requested=state.clock.now(),
                 account=account,
             )
             rows.append(row)
             argv, env = self._command(lease, pair)
             requests.append(LeaseRequest(lease, node, tuple(argv), env, owner=owner or None))
             self.being_taken.add(lease)
-        parts.lease_rows.add(rows)
+        state.lease_rows.add(rows)
         for row in rows:
-            parts.audit.record(
+            state.audit.record(
                 EventKind.LEASE_REQUESTED,
                 "The node is idle and a job can use it.",
                 node=row.node,
                 lease=row.id,
             )
-        parts.metrics.lease_requested(len(requests))
+        state.metrics.lease_requested(len(requests))
         self.calls.put_nowait(TakeCall(tuple(requests)))
 
     def release(self, nodes: tuple[str, ...]) -> None:
         """Release nodes that no job needs. A node that its job has not left yet, because its
         joiners are starting or it is saving, is released when the job has left.
         """
-        agents = (self._parts.agents.on(node) for node in nodes)
+        agents = (self._state.agents.on(node) for node in nodes)
         busy = {a.node: a for a in agents if a is not None and self._job_is_leaving(a)}
         for agent in busy.values():
             agent.spare = True
@@ -166,8 +166,8 @@ class LeaseActions:
         """Release a spare node that its job has not left, if its agent is lost or has not released
         the job since the previous check: then the agent or the job's processes hang.
         """
-        agent = self._parts.agents.of_lease(check.lease)
-        row = self._parts.lease_rows.active.get(check.lease)
+        agent = self._state.agents.of_lease(check.lease)
+        row = self._state.lease_rows.active.get(check.lease)
         if agent is None:
             if row is not None and row.state is not LeaseStatus.LEAVING:
                 self._end((row.node,), SPARE_SENTENCE, RELEASED)
@@ -178,11 +178,11 @@ class LeaseActions:
                 self._check_later(SpareCheck(check.lease, agent.releasing))
 
     def _check_later(self, check: SpareCheck) -> None:
-        within_s = self._parts.controller.settings.reclaim_s
+        within_s = self._state.controller.settings.reclaim_s
         asyncio.get_running_loop().call_later(within_s, self.calls.put_nowait, check)
 
     def _job_is_leaving(self, agent: LeasedAgent) -> bool:
-        run = self._parts.runs.get(agent.holds or "")
+        run = self._state.runs.get(agent.holds or "")
         return run is not None and not agent.releasing and agent.node not in run.rounds.target
 
     def _end(self, nodes: Collection[str], why: str, reason: str) -> None:
@@ -193,24 +193,24 @@ class LeaseActions:
             why: a sentence for the audit log.
             reason: the reason that is stored with the lease.
         """
-        parts, ending = self._parts, []
+        state, ending = self._state, []
         exiting: list[str] = []
-        active = parts.lease_rows.active
+        active = state.lease_rows.active
         for node in nodes:
-            agent = parts.agents.on(node)
-            lease = agent.lease if agent else parts.lease_rows.on(node)
+            agent = state.agents.on(node)
+            lease = agent.lease if agent else state.lease_rows.on(node)
             if agent is not None:
                 self.dismiss(agent, why)
             # No agent will report that the node is free of the job.
-            for run in parts.runs.values():
-                parts.rounds.act(run, run.rounds.gone(node, parts.clock.now()))
+            for run in state.runs.values():
+                state.rounds.act(run, run.rounds.gone(node, state.clock.now()))
             if lease is not None and lease in active:
-                row = parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=reason)
+                row = state.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=reason)
                 if agent is None:
                     ending.append(_lease(row))
-                elif parts.agents.dismissed(lease) is None:
+                elif state.agents.dismissed(lease) is None:
                     exiting.append(lease)
-                parts.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
+                state.audit.record(EventKind.LEASE_RELEASED, why, node=node, lease=lease)
         if ending:
             self.calls.put_nowait(ReleaseCall(tuple(ending)))
         if exiting:
@@ -222,7 +222,7 @@ class LeaseActions:
 
     def _end_remaining(self, leases: tuple[str, ...]) -> None:
         """Request the end of those of the leases that have not ended."""
-        rows = map(self._parts.lease_rows.active.get, leases)
+        rows = map(self._state.lease_rows.active.get, leases)
         if remaining := tuple(_lease(row) for row in rows if row is not None):
             self.calls.put_nowait(ReleaseCall(remaining))
 
@@ -233,7 +233,7 @@ class LeaseActions:
             agent: whose node is released.
             why: a sentence for the agent's log.
         """
-        jobs, agents = self._parts.config.jobs, self._parts.agents
+        jobs, agents = self._state.config.jobs, self._state.agents
         if not agent.shipping:
             agents.reach(agent, Goodbye(why))
             agents.remove(agent)
@@ -245,31 +245,31 @@ class LeaseActions:
 
     def let_go(self, lease: str) -> None:
         """End the lease of a dismissed agent: its logs have arrived, or took too long."""
-        agent, row = self._parts.agents.forget(lease), self._parts.lease_rows.active.get(lease)
+        agent, row = self._state.agents.forget(lease), self._state.lease_rows.active.get(lease)
         if agent is not None and row is not None:
             self._await_exit((lease,))
 
     def cancel_unheard(self, lease: str, sentence: str) -> None:
         """End a running lease whose agent does not report."""
-        row = self._parts.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
-        self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
-        self._parts.events.append(LeaseUnheard(row.node, row.owner))
+        row = self._state.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
+        self._state.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
+        self._state.events.append(LeaseUnheard(row.node, row.owner))
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def end_lost(self, leases: Sequence[str], sentence: str) -> None:
         """End leases whose agents cannot reach this daemon; ``sentence`` says why."""
         rows = []
         for lease in leases:
-            row = self._parts.lease_rows.update(
+            row = self._state.lease_rows.update(
                 lease, state=LeaseStatus.LEAVING, end_reason=sentence
             )
-            self._parts.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
+            self._state.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
             rows.append(_lease(row))
         self.calls.put_nowait(ReleaseCall(tuple(rows)))
 
     def release_again(self, lease: str) -> None:
         """Repeat the request to end a lease that should have ended."""
-        row = self._parts.lease_rows.active[lease]
+        row = self._state.lease_rows.active[lease]
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def reclaim(self, nodes: tuple[str, ...], within_s: float, why: str = RECLAIM_SENTENCE) -> None:
@@ -282,7 +282,7 @@ class LeaseActions:
                 wants them back.
         """
         for node in nodes:
-            agent = self._parts.agents.on(node)
+            agent = self._state.agents.on(node)
             if agent is None:
                 self._take_back(node, why)
                 continue
@@ -298,18 +298,18 @@ class LeaseActions:
             sentence: what is wrong with the node.
             broken: whether the job's workers have failed, so that nothing has to be moved.
         """
-        parts, node, lease = self._parts, agent.node, agent.lease
-        row = parts.lease_rows.active.get(lease)
+        state, node, lease = self._state, agent.node, agent.lease
+        row = state.lease_rows.active.get(lease)
         if row is None or row.end_reason != SICK:  # it may report it repeatedly
-            until = parts.sick.failed(node, sentence, parts.clock.now()).until
+            until = state.sick.failed(node, sentence, state.clock.now()).until
             job = agent.holds or ""
-            parts.audit.record(
+            state.audit.record(
                 EventKind.NODE_SICK, sentence, node=node, lease=lease, job=job, until=until
             )
         if agent.holds is None or broken:
             self._take_back(node, sentence, SICK)
         elif agent.gone_at is None:
-            within_s = parts.controller.settings.reclaim_s
+            within_s = state.controller.settings.reclaim_s
             self._departures.sick(agent, within_s, sentence)
             self._take_back_later(agent, within_s, sentence)
 
@@ -319,7 +319,7 @@ class LeaseActions:
 
     def reclaim_expired(self, lease: str, why: str = RECLAIM_SENTENCE) -> None:
         """End the lease although its job may not have moved off."""
-        agent, row = self._parts.agents.of_lease(lease), self._parts.lease_rows.active.get(lease)
+        agent, row = self._state.agents.of_lease(lease), self._state.lease_rows.active.get(lease)
         if agent is not None and row is not None and row.end_reason == SICK:
             self._take_back(agent.node, "Its node is not fit for jobs.", SICK)
         elif agent is not None:
@@ -327,7 +327,7 @@ class LeaseActions:
 
     def _take_back(self, node: str, why: str = RECLAIM_SENTENCE, reason: str = RELEASED) -> None:
         self._end((node,), why, reason)
-        self._parts.events.append(NodeLost(node))
+        self._state.events.append(NodeLost(node))
 
 
 def _lease(row: LeaseRow) -> Lease:

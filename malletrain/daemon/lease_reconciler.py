@@ -19,9 +19,9 @@ from malletrain.core.expected_node_life import cohorts
 from malletrain.core.restraint import Restraint
 from malletrain.daemon.batch import output_dir
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.lease_actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.poll_watch import PollWatch
 from malletrain.daemon.restraints import Restraints
 from malletrain.daemon.scheduler_health import SchedulerHealth
@@ -56,7 +56,7 @@ class LeaseReconciler:
 
     Args:
         core: the daemon's core.
-        parts: the daemon's state.
+        state: the daemon's state.
         lease_actions: its queue has the calls to make.
         departures: handles nodes that leave.
         keys: the keys of leases.
@@ -67,7 +67,7 @@ class LeaseReconciler:
     def __init__(
         self,
         core: Core,
-        parts: Parts,
+        state: DaemonState,
         lease_actions: LeaseActions,
         departures: Departures,
         keys: KeyRing,
@@ -75,7 +75,7 @@ class LeaseReconciler:
         endpoint: str,
     ) -> None:
         self._core = core
-        self._parts = parts
+        self._state = state
         self._lease_actions = lease_actions
         self._departures = departures
         self._keys = keys
@@ -84,18 +84,18 @@ class LeaseReconciler:
         self._call_lock = asyncio.Lock()
         self._running_call: asyncio.Future[Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.active: Mapping[str, LeaseRow] = parts.lease_rows.active
+        self.active: Mapping[str, LeaseRow] = state.lease_rows.active
         """Leases that have not ended, by id."""
         self.last_poll: PollResult | None = None
         """Answer of the last successful poll; None before the first."""
-        self._unheard = SilentLeases(_report_limit_s(parts.config))
+        self._unheard = SilentLeases(_report_limit_s(state.config))
         self._strays = Strays()
-        self._overstaying = SilentLeases(_report_limit_s(parts.config))
-        self._scheduler_health = SchedulerHealth(core, parts)
-        self.restraints = Restraints(parts)
+        self._overstaying = SilentLeases(_report_limit_s(state.config))
+        self._scheduler_health = SchedulerHealth(core, state)
+        self.restraints = Restraints(state)
         self._absent: set[str] = set()
         """Leases that are missing from the newest poll."""
-        self.polls = PollWatch(parts.config.scheduler.poll_interval)
+        self.polls = PollWatch(state.config.scheduler.poll_interval)
         for row in self.active.values():
             keys.accept_lease(row.id, row.public_key)
         rows = self.active.values()
@@ -149,20 +149,20 @@ class LeaseReconciler:
                     refused.pop(lease.id, None)
                     row = self.active.get(lease.id)
                     if row is not None:
-                        self._parts.refusals.pop(row.owner, None)
+                        self._state.refusals.pop(row.owner, None)
                     if (
                         row is not None
                         and row.state == LeaseStatus.REQUESTED
-                        and self._parts.agents.of_lease(lease.id) is None
+                        and self._state.agents.of_lease(lease.id) is None
                     ):
                         taken[lease.id] = {
                             "state": LeaseStatus.PENDING,
                             "scheduler_id": lease.scheduler_id,
                         }
-            self._parts.lease_rows.update_all(taken)
+            self._state.lease_rows.update_all(taken)
             for lease_id, reason in refused.items():
                 if (row := self.active.get(lease_id)) is not None:
-                    self._parts.refusals[row.owner] = reason
+                    self._state.refusals[row.owner] = reason
                 self._end(lease_id, reason)
         self._lease_actions.being_taken -= {request.id for request in requests}
 
@@ -173,11 +173,11 @@ class LeaseReconciler:
             reached(FaultPoint.DAEMON_RELEASED)
         except SchedulerError as e:
             log.warning("leases not released", reason=str(e), leases=[lease.id for lease in leases])
-        self._parts.poll_soon.set()
+        self._state.poll_soon.set()
 
     def update_health(self) -> None:
         """Update the metrics of the main scheduler's health. Call it regularly."""
-        self._parts.metrics.polls_missed(self.polls.missed(self._parts.clock.now()))
+        self._state.metrics.polls_missed(self.polls.missed(self._state.clock.now()))
         self._scheduler_health.update(self._scavenger.contact(), self.polls.error)
 
     # --- polling ---
@@ -186,7 +186,7 @@ class LeaseReconciler:
         """Poll until cancelled: every poll interval or when the scavenger expects news, and soon
         after an event whose cause the main scheduler knows.
         """
-        interval = self._parts.config.scheduler.poll_interval
+        interval = self._state.config.scheduler.poll_interval
         while True:
             await self.poll()
             wait_s = (self.last_poll.poll_again_s if self.last_poll else None) or interval
@@ -198,12 +198,12 @@ class LeaseReconciler:
                 wait_s, max(min(1.0, wait_s / 5), contact.busy_s, contact.poll_after_s)
             )
             await asyncio.sleep(min_wait_s)
-            await happens(self._parts.poll_soon, wait_s - min_wait_s)
-            self._parts.poll_soon.clear()
+            await happens(self._state.poll_soon, wait_s - min_wait_s)
+            self._state.poll_soon.clear()
 
     async def poll(self) -> None:
         """Poll the main scheduler once. A failed poll changes nothing."""
-        self.polls.began(self._parts.clock.now())
+        self.polls.began(self._state.clock.now())
         try:
             poll = await self._call(self._scavenger.poll)
             reached(FaultPoint.DAEMON_POLLED)
@@ -211,14 +211,14 @@ class LeaseReconciler:
             if str(e) != self.polls.error:
                 log.warning("poll failed", reason=str(e))
             self.polls.failed(str(e))
-            self._parts.metrics.poll_failed()
+            self._state.metrics.poll_failed()
             return
         if self.polls.error:
             log.info("polls work again", failed=self.polls.error)
-        self.polls.answered(self._parts.clock.now())
+        self.polls.answered(self._state.clock.now())
         self.last_poll = poll
-        self._parts.rounds.nodes_in_all = poll.total_nodes
-        self._parts.metrics.polled(poll.time, poll.idle_nodes)
+        self._state.rounds.nodes_in_all = poll.total_nodes
+        self._state.metrics.polled(poll.time, poll.idle_nodes)
         self._reconcile(poll)
 
     def _reconcile(self, poll: PollResult) -> None:
@@ -226,21 +226,21 @@ class LeaseReconciler:
         leases = {lease.id: lease for lease in poll.leases}
         absent_before, self._absent = self._absent, self.active.keys() - leases.keys()
         with self._core.transaction() as now:
-            self._parts.pending.clear()
+            self._state.pending_leases.clear()
             for lease_id, row in list(self.active.items()):
                 lease = leases.get(lease_id)
                 if lease is not None and lease.state is LeaseState.PENDING:
-                    self._parts.pending[lease_id] = row.owner, lease.reason
+                    self._state.pending_leases[lease_id] = row.owner, lease.reason
                 if lease_id in self._lease_actions.being_taken and lease is None:
                     continue
                 if lease is None and lease_id not in absent_before:
-                    self._parts.poll_soon.set()  # an answer may be truncated: poll again
+                    self._state.poll_soon.set()  # an answer may be truncated: poll again
                     continue
                 if lease is None or lease.state is LeaseState.ENDED:
                     self._correct_start(row, lease)
                     reason = (lease.reason if lease else "") or row.end_reason
                     if row.started is None and reason and not row.end_reason:
-                        self._parts.refusals[row.owner] = reason
+                        self._state.refusals[row.owner] = reason
                     self._end(
                         lease_id,
                         f"{reason}{self._last_output(row, reason)}"
@@ -252,7 +252,7 @@ class LeaseReconciler:
                     and row.state == LeaseStatus.PENDING
                     and row.started is None
                 ):
-                    self._parts.lease_rows.update(
+                    self._state.lease_rows.update(
                         lease_id,
                         state=LeaseStatus.RUNNING,
                         started=now,
@@ -261,9 +261,9 @@ class LeaseReconciler:
                 elif lease.state is LeaseState.RUNNING:
                     self._correct_start(row, lease)
             self._cancel_unheard(now)
-            failing = self._parts.failing.findings
+            failing = self._state.failing.findings
             for node in list(failing):  # without an agent, the node's next agent gets it
-                if (agent := self._parts.agents.on(node)) is not None:
+                if (agent := self._state.agents.on(node)) is not None:
                     self._lease_actions.sick(agent, failing.pop(node), broken=False)
             if strays := self._strays.to_end(poll.leases, self.active, now):
                 log.warning("leases that are not wanted", leases=[lease.id for lease in strays])
@@ -273,10 +273,10 @@ class LeaseReconciler:
             self._report_gaps(poll, now)
 
     def _report_gaps(self, poll: PollResult, now: float) -> None:
-        sick = self._parts.sick.now(now)
-        self._parts.metrics.sick(len(sick))
+        sick = self._state.sick.now(now)
+        self._state.metrics.sick(len(sick))
         slow = (
-            self._parts.slow.current(now) if slow_node_policy(self._parts.config) == "swap" else {}
+            self._state.slow.current(now) if slow_node_policy(self._state.config) == "swap" else {}
         )
         avoided = {*sick, *slow}
         restraint = self.restraints.now
@@ -285,16 +285,16 @@ class LeaseReconciler:
             for gap in poll.gaps
             if gap.node not in avoided and not restraint.refusal(gap.node)
         }
-        self._parts.gaps.clear()
-        self._parts.gaps.update(gaps)
-        self._parts.events.append(
+        self._state.gaps.clear()
+        self._state.gaps.update(gaps)
+        self._state.events.append(
             GapsSeen(
                 {gap.node: (gap.horizon_s, gap.node_class) for gap in gaps.values()},
                 poll.max_new_leases,
             )
         )
         if poll.foretold:
-            self._parts.events.append(ForecastsUpdated(cohorts(poll.foretold)))
+            self._state.events.append(ForecastsUpdated(cohorts(poll.foretold)))
 
     def _last_output(self, row: LeaseRow, reason: str) -> str:
         """Return what to append to ``reason``: the last line that a failed lease printed, or the
@@ -302,7 +302,7 @@ class LeaseReconciler:
         """
         if not reason.startswith(FAILED):
             return ""
-        if line := last_output(output_dir(self._parts.config), row.id):
+        if line := last_output(output_dir(self._state.config), row.id):
             return f"; it printed last: {line}".rstrip(".")
         return f"; see ~{row.owner}/{HOME_OUTPUT_DIR}/{row.id}.out" if row.owner else ""
 
@@ -312,7 +312,7 @@ class LeaseReconciler:
         """
         started = lease.started if lease else None
         if row.started is not None and started is not None and started < row.started:
-            self._parts.lease_rows.update(row.id, started=max(started, row.requested - 1.0))
+            self._state.lease_rows.update(row.id, started=max(started, row.requested - 1.0))
 
     def restrain(self, restraint: Restraint, release: Collection[str], why: str) -> None:
         """Restrict the nodes that may be leased. Call it within a transaction.
@@ -324,10 +324,10 @@ class LeaseReconciler:
         """
         self.restraints.put(restraint)
         if self.last_poll is not None:
-            self._report_gaps(self.last_poll, self._parts.clock.now())
-        within_s = self._parts.controller.settings.reclaim_s
+            self._report_gaps(self.last_poll, self._state.clock.now())
+        within_s = self._state.controller.settings.reclaim_s
         self._lease_actions.reclaim(tuple(release), within_s, why)
-        self._parts.poll_soon.set()
+        self._state.poll_soon.set()
 
     def _cancel_unheard(self, now: float) -> None:
         """End leases that have run for too long without a report of their agents."""
@@ -336,11 +336,11 @@ class LeaseReconciler:
         waiting = [
             row.id
             for row in self.active.values()
-            if row.state == LeaseStatus.RUNNING and self._parts.agents.of_lease(row.id) is None
+            if row.state == LeaseStatus.RUNNING and self._state.agents.of_lease(row.id) is None
         ]
         for lease in self._unheard.overdue(waiting, now):
             row, limit_s = self.active[lease], self._unheard.limit_s
-            line = last_output(output_dir(self._parts.config), lease)
+            line = last_output(output_dir(self._state.config), lease)
             output_file = f"~{row.owner}/{HOME_OUTPUT_DIR}/{lease}.out" if row.owner else ""
             explanations = self.last_poll.explanations if self.last_poll else ()
             trouble = node_problem(explanations, row.node)
@@ -358,7 +358,7 @@ class LeaseReconciler:
         Returns:
             Ids of these leases.
         """
-        agents = self._parts.agents
+        agents = self._state.agents
         lost = {row.id for row in self.active.values() if agents.of_lease(row.id) is None}
         if lost:
             self._lease_actions.end_lost(sorted(lost), sentence)
@@ -370,7 +370,7 @@ class LeaseReconciler:
         """
         if self._core.liveness.partitioned_since is not None:
             return
-        agents = self._parts.agents
+        agents = self._state.agents
         waiting = [
             row.id
             for row in self.active.values()
@@ -395,11 +395,11 @@ class LeaseReconciler:
                 another.
             at: time of its end reported by the main scheduler, seconds; None if unknown.
         """
-        now = self._parts.clock.now()
+        now = self._state.clock.now()
         active = self.active.get(lease_id)
         started = (active.started or 0.0) if active is not None else 0.0
         ended = now if at is None else min(now, max(at, started))
-        row = self._parts.lease_rows.end(lease_id, reason, ended)
+        row = self._state.lease_rows.end(lease_id, reason, ended)
         if row is None:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason
@@ -412,17 +412,17 @@ class LeaseReconciler:
         }
         word = end_words.get(row.end_reason, "ended" if row.started else "not-started")
         word = word if requested else "not-yet"
-        self._parts.metrics.lease_ended(word)
-        self._parts.audit.record(
+        self._state.metrics.lease_ended(word)
+        self._state.audit.record(
             EventKind.LEASE_ENDED, f"The lease ended: {reason}.", node=row.node, lease=lease_id
         )
-        agent = self._parts.agents.of_lease(lease_id)
+        agent = self._state.agents.of_lease(lease_id)
         if agent is not None:
             self._departures.lost(agent, reason)
         else:
             self._departures.lease_ended(lease_id)
             event = LeaseNotTaken if requested else LeaseDeferred
-            self._parts.events.append(event(row.node, row.owner))
+            self._state.events.append(event(row.node, row.owner))
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._call_lock:

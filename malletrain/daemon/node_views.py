@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.lease_reconciler import LeaseReconciler
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.sickbay import slow_node_policy
 from malletrain.daemon.trainer_views import of_class
 from malletrain.protocol.views import NodeView
@@ -23,12 +23,14 @@ def natural(name: str) -> tuple[Any, ...]:
     )
 
 
-def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool) -> list[NodeView]:
+def node_views(
+    core: Core, state: DaemonState, leases: LeaseReconciler, explain: bool
+) -> list[NodeView]:
     """Return the views of all idle and leased nodes.
 
     Args:
         core: the daemon's core.
-        parts: the daemon's state.
+        state: the daemon's state.
         leases: answers of the main scheduler.
         explain: whether to include every node of the machine, and the rules by which it may be
             leased.
@@ -44,17 +46,17 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
         if refusal := leases.restraints.now.refusal(node):
             rules[node] = (*rules[node], ("operator", False, refusal))
     views = {}
-    for node, sick_node in parts.sick.now(now).items():
+    for node, sick_node in state.sick.now(now).items():
         answer = f"{sick_node.sentence} It is left alone for another {span(sick_node.until - now)}."
         rules[node] = (*rules.get(node, ()), ("health", False, answer))
         views[node] = NodeView(node, "sick", "", "", sick_node.since)
-    for node, slow_node in parts.slow.current(now).items():
-        alone = f" It is left alone for another {span(parts.slow.until(node) - now)}."
+    for node, slow_node in state.slow.current(now).items():
+        alone = f" It is left alone for another {span(state.slow.until(node) - now)}."
         free = core.agents.on(node) is None and slow_node_policy(core.config) == "swap"
         answer = f"{slow_node.sentence}{alone if free else ''}"
         rules[node] = (*rules.get(node, ()), ("pace", not free, answer))
         views.setdefault(node, NodeView(node, "slow", "", "", slow_node.since))
-    for gap in parts.gaps.values():
+    for gap in state.gaps.values():
         views[gap.node] = NodeView(
             gap.node, "idle", "", "", gap.idle_since, gap.horizon_s, node_class=gap.node_class
         )
@@ -70,14 +72,14 @@ def node_views(core: Core, parts: Parts, leases: LeaseReconciler, explain: bool)
         )
     for agent in core.agents:
         record = core.controller.nodes.get(agent.node)
-        state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
+        node_state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
         remaining_s = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
         lease = leases.active.get(agent.lease)
         since = (lease.started or lease.requested) if lease else now
         horizon = record.info.horizon_s if record else None
         views[agent.node] = NodeView(
             agent.node,
-            state,
+            node_state,
             agent.lease,
             agent.holds or "",
             since,

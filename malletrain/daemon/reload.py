@@ -19,8 +19,8 @@ from malletrain.daemon import logs
 from malletrain.daemon.admission import RequestRefused
 from malletrain.daemon.batch import gap_rules
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.notices import Notices
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.retention import Retention
 from malletrain.protocol.event_kinds import EventKind
 from scavenger.batch.scavenger import BatchScavenger
@@ -59,7 +59,7 @@ class Reload:
         self,
         path: Path | None,
         core: Core,
-        parts: Parts,
+        state: DaemonState,
         scavenger: Scavenger,
         notices: Notices,
         retention: Retention,
@@ -67,7 +67,7 @@ class Reload:
     ) -> None:
         self._path = path
         self._core = core
-        self._parts = parts
+        self._state = state
         self._scavenger = scavenger
         self._notices = notices
         self._retention = retention
@@ -96,10 +96,10 @@ class Reload:
             once, for the next jobs, and at a restart.
 
         """
-        differences = changes(self._parts.config, config)
+        differences = changes(self._state.config, config)
         reloaded_keys = differences.keys() & (AT_ONCE | NEXT_JOBS)
         if reloaded_keys:
-            self._take_over(with_changes(self._parts.config, config, reloaded_keys))
+            self._take_over(with_changes(self._state.config, config, reloaded_keys))
         effects = {
             "applied": _lines(differences, differences.keys() & AT_ONCE),
             "next_jobs": _lines(differences, differences.keys() & NEXT_JOBS),
@@ -122,10 +122,10 @@ class Reload:
         log.warning("configuration not reloaded", reason=why, by=by)
 
     def _take_over(self, config: Config) -> None:
-        core, parts = self._core, self._parts
-        parts.config = config
+        core, state = self._core, self._state
+        state.config = config
         logs.configure(config.daemon.log_level, config.daemon.log_format, self._log_file)
-        parts.accounts.appoint(config.daemon.operators)
+        state.accounts.appoint(config.daemon.operators)
         controller = core.controller
         controller.settings = replace(
             controller.settings,
@@ -134,7 +134,7 @@ class Reload:
         )
         controller.queue.allow(config.jobs.max_running)
         core.rounds.configure(config)
-        parts.parties.limit(config.quotas)
+        state.parties.limit(config.quotas)
         self._notices.settings = config.notify
         self._retention.keep_s = config.accounting.keep
         if isinstance(self._scavenger, BatchScavenger):

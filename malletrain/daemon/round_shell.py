@@ -68,7 +68,7 @@ class RoundShell:
         repository: stores jobs.
         audit: the audit log.
         feed: passes an event to the controller.
-        key_of: returns the secret that a job's processes share, as hexadecimal text.
+        job_key_of: returns the secret that a job's processes share, as hexadecimal text.
         lasts_of: returns for how long a node is expected to last, seconds; None if unknown.
         failing: counts failures by node.
     """
@@ -81,7 +81,7 @@ class RoundShell:
         repository: JobRepository,
         audit: AuditLog,
         feed: Callable[[Event], None],
-        key_of: Callable[[str], str],
+        job_key_of: Callable[[str], str],
         lasts_of: Callable[[str], float | None],
         failing: FailingNodes,
     ) -> None:
@@ -91,7 +91,7 @@ class RoundShell:
         self._repository = repository
         self._audit = audit
         self._feed = feed
-        self.key_of = key_of
+        self.job_key_of = job_key_of
         self._lasts_of = lasts_of
         self._failing = failing
         self.measured: dict[str, NetworkView] = {}
@@ -230,7 +230,7 @@ class RoundShell:
             run.spec,
             stop_grace_s=jobs.stop_grace,
             join_timeout_s=jobs.join_timeout,
-            key=self.key_of(run.row.id),
+            key=self.job_key_of(run.row.id),
             host=chosen.places[node].address if chosen and node in chosen.places else "",
             memory_share=jobs.snapshot_memory,
             hand_over_bytes=self.hand_over([node]).bytes,

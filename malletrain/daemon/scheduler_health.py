@@ -8,7 +8,7 @@ long the scheduler is not called.
 from __future__ import annotations
 
 from malletrain.daemon.core import Core
-from malletrain.daemon.parts import Parts
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.protocol.event_kinds import EventKind
 from scavenger.interface import Contact
 
@@ -16,9 +16,9 @@ from scavenger.interface import Contact
 class SchedulerHealth:
     """The health of one daemon's main scheduler."""
 
-    def __init__(self, core: Core, parts: Parts) -> None:
+    def __init__(self, core: Core, state: DaemonState) -> None:
         self._core = core
-        self._parts = parts
+        self._state = state
         self._busy = ""
 
     def update(self, contact: Contact, poll_error: str) -> None:
@@ -28,12 +28,12 @@ class SchedulerHealth:
             contact: calls of the scheduler and pauses between them.
             poll_error: why the last poll failed, as a sentence; empty if it did not.
         """
-        metrics, now = self._parts.metrics, self._parts.clock.now()
+        metrics, now = self._state.metrics, self._state.clock.now()
         metrics.scheduler_calls(contact.calls)
         for cause, remaining_s in (
             ("busy", contact.busy_s),
             ("refused", contact.refused_s),
-            ("nothing", self._parts.controller.gaps.backing_off_s(now)),
+            ("nothing", self._state.controller.gaps.backing_off_s(now)),
         ):
             metrics.scheduler_backoff(cause, remaining_s)
         busy = contact.busy or poll_error
@@ -53,4 +53,4 @@ class SchedulerHealth:
 
     def _record(self, kind: EventKind, sentence: str) -> None:
         with self._core.transaction():
-            self._parts.audit.record(kind, sentence)
+            self._state.audit.record(kind, sentence)

@@ -23,9 +23,9 @@ from malletrain.core.slow_nodes import (
     Swap,
 )
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.daemon.job_repository import ActiveJob
 from malletrain.daemon.lease_actions import LeaseActions
-from malletrain.daemon.parts import Parts
 from malletrain.daemon.sickbay import slow_node_policy
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
@@ -103,9 +103,9 @@ class _Round:
 class SlowNodeWatch:
     """Compares the nodes of all jobs of one daemon."""
 
-    def __init__(self, core: Core, parts: Parts, lease_actions: LeaseActions) -> None:
+    def __init__(self, core: Core, state: DaemonState, lease_actions: LeaseActions) -> None:
         self._core = core
-        self._slow = parts.slow
+        self._slow = state.slow
         self._lease_actions = lease_actions
         self._policy = slow_node_policy(core.config)
         self._window_s = core.config.nodes.slow_after / WINDOWS_PER_NODE

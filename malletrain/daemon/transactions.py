@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from malletrain.daemon.parts import Parts
+from malletrain.daemon.daemon_state import DaemonState
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.database import StatementRefused, StoreError
 
@@ -30,7 +30,7 @@ class TransactionRunner:
     """Runs the transactions of one core. Create it within the event loop in which it is used.
 
     Args:
-        parts: the daemon's state.
+        state: the daemon's state.
         begin: called with the time at the beginning of each transaction.
         decide: called with the time at the end of each transaction, before it is saved.
         sent: called after a batch is saved and its messages are sent, with the peers that could
@@ -39,7 +39,7 @@ class TransactionRunner:
 
     def __init__(
         self,
-        parts: Parts,
+        state: DaemonState,
         begin: Callable[[float], None],
         decide: Callable[[float], None],
         sent: Callable[[set[bytes]], None],
@@ -48,7 +48,7 @@ class TransactionRunner:
         """Has an exception once the core has failed; see :meth:`fail`."""
         self.torn = False
         """Whether a transaction has failed, so that memory and store may differ."""
-        self._clock, self._store, self._outbox = parts.clock, parts.store, parts.outbox
+        self._clock, self._store, self._outbox = state.clock, state.store, state.outbox
         self._begin, self._decide, self._sent = begin, decide, sent
         self._batch: ExitStack | None = None
         self._has_database_transaction = False

@@ -16,7 +16,7 @@ from malletrain.core.records import NodeRecord
 from malletrain.core.state import ControllerState
 from malletrain.daemon.accounts import Accounts
 from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.parts import TransactionOutbox
+from malletrain.daemon.daemon_state import TransactionOutbox
 from malletrain.daemon.round_shell import RoundShell
 from malletrain.daemon.strays import Strays
 from malletrain.rounds.holdings import Holdings

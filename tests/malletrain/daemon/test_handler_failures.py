@@ -117,16 +117,16 @@ def test_where_even_that_cannot_be_written_down_the_parts_are_made_anew(world):
 
 def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(world):
     service = world.daemon.service
-    kept = service.api.parts.outbox.flush
+    kept = service.api.state.outbox.flush
 
     def once():
         if service.core.runs[world.job].row.state != "cancelled":
             return kept()  # another turn
-        service.api.parts.outbox.flush = kept
+        service.api.state.outbox.flush = kept
         return broken()
 
     with world.daemon.client("ann") as client, contextlib.suppress(ClientError):
-        service.api.parts.outbox.flush = once
+        service.api.state.outbox.flush = once
         client.cancel(world.job)
     world.begun_anew(service)
     assert service.core.torn

@@ -11,9 +11,9 @@ from malletrain.config.model import parse_config
 from malletrain.core.events import JobSubmitted
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import make_daemon_state
 from malletrain.daemon.job_repository import decode_spec
 from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.parts import make_parts
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, GoalRow, JobRow, ProfileRow
 from malletrain.store.store import Store
@@ -74,7 +74,7 @@ def restored(folder, config, take):
 
     async def live():
         with Store.open(f"sqlite:///{folder}/m.db") as store:
-            core = Core(make_parts(config, store, Clock(), Metrics(), print, str), None)
+            core = Core(make_daemon_state(config, store, Clock(), Metrics(), print, str), None)
             fed, feed = [], core.feed
 
             def fed_with(event):

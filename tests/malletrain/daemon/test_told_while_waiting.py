@@ -16,8 +16,8 @@ from malletrain.core.controller import Controller
 from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCostMeasured
 from malletrain.daemon.clock import Clock
 from malletrain.daemon.core import Core
+from malletrain.daemon.daemon_state import make_daemon_state
 from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.parts import make_parts
 from malletrain.daemon.settings import controller_settings
 from malletrain.protocol import messages
 from malletrain.sim.costs import CostModel, SimRun
@@ -64,7 +64,9 @@ class Told:
         """``do(core)`` within a loop, on a core that has taken in hand what is stored."""
 
         async def live():
-            core = Core(make_parts(self.config, self.store, Clock(), Metrics(), no_one, str), None)
+            core = Core(
+                make_daemon_state(self.config, self.store, Clock(), Metrics(), no_one, str), None
+            )
             core.controller.hold(core.clock.now() + 3600.0)
             core.restore()
             try:

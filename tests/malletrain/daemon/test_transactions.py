@@ -8,8 +8,8 @@ import pytest
 
 from malletrain.config.model import parse_config
 from malletrain.daemon.clock import Clock
+from malletrain.daemon.daemon_state import make_daemon_state
 from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.parts import make_parts
 from malletrain.daemon.transactions import CoreOver, TransactionRunner
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
@@ -27,10 +27,10 @@ class Turns:
         self.store = Store.open(f"sqlite:///{self.file}")
         config = parse_config(f'[daemon]\nstate_dir = "{folder}"\n[scheduler]\nkind = "local"\n')
         self.sent, self.reached, self.seen, self.decided = [], True, [], []
-        parts = make_parts(config, self.store, Clock(), Metrics(), self.send, str)
-        self.audit, self.outbox = parts.audit, parts.outbox
+        state = make_daemon_state(config, self.store, Clock(), Metrics(), self.send, str)
+        self.audit, self.outbox = state.audit, state.outbox
         self.runner = TransactionRunner(
-            parts, self.seen.append, self.decided.append, self.seen.append
+            state, self.seen.append, self.decided.append, self.seen.append
         )
 
     def send(self, peer, message):

@@ -106,7 +106,7 @@ class TransactionOutbox:
 
 
 @dataclass(kw_only=True)
-class Parts:
+class DaemonState:
     """The state of one daemon. It changes only within transactions."""
 
     config: Config
@@ -140,21 +140,21 @@ class Parts:
     """Gaps of the last poll, by node."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Owner of leases → why the newest request failed. Removed when a request succeeds."""
-    pending: dict[str, tuple[str, str]] = field(default_factory=dict)
+    pending_leases: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
 
 
-def make_parts(
+def make_daemon_state(
     config: Config,
     store: Store,
     clock: Clock,
     metrics: Metrics,
     send: Send,
-    key_of: Callable[[str], str],
-) -> Parts:
+    job_key_of: Callable[[str], str],
+) -> DaemonState:
     """Create the state of a daemon.
 
     Args:
@@ -163,7 +163,8 @@ def make_parts(
         clock: the daemon's clock.
         metrics: counters for Prometheus.
         send: sends a message to a peer, and returns whether it could be reached.
-        key_of: returns the secret that the processes of a service share; argument: id of the job.
+        job_key_of: returns the secret that the processes of a service share; argument: id of the
+            job.
     """
     events: deque[Event] = deque()
     outbox = TransactionOutbox(send)
@@ -181,11 +182,11 @@ def make_parts(
         repository,
         audit,
         events.append,
-        key_of,
+        job_key_of,
         controller.state.lasts_s,
         failing,
     )
-    return Parts(
+    return DaemonState(
         config=config,
         store=store,
         clock=clock,

@@ -18,6 +18,8 @@ GONE = frozenset(
         *("Ear", "Hearing", "LeaseDesk", "Inbox", "Switchboard", "Doorkeeper", "Intake", "InTurn"),
         *("Mishap", "Mishaps", "FailedParts", "Manner", "Manners", "Levers", "Promises", "Heap"),
         *("ApartPlanner", "Lasting", "Bound", "GapMoment", "StepRunner", "FrontDoor", "BackDoor"),
+        *("Foretold", "JobWeighed", "CurveLearned", "RescaleCosted", "LeaseNotYet"),
+        *("PbsChecked", "SlurmChecked", "StepStart"),
         *("give_back_after", "recall_every", "settle_s", "Door", "HeldObject", "HeldPixels"),
     )
 )
@@ -26,6 +28,7 @@ GONE_MODULES = frozenset(
     (
         *("hearing", "inbox", "switchboard", "doorkeeper", "intake", "in_turn", "mishaps"),
         *("failed_parts", "promises", "promise", "manners", "manner", "heap", "levers", "apart"),
+        "unheard",
         *("homes", "lasting", "said_times", "verdict", "bound", "doors", "recall", "held"),
     )
 )

@@ -364,7 +364,7 @@ class Advisor:
             queue_entry=entry,
             plan=plan,
             curve=request.curve,
-            started=now,
+            started_at=now,
             target=step.size,
             nodes=request.nodes,
             requested_at=now,

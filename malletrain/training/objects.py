@@ -117,7 +117,7 @@ def schedule(objects: Mapping[str, Any]) -> str:
     samplers, the optimizers' group options, plain numbers of the modules, and the version counter
     of each of their tensors.
     """
-    from malletrain.training.module_numbers import places  # it imports this module
+    from malletrain.training.module_numbers import plain_attributes  # it imports this module
 
     states: dict[str, Any] = {}
     for name, value in objects.items():
@@ -129,7 +129,10 @@ def schedule(objects: Mapping[str, Any]) -> str:
         elif hasattr(target, "named_parameters"):
             tensors = (*target.parameters(), *target.buffers())
             versions = [tensor._version for tensor in tensors]  # noqa: SLF001 (no other name)
-            states[name] = versions, [attributes[key] for attributes, key in places(target)]
+            states[name] = (
+                versions,
+                [attributes[key] for attributes, key in plain_attributes(target)],
+            )
         elif not isinstance(target, CountedEpochs):
             states[name] = state_of(target)
     return repr(states)

@@ -188,8 +188,8 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
     machine = Imagined("n0")
     daemon = RunningDaemon(tmp_path, machine)
     service, commanded = daemon.service, []
-    until(lambda: service.api.parts.gaps, "the idle node is seen")
-    take, keep = service.lease_actions.take, service.api.parts.shares.keep
+    until(lambda: service.api.state.gaps, "the idle node is seen")
+    take, keep = service.lease_actions.take, service.api.state.shares.keep
 
     def taken(nodes, owner):
         take(nodes, owner)
@@ -200,7 +200,7 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
         if commanded:
             broken()
 
-    service.lease_actions.take, service.api.parts.shares.keep = taken, fails_then
+    service.lease_actions.take, service.api.state.shares.keep = taken, fails_then
     with contextlib.suppress(ClientError):  # the step is that of the request, or a later one
         daemon.submit("ann", key="again")
     until(lambda: daemon.service is not service, "the daemon begins anew")

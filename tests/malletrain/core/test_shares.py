@@ -167,7 +167,7 @@ def test_factors_are_bounded_and_double_with_what_is_owed():
 def test_a_job_in_the_middle_of_a_whole_is_not_outbid_for_shares():
     def run(whole):
         m = Machine(4, ShareSettings())
-        m.submit("x", "a", most=4, whole=whole)
+        m.submit("x", "a", most=4, exempt_from_shares=whole)
         m.let(60.0)
         assert m.nodes("x") == 4
         m.controller.shares.restore(
@@ -188,7 +188,7 @@ def test_a_job_in_the_middle_of_a_whole_is_not_outbid_for_shares():
 def test_what_a_job_in_the_middle_of_a_whole_grows_by_counts_as_its_party_does():
     """It keeps its two nodes; the six that come are those of who got less."""
     m = Machine(2, ShareSettings())
-    m.submit("x", "a", most=8, whole=True)
+    m.submit("x", "a", most=8, exempt_from_shares=True)
     m.let(60.0)
     ahead, behind = PartyService(30 * HOUR, 10 * HOUR, 10 * HOUR), PartyService(0.0, HOUR, HOUR)
     m.controller.shares.restore({"a": ahead, "b": behind}, m.now)

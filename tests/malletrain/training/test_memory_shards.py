@@ -1,14 +1,15 @@
 """Shards in another node's memory, read through its keeper into a folder of this node."""
 
-import os
 import shutil
 import tempfile
+from glob import glob
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-from malletrain.memory.folder import MemoryFolder, bytes_below
+from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder
 from malletrain.memory.keeper import Keeper
 from malletrain.training.memory_moment import CompleteSnapshot, Moment
 from malletrain.training.memory_shards import RemoteShards, fetching_reader
@@ -28,6 +29,14 @@ SECRET = bytes.fromhex("5e" * 32)
 LABEL = "0123456789abcdef"
 MOMENT = Moment(3, 40, 1, 0)
 ROWS, COLUMNS = 256, 1024
+
+
+@pytest.fixture
+def memory():
+    """A folder in this node's shared memory, where links take no space."""
+    folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -55,18 +64,16 @@ def other_node(tmp_path, monkeypatch):
     ids=["all in memory", "heads in memory", "nothing in memory"],
 )
 def test_fetched_shards_take_no_more_memory_than_the_limit(
-    tmp_path, monkeypatch, other_node, limit, file_is_in_memory
+    tmp_path, monkeypatch, memory, other_node, limit, file_is_in_memory
 ):
     """What does not fit goes to the node's disk, also if only the heads of a file fit."""
     snapshot, tensors, layout, metadata = other_node
-    view, disk = tmp_path / "memory" / ".view-1-x", tmp_path / "disk"
-    view.mkdir(parents=True)
+    view, disk = memory / ".view-1-x", tmp_path / "disk"
+    view.mkdir()
     disk.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    shutil.copy(tmp_path / "other" / LABEL / str(MOMENT) / METADATA, view)
-    metadata_bytes = bytes_below(view)
-    folder = MemoryFolder(view.parent, limit + metadata_bytes)
-    descriptors = set(os.listdir("/proc/self/fd"))
+    (view / METADATA).symlink_to(tmp_path / "other" / LABEL / str(MOMENT) / METADATA)
+    folder = MemoryFolder(memory, limit)
 
     remote = RemoteShards(str(view), snapshot, LABEL, MemoryTier(folder, LABEL, ""))
     reader = fetching_reader(str(view), {METADATA}, remote)
@@ -81,4 +88,5 @@ def test_fetched_shards_take_no_more_memory_than_the_limit(
     assert len(fetched) == 2
     assert all(path.is_symlink() != file_is_in_memory for path in fetched)
     assert len(list(disk.iterdir())) == (0 if file_is_in_memory else 2)
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    descriptors = map(Path, glob("/proc/self/fd/*"))
+    assert not [path for path in descriptors if path.resolve().parent == disk.resolve()]

@@ -44,10 +44,10 @@ def test_a_job_says_what_its_leases_wait_for_and_why_the_last_one_failed(tmp_pat
         )
         until(
             lambda: (
-                "came to nothing: its command failed" in daemon.job(job).reason
+                "the last lease failed: its command failed" in daemon.job(job).reason
                 or "MaxMemPerLimit" in daemon.job(job).reason
             ),
-            "it is told, until another one waits",
+            "the job says so, until another lease waits",
         )
     finally:
         daemon.stop()

@@ -78,7 +78,7 @@ def test_a_counter_of_the_scripts_own_is_noticed_when_somebody_joins(tmp_path):
         c.until(lambda: not any(w.alive for w in c.workers), "all have given up")
         said = c.outputs()
     assert said.count("made their last update at different learning rates") == 3
-    assert "rank 2: 0.005 now), so that their models are not the same" in said
+    assert "rank 2: 0.005 now), so that their models now differ" in said
     assert steps_at(tmp_path, 3) <= steps_at(tmp_path, 2) + 2
 
 

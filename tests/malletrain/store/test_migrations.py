@@ -269,7 +269,9 @@ def test_without_room_for_a_copy_nothing_is_migrated(tmp_path, url, monkeypatch)
         raise copies.CopyError("No space left on device.")
 
     monkeypatch.setattr(copies, "backup", full)
-    with pytest.raises(StoreError, match=r"no copy .* No space left.* Nothing has changed"):
+    with pytest.raises(
+        StoreError, match=r"cannot be copied before: No space left.* Nothing has changed"
+    ):
         Store.open(url)
     engine = open_engine(url)
     with engine.begin() as connection:

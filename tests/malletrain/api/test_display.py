@@ -28,12 +28,12 @@ def series(name, values, times=None):
 def lines(html):
     """The corners of each picture's line, by title."""
     tree = ElementTree.fromstring(html.replace("&#9679;", ""))
-    found = {}
+    corners_of = {}
     for figure in tree.iter("figure"):
         points = figure.find("svg/polyline").get("points")
         corners = [tuple(map(float, corner.split(","))) for corner in points.split()]
-        found[figure.find("figcaption").text] = corners
-    return found
+        corners_of[figure.find("figcaption").text] = corners
+    return corners_of
 
 
 def test_the_scale_over_time_is_steps_from_its_start_to_its_end():

@@ -303,8 +303,8 @@ class Site:
     def events(self, params):
         if params["since"] < 0:
             return []
-        told = [event_view(1 + k, "job-completed", job=job) for k, job in enumerate(self.ended)]
-        return [event for event in told if event.seq > params["since"]]
+        views = [event_view(1 + k, "job-completed", job=job) for k, job in enumerate(self.ended)]
+        return [event for event in views if event.seq > params["since"]]
 
 
 @pytest.fixture

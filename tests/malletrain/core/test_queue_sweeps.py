@@ -132,13 +132,13 @@ def test_entries_keep_their_order_and_their_number(made, most, shares):
         for n, (owner, sweep) in enumerate(made)
     ]
     state, q = queue(*jobs, max_running=most, turns=ByWeight() if shares else None)
-    found = [state.jobs[name] for name in names(q)]
-    places = list(dict.fromkeys(j.place for j in found))
+    admitted_jobs = [state.jobs[name] for name in names(q)]
+    places = list(dict.fromkeys(j.place for j in admitted_jobs))
     entries = {j.place for j in state.unfinished.values()}
     assert len(places) == min(most, len(entries)), "no place is left empty"
     for place in places:
         mine = [j.order for j in state.unfinished.values() if j.place == place]
-        assert [j.order for j in found if j.place == place] == mine[:most]
+        assert [j.order for j in admitted_jobs if j.place == place] == mine[:most]
     for owner in OWNERS:
         mine = [p for p in places if made[p][0] == owner]
         assert mine == sorted(mine), "an owner's entries come in order"

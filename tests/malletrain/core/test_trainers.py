@@ -80,13 +80,13 @@ def test_what_one_has_no_use_for_the_other_has():
 
 def test_a_part_that_grows_back_takes_free_nodes_first_and_leaves_jobs_theirs():
     machine = nodes(8)
-    held = tuple(machine)[:2]
+    first_nodes = tuple(machine)[:2]
     candidates = [
-        Candidate("j1", 1, 8, held, curve=linear(1.0), trainer=ONE),
+        Candidate("j1", 1, 8, first_nodes, curve=linear(1.0), trainer=ONE),
         Candidate("j2", 1, 8, (), curve=linear(1.0), trainer=TWO),
     ]
     plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert plan.nodes["j1"] == held
+    assert plan.nodes["j1"] == first_nodes
     assert len(plan.nodes["j2"]) == 6
 
 
@@ -103,10 +103,12 @@ def test_two_shared_classes_are_both_used():
 
 def test_a_class_that_stands_empty_draws_a_job_from_a_full_one():
     machine = {**nodes(4, "a"), **nodes(8, "b", begin=4)}
-    held = tuple(machine)[:4]
+    first_nodes = tuple(machine)[:4]
     candidates = [
-        Candidate("j1", 1, 8, held[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
-        Candidate("j2", 1, 8, held[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")),
+        Candidate("j1", 1, 8, first_nodes[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
+        Candidate(
+            "j2", 1, 8, first_nodes[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")
+        ),
     ]
     plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert sorted(len(mine) for mine in plan.nodes.values()) == [4, 8]
@@ -205,12 +207,12 @@ def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
         PlanningSettings(),
     )
     taken = {node for mine in plan.nodes.values() for node in mine}
-    left = Counter(info.node_class for node, info in machine.items() if node not in taken)
+    free_counts = Counter(info.node_class for node, info in machine.items() if node not in taken)
     for c in candidates:
         mine = plan.nodes[c.job]
         if c.fixed or len(mine) == c.max_nodes:
             continue
-        for pool, count in left.items():
+        for pool, count in free_counts.items():
             assert not mine or machine[mine[0]].node_class != pool or not c.may_use(pool)
             assert len(mine) >= count or not c.may_use(pool)
 
@@ -237,10 +239,10 @@ def test_parts_are_kept_where_all_want_more(parts, count):
         str(k): [Candidate(f"j{k}", 1, 500, (), trainer=Trainer(str(k), part=part))]
         for k, part in enumerate(parts)
     }
-    found = divide(groups, nodes(count))
-    assert sum(map(len, found.values())) == count
+    nodes_of_group = divide(groups, nodes(count))
+    assert sum(map(len, nodes_of_group.values())) == count
     for k, part in enumerate(parts):
-        assert abs(len(found[str(k)]) - count * part / sum(parts)) < 2
+        assert abs(len(nodes_of_group[str(k)]) - count * part / sum(parts)) < 2
 
 
 # --- in the controller ---
@@ -272,25 +274,25 @@ def test_leases_are_taken_for_who_may_use_them():
     submit(made, "j1", "gpu")
     gaps = {**{f"g{k}": (None, "a100") for k in range(9)}, "c0": (None, "xeon")}
     commands = made.handle(GapsSeen(gaps), 1.0)
-    (asked,) = [c for c in commands if isinstance(c, TakeLeases)]
-    assert len(asked.nodes) == 4
-    assert all(node.startswith("g") for node in asked.nodes)
+    (request,) = [c for c in commands if isinstance(c, TakeLeases)]
+    assert len(request.nodes) == 4
+    assert all(node.startswith("g") for node in request.nodes)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "held"), [("gpu", GoalStanding.INFEASIBLE), ("cpu", GoalStanding.ON_TRACK)]
+    ("trainer", "standing"), [("gpu", GoalStanding.INFEASIBLE), ("cpu", GoalStanding.ON_TRACK)]
 )
-def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, held):
+def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, standing):
     """The work takes four nodes 21 minutes, and one node 85; only the common class has four."""
     made = controller(GPU, CPU)
     gaps = {"g": (None, "a100"), **{f"c{k}": (None, "xeon") for k in range(8)}}
     made.handle(GapsSeen(gaps), 0.0)
-    wanted = OwnerGoals(deadline=3600.0, work=43200.0)
-    submit(made, "j", trainer, curve=linear(10.0), goals=wanted)
+    goals = OwnerGoals(deadline=3600.0, work=43200.0)
+    submit(made, "j", trainer, curve=linear(10.0), goals=goals)
     for other in range(5):  # want nodes that the first may not use
         submit(made, f"k{other}", "cpu" if trainer == "gpu" else "gpu")
     made.handle(Tick(), 1.0)
-    assert made.goals.records["j"].standing is held
+    assert made.goals.records["j"].standing is standing
 
 
 def test_where_no_node_of_its_class_was_seen_a_deadline_cannot_be_held():

@@ -66,8 +66,8 @@ class RawClient:
             z85.decode(self._own.secret.encode()),
         )
         metadata = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
-        said = z85.decode(self._own.public.encode()) + salt + vouch + metadata
-        initiate = self._sealed(b"CurveZMQINITIATE", said, self._theirs)
+        plaintext = z85.decode(self._own.public.encode()) + salt + vouch + metadata
+        initiate = self._sealed(b"CurveZMQINITIATE", plaintext, self._theirs)
         self._frame(COMMAND, b"\x08INITIATE" + cookie + initiate)
         assert self._read().startswith(b"\x05READY")
 

@@ -88,8 +88,8 @@ def test_the_backend(tmp_path, monkeypatch):
     one.prepare(made)
     assert (Path(made.state_dir) / "leases").is_dir()
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = list(one.check(made))
-    assert "qstat is not installed" in found[0][1]
+    findings = list(one.check(made))
+    assert "qstat is not installed" in findings[0][1]
     with pytest.raises(AddressError, match=r"cannot reach the daemon at 127\.0\.0\.1;"):
         one.host(made)
     with pytest.raises(SchedulerError, match="cannot be read"):

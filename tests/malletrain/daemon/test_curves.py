@@ -62,8 +62,8 @@ def spec(curves, *args, **more):
 
 def begins(curves, job, made):
     """What a job starts with."""
-    [found] = curves.begin([(job, made)])
-    return found.scaling
+    [stored_curve] = curves.begin([(job, made)])
+    return stored_curve.scaling
 
 
 def new(curves, job, *args, **more):
@@ -161,8 +161,8 @@ def test_a_job_whose_owner_says_its_models_size_begins_with_what_a_similar_one_s
     assert 200 < model.curve.estimate(4)[0] < 340
     assert not model.profiled
     assert not model.curve.measured_sizes, "it is believed, not known"
-    said = {"parameters": 1_200_000, "flops_per_sample": None}
-    assert curves.described("j2", other, said) is not None, "its workers' word counts for others"
+    size = {"parameters": 1_200_000, "flops_per_sample": None}
+    assert curves.described("j2", other, size) is not None, "its workers' word counts for others"
     assert new(curves, "j3", "--layers", "5", parameters=1e9)[0] is None, "nobody is near"
     again, _ = new(curves, "j4", "--layers", "3", parameters=1e6)
     assert again.curve.measured_sizes, "one of its own kind goes before"
@@ -192,7 +192,7 @@ def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(cu
     assert curves.news
     assert curves.tell_at() == -math.inf, "at once"
     before = curves.clock.time
-    assert [told.job for told in curves.for_waiting(specs.get)] == ["j2"]
+    assert [event.job for event in curves.for_waiting(specs.get)] == ["j2"]
     after = curves.clock.time
     assert not curves.news
     assert curves.tell_at() is None

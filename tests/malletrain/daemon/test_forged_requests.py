@@ -68,9 +68,9 @@ def running(tmp_path_factory):
     ids=lambda x: repr(x)[:50],
 )
 def test_parameters_that_make_no_sense_are_refused(running, op, params):
-    given = {"job": running.job_of_ann, **params} if op == "logs" else params
+    arguments = {"job": running.job_of_ann, **params} if op == "logs" else params
     with running.client("ann") as client, pytest.raises(ClientError) as refused:
-        client.call(op, given)
+        client.call(op, arguments)
     assert refused.value.code == "usage"
     assert len(str(refused.value)) < 500
     assert running.alive()
@@ -81,8 +81,8 @@ def test_parameters_that_make_no_sense_are_refused(running, op, params):
 )
 def test_parameters_that_are_none_are_refused(running, packed):
     """Nothing, a list, a number for a name, what is no text: read when it is their turn."""
-    asked = Request("r1", "jobs", msgspec.Raw(packed))
-    reply = asyncio.run(running.service.api.answer("ann", asked))
+    request = Request("r1", "jobs", msgspec.Raw(packed))
+    reply = asyncio.run(running.service.api.answer("ann", request))
     assert (reply.ok, reply.code) == (False, "usage")
     assert "is malformed" in reply.error
 
@@ -109,9 +109,9 @@ def test_parameters_that_are_none_are_refused(running, packed):
     ids=lambda x: repr(x)[:50],
 )
 def test_numbers_out_of_bounds_are_moved_within(running, op, params):
-    given = {"job": running.job_of_ann, **params} if op == "logs" else params
+    arguments = {"job": running.job_of_ann, **params} if op == "logs" else params
     with running.client("ann") as client:
-        assert client.call(op, given) is not None
+        assert client.call(op, arguments) is not None
     assert running.alive()
 
 

@@ -298,11 +298,11 @@ def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
         m.progress(record)
         assert m.total >= last
         last = m.total
-    kept = {
+    final_counts = {
         (g, r.rank): max(x.samples for h, x in records if h == g and x.rank == r.rank)
         for g, r in records
     }
-    assert m.total == whole == sum(kept.values())
+    assert m.total == whole == sum(final_counts.values())
     assert math.isfinite(m.rate(5000.0))
 
 

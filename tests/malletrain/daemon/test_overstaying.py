@@ -24,10 +24,10 @@ class Deaf(Imagined):
 
     def __init__(self, *nodes):
         super().__init__(*nodes)
-        self.asked = []
+        self.releases = []
 
     def give_back(self, leases):
-        self.asked += [lease.id for lease in leases]
+        self.releases += [lease.id for lease in leases]
         if self.busy:
             raise SchedulerError("scancel failed: try again later.")
         super().give_back(leases)
@@ -50,7 +50,7 @@ def given_up(daemon, machine):
         agent.say(messages.Released(job))
         agent.hear(messages.Goodbye)
         agent.say(messages.LogsShipped(job))
-        until(lambda: machine.asked, "its end was asked for")
+        until(lambda: machine.releases, "its end was asked for")
     return lease
 
 
@@ -60,7 +60,7 @@ def test_a_release_that_was_refused_is_asked_for_again(tmp_path):
     daemon = RunningDaemon(tmp_path, machine, allocation=WAIT)
     try:
         lease = given_up(daemon, machine)
-        until(lambda: machine.asked.count(lease) >= 2, "it was asked for again")
+        until(lambda: machine.releases.count(lease) >= 2, "it was asked for again")
         machine.busy = False
         until(lambda: lease not in machine.leases, "it has ended")
         until(lambda: not daemon.service.leases.active, "the daemon knows")
@@ -76,13 +76,13 @@ def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_pa
         lease = given_up(daemon, machine)
     finally:
         daemon.stop()
-    machine.busy, machine.asked = False, []
+    machine.busy, machine.releases = False, []
     assert lease in machine.leases
     # nothing is heard of its agent any more
     daemon = RunningDaemon(tmp_path, machine, allocation=WAIT)
     try:
         until(lambda: lease not in machine.leases, "it has ended")
-        assert machine.asked[0] == lease
+        assert machine.releases[0] == lease
         until(lambda: not daemon.service.leases.active, "the daemon knows")
     finally:
         daemon.stop()
@@ -108,6 +108,6 @@ def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monke
             agent.say(messages.LogsShipped(job))
             del machine.leases[lease]
             until(lambda: not daemon.service.leases.active, "the lease is over")
-        assert machine.asked == []
+        assert machine.releases == []
     finally:
         daemon.stop()

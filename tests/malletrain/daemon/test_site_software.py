@@ -22,9 +22,9 @@ options = ["--no-mount=cwd"]
 
 
 def job(**software):
-    given = SoftwareEnvironment(**software) if software else None
+    environment = SoftwareEnvironment(**software) if software else None
     places = ("/w/t.py", "/w", "/env/bin/python")
-    return JobSpec("x", "ada", *places, max_nodes=2, goal="throughput", software=given)
+    return JobSpec("x", "ada", *places, max_nodes=2, goal="throughput", software=environment)
 
 
 def made(config=SITE, **software):

@@ -65,9 +65,9 @@ class SlowSite:
         for rank, node in enumerate(self.run.rounds.members):
             self.steps[node] += steps
             self.busy[node] += steps * busy[node]
-            told = None if node in silent else self.busy[node]
+            reported_busy = None if node in silent else self.busy[node]
             generation = self.run.rounds.generation
-            counts = (self.steps[node] * 8.0, self.steps[node], 8.0, 0.0, self.now, told)
+            counts = (self.steps[node] * 8.0, self.steps[node], 8.0, 0.0, self.now, reported_busy)
             self.watch.heard(node, self.run, Progress("j1", generation, rank, 7, *counts))
         self.watch.look(self.now)
 

@@ -30,12 +30,12 @@ class TwoClasses(Imagined):
     """Nodes whose names begin with g are of class a100."""
 
     def poll(self):
-        found = super().poll()
+        result = super().poll()
         gaps = (
             dataclasses.replace(gap, node_class="a100" if gap.node[0] == "g" else "xeon")
-            for gap in found.gaps
+            for gap in result.gaps
         )
-        return dataclasses.replace(found, gaps=tuple(gaps))
+        return dataclasses.replace(result, gaps=tuple(gaps))
 
 
 @pytest.fixture

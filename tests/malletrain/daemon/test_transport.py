@@ -116,11 +116,11 @@ def test_the_end_of_a_connection_is_told_with_the_peer_that_spoke_over_it():
 
 def test_who_comes_before_the_keys_are_known_is_let_in_once_they_are():
     keys, own, receiver = new_pair(), new_pair(), Deaf()
-    known, serving, asked_early = {}, [], []
+    name_of, serving, asked_early = {}, [], []
 
     def who(key):
         asked_early.extend(() if serving else [key])
-        return known.get(key)
+        return name_of.get(key)
 
     made = Transport(keys, who)
 
@@ -139,7 +139,7 @@ def test_who_comes_before_the_keys_are_known_is_let_in_once_they_are():
             finally:
                 client.disable_monitor()
                 monitor.close()
-            known[own.public] = "lease:l1"
+            name_of[own.public] = "lease:l1"
             made.serve(receiver)
             serving.append(True)
             while not receiver.peers:  # noqa: ASYNC110
@@ -201,11 +201,11 @@ class Odd(Slow):
 
 
 def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
-    server, own, receiver, kept = new_pair(), new_pair(), Odd(), []
+    server, own, receiver, frame_counts = new_pair(), new_pair(), Odd(), []
 
     class Watched(ReceiveQueue):
         def put(self, sender, message, size):
-            kept.append(len(message.frames))
+            frame_counts.append(len(message.frames))
             return super().put(sender, message, size)
 
     monkeypatch.setattr(transport, "ReceiveQueue", Watched)
@@ -230,8 +230,8 @@ def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
         asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
     finally:
         made.stop()
-    assert kept
-    assert set(kept) == {FRAMES}
+    assert frame_counts
+    assert set(frame_counts) == {FRAMES}
     assert "this one has 5000" in receiver.sentences[0]
 
 

@@ -30,11 +30,11 @@ MB = 1_000_000
 
 def looks(of, begin, seconds, step=0.5):
     """Whose connections are to be ended, of looks for so long."""
-    found, at = [], begin
+    connections, at = [], begin
     while at <= begin + seconds:
-        found += of.too_much(at)
+        connections += of.too_much(at)
         at += step
-    return found
+    return connections
 
 
 def test_a_connection_of_which_much_came_and_nothing_was_read_for_a_while_is_ended():
@@ -59,14 +59,14 @@ def test_what_waits_after_a_standstill_ends_nobody():
     of = Unread(came.__getitem__)
     for descriptor in came:
         of.began(descriptor, 0.0)
-    found, at = of.too_much(60.0), 60.0
+    connections, at = of.too_much(60.0), 60.0
     for _ in range(200):
         at += 0.5
         for descriptor in came:
             of.read(descriptor, 1, 1)
             came[descriptor] += MAX_BYTES
-        found += of.too_much(at)
-    assert found == []
+        connections += of.too_much(at)
+    assert connections == []
     assert looks(of, at, STUCK_S + 1.0, 0.5), "then nothing is read of them any more"
 
 
@@ -192,9 +192,9 @@ def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_s
                 while len(receiver.sentences) < heard:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 assert made.connection_bytes == heard * CONNECTION_BYTES
-            for left in (1, 0):
-                there[left].socket.shutdown(socket.SHUT_RDWR)
-                while made.connection_bytes != left * CONNECTION_BYTES:  # noqa: ASYNC110
+            for remaining in (1, 0):
+                there[remaining].socket.shutdown(socket.SHUT_RDWR)
+                while made.connection_bytes != remaining * CONNECTION_BYTES:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             for client in there:
                 client.close()

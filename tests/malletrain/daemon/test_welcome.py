@@ -19,7 +19,7 @@ def welcomed(daemon, agent):  # noqa: F811
     made.hello()
     made.hear(messages.Welcome)
     made.work(job)
-    made.held = messages.Assignment(job, "running", 1)
+    made.assignment = messages.Assignment(job, "running", 1)
     return lease, made
 
 
@@ -39,13 +39,13 @@ def test_one_whose_older_connection_was_heard_last_is_asked_and_told_again(start
     daemon = start(Imagined("n0"))
     lease, older = welcomed(daemon, agent)
     newer = agent(daemon, lease)
-    newer.hello(assignment=older.held)
+    newer.hello(assignment=older.assignment)
     newer.hear(messages.Welcome)
     older.say(BEAT)
     older.hear(messages.WhoAreYou)
     newer.say(BEAT)
     newer.hear(messages.WhoAreYou)
-    newer.hello(assignment=older.held)
+    newer.hello(assignment=older.assignment)
     newer.hear(messages.Welcome)
     newer.say(BEAT)
     newer.hear(messages.Alive)

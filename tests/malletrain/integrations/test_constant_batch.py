@@ -23,11 +23,11 @@ def ranks(monkeypatch, world, most, *arguments, **options):
 
 def steps(batches):
     """[[micro-batches] of each step] of one rank."""
-    found, items = [], iter(batches)
+    micro_batches, items = [], iter(batches)
     for step in range(batches.steps_per_epoch):
-        found.append(list(itertools.islice(items, batches.batch(step)[1])))
+        micro_batches.append(list(itertools.islice(items, batches.batch(step)[1])))
     assert next(items, None) is None
-    return found
+    return micro_batches
 
 
 @st.composite

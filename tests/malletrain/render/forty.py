@@ -117,7 +117,7 @@ def explained():
 
 def events():
     """Events as they are, with sentences long and short."""
-    said = (
+    templates = (
         ("job-started", "Started on 2 nodes: n[64-65]."),
         ("rescale-finished", "Grew from 1 to 2 nodes; the pause was 3.25 s."),
         ("node-leaving", "The main scheduler wants the node back within 30 s; its job moves off."),
@@ -131,9 +131,9 @@ def events():
     return [
         event_view(
             k,
-            said[k % 5][0],
+            templates[k % 5][0],
             time=NOW - 100 + k,
-            sentence=said[k % 5][1],
+            sentence=templates[k % 5][1],
             job=f"j{28 + k % 10}",
             node=f"n{56 + k}" if k % 2 else "",
         )

@@ -69,8 +69,8 @@ def test_numbers_and_ids_of_jobs_are_whole(width):
             end = head.index(name) + len(name)
             begin = head.index(name) if name == "STATE" else 0
             for row, j in zip(rows, jobs(), strict=True):
-                found = row[begin:].split()[0] if name == "STATE" else row[:end].split()[-1]
-                assert found == value(j), (name, row)
+                cell = row[begin:].split()[0] if name == "STATE" else row[:end].split()[-1]
+                assert cell == value(j), (name, row)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

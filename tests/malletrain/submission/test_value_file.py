@@ -18,7 +18,7 @@ def write(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("nodes,value\n1,10\n4,80.5\n", {"1": 10.0, "4": 80.5}),
         ("# a comment\n\nNodes, Value\n8,5\n2,7\n", {"2": 7.0, "8": 5.0}),  # need not grow
@@ -26,8 +26,8 @@ def write(tmp_path, text):
         ("# toml\n[value]\n4 = 100\n2 = 1.5\n", {"2": 1.5, "4": 100.0}),
     ],
 )
-def test_both_forms(tmp_path, text, wanted):
-    assert read_value(write(tmp_path, text)) == wanted
+def test_both_forms(tmp_path, text, expected):
+    assert read_value(write(tmp_path, text)) == expected
 
 
 @pytest.mark.parametrize(

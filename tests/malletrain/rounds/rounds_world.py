@@ -185,7 +185,7 @@ class RoundsWorld:
         self.act(self.rounds.move(self.planned_nodes, self.now, within_s))
 
     def plan(self):
-        """Plan the nodes that are planned and alive, if they are enough."""
+        """Move to those of the planned nodes that are alive, if they are enough."""
         alive = tuple(n for n in self.planned_nodes if n in self.agents)
         self.move(alive if len(alive) >= self.rounds.min_nodes else ())
 

@@ -56,13 +56,13 @@ class Launcher:
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    made = Launcher(tmp_path / "s")
+    launcher = Launcher(tmp_path / "s")
     monkeypatch.setenv("MALLETRAIN_SERVICE", str(tmp_path / "s"))
     monkeypatch.setenv("MALLETRAIN_NODE", "n1")
     monkeypatch.setenv("MALLETRAIN_HOST", "h")
     monkeypatch.setenv("MALLETRAIN_JOB_KEY", "ab" * 32)
-    yield made
-    made.listener.close()
+    yield launcher
+    launcher.listener.close()
 
 
 def test_a_process_joins_hears_and_drains(launcher):

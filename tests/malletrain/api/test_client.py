@@ -34,8 +34,8 @@ def daemon(tmp_path):
 
 @pytest.fixture
 def client(daemon):
-    with Client(daemon.state_dir) as made:
-        yield made
+    with Client(daemon.state_dir) as client:
+        yield client
 
 
 @pytest.fixture

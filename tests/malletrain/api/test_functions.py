@@ -310,9 +310,9 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Site(tmp_path)
-    yield made
-    made.daemon.stop()
+    site = Site(tmp_path)
+    yield site
+    site.daemon.stop()
 
 
 def square(x):

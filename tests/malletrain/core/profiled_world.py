@@ -235,8 +235,8 @@ def profiled_job(job="a", low=1, high=6, **more):
 
 def world(nodes=6, *jobs, **more):
     """These jobs on so many nodes, under :func:`settings`."""
-    made = ProfiledWorld(nodes, settings(**more) if more else None)
+    world = ProfiledWorld(nodes, settings(**more) if more else None)
     for job in jobs:
-        made.do(job)
-    made.join()
-    return made
+        world.do(job)
+    world.join()
+    return world

@@ -49,11 +49,13 @@ def started(c, **cohort_of):
 
 def test_what_is_told_of_the_same_thing_is_one_cohort():
     together = ((0.0, 60.0), (1.0, 0.5))
-    made = cohorts({"a": (9.0, together), "b": (8.0, together), "c": (7.0, ((0.0,), (1.0,)))})
-    assert made["a"][1] is made["b"][1]
-    assert made["a"][1] is not made["c"][1]
-    assert made["b"] == (8.0, Cohort(*together)) or made["b"][0] == 8.0
-    assert (made["a"][1].times_s, made["a"][1].survival) == together
+    forecast_of = cohorts(
+        {"a": (9.0, together), "b": (8.0, together), "c": (7.0, ((0.0,), (1.0,)))}
+    )
+    assert forecast_of["a"][1] is forecast_of["b"][1]
+    assert forecast_of["a"][1] is not forecast_of["c"][1]
+    assert forecast_of["b"] == (8.0, Cohort(*together)) or forecast_of["b"][0] == 8.0
+    assert (forecast_of["a"][1].times_s, forecast_of["a"][1].survival) == together
 
 
 def test_a_job_has_its_own_nodes_first_then_free_ones_then_those_that_others_give_up():

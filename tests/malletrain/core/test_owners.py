@@ -259,8 +259,8 @@ def test_no_more_than_twice_the_size_is_reclaimed_that_a_job_was_seen_at(seen, t
     site.gaps(*NODES)
     site.joins("alice", *NODES)
     site.gaps(after=100.0)
-    seen_so_far = ScalingModel(curve) if seen else None
-    b = JobSubmitted("b", 1, 4, owner="bob", profile=True, scaling=seen_so_far)
+    scaling_model = ScalingModel(curve) if seen else None
+    b = JobSubmitted("b", 1, 4, owner="bob", profile=True, scaling=scaling_model)
     assert [len(r.nodes) for r in of(ReclaimNodes, site.do(b) + site.gaps())] == taken
 
 

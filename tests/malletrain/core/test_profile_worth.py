@@ -183,7 +183,7 @@ def test_two_that_are_over_soon_are_not_profiled():
 
 def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
     """A job that is as good as over, beside others at one price: one of a node, or one of sixty."""
-    made = {}
+    pays = {}
     for node_count in (1, 60):
         worth = ProfileWorth(ProfilingSettings())
         for k in range(300):
@@ -195,8 +195,8 @@ def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
         job = JobRecord(JobSubmitted("j", 1, 64), 1, 1, JobState.RUNNING)
         job.nodes = ("x",)
         job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
-        made[node_count] = worth.pays(job, [job, other], 0.0)
-    assert made == {1: True, 60: False}
+        pays[node_count] = worth.pays(job, [job, other], 0.0)
+    assert pays == {1: True, 60: False}
 
 
 def test_of_many_jobs_some_are_looked_at_at_one_moment_and_the_others_later():

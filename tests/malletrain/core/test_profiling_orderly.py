@@ -60,15 +60,15 @@ def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
         w.do(JobSubmitted("donor", 1, nodes))
     w.join()
     w.run(10)
-    made = {}
+    spec_of = {}
     for k, job in enumerate(jobs):
         name, rate = f"j{k}", law(job.serial, job.latency)
-        made[name] = (job.low, job.high, job.sizes, rate)
+        spec_of[name] = (job.low, job.high, job.sizes, rate)
         w.rates[name] = rate
         w.do(JobSubmitted(name, job.low, job.high, sizes=job.sizes, profile=job.low < job.high))
         if job.pause:
             w.run(30)
-    for name, (low, high, sizes, rate) in made.items():
+    for name, (low, high, sizes, rate) in spec_of.items():
         if low == high:
             continue
         w.until_profiled(name)

@@ -15,12 +15,12 @@ from malletrain.core.state import ControllerState
 
 
 def state(*nodes, jobs=("a", "b")):
-    made = ControllerState(release_after_s=30.0)
+    state = ControllerState(release_after_s=30.0)
     for name in jobs:
-        made.submit(JobSubmitted(name, 1, 4))
+        state.submit(JobSubmitted(name, 1, 4))
     for name in nodes:
-        made.node_joined(NodeJoined(name), 0.0)
-    return made
+        state.node_joined(NodeJoined(name), 0.0)
+    return state
 
 
 def test_assigning_says_what_is_to_be_done_in_order():

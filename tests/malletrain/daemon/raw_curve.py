@@ -78,9 +78,9 @@ class RawClient:
 
     def _box(self, data: bytes, nonce: bytes, to: bytes, secret: bytes) -> bytes:
         assert len(nonce) == NONCE
-        made = ctypes.create_string_buffer(len(data) + MAC)
-        self._sodium.crypto_box_easy(made, data, ctypes.c_ulonglong(len(data)), nonce, to, secret)
-        return made.raw
+        box = ctypes.create_string_buffer(len(data) + MAC)
+        self._sodium.crypto_box_easy(box, data, ctypes.c_ulonglong(len(data)), nonce, to, secret)
+        return box.raw
 
     def _frame(self, flags: int, data: bytes) -> None:
         if len(data) < 256:

@@ -53,9 +53,9 @@ def on_head(tmp_path, hosts, listen=EVERYWHERE, advertise="", nodes=(), here=Fal
     """
     argv = ["unshare", "-Urnmu", "sh", "-c", setup, "sh", sys.executable, "-c", ASK]
     arguments = json.dumps([listen, advertise, list(nodes), here])
-    made = subprocess.run([*argv, arguments], capture_output=True, text=True)
-    assert not made.returncode, made.stderr
-    return made.stdout.strip()
+    result = subprocess.run([*argv, arguments], capture_output=True, text=True)
+    assert not result.returncode, result.stderr
+    return result.stdout.strip()
 
 
 DEBIAN = "127.0.0.1 localhost\n127.0.1.1 head\n10.2.0.5 node5\n10.2.0.6 node6\n10.1.0.7 node7\n"

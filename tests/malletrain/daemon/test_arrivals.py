@@ -273,8 +273,8 @@ def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(
     ],
 )
 def test_whose_words_speak_of_a_lost_peer(phase, failures, expected):
-    made = tuple(messages.Failure(rank, code, 1.0, tail) for rank, code, tail in failures)
-    assert of_a_peer(messages.Assignment("j1", AssignmentPhase(phase), 1, made)) is expected
+    all_failures = tuple(messages.Failure(rank, code, 1.0, tail) for rank, code, tail in failures)
+    assert of_a_peer(messages.Assignment("j1", AssignmentPhase(phase), 1, all_failures)) is expected
 
 
 @pytest.mark.parametrize(

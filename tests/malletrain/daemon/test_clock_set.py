@@ -159,14 +159,14 @@ def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
 
 def test_a_daemon_that_starts_after_the_clock_was_set_back_counts_shares_from_then_on():
     rows = [SimpleNamespace(party="ann", served=5.0, due=4.0, seconds=3.0, updated=9000.0)]
-    taken_up = []
+    restore_calls = []
     shares = SimpleNamespace(
         settings=SimpleNamespace(half_life_s=3600.0),
-        restore=lambda services, at: taken_up.append((services, at)),
+        restore=lambda services, at: restore_calls.append((services, at)),
     )
     store = SimpleNamespace(services=SimpleNamespace(all=lambda: rows))
     ShareKeeper(SimpleNamespace(shares=shares), store).restore(1000.0)
-    assert taken_up == [({"ann": PartyService(5.0, 4.0, 3.0)}, 1000.0)]
+    assert restore_calls == [({"ann": PartyService(5.0, 4.0, 3.0)}, 1000.0)]
 
 
 def test_what_is_too_old_is_looked_for_also_after_the_clock_was_set_back():

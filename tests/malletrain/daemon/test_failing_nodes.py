@@ -68,10 +68,10 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    made = World(tmp_path)
-    yield made
+    world = World(tmp_path)
+    yield world
     with suppress(AssertionError):
-        made.close()
+        world.close()
 
 
 def test_a_node_on_which_good_jobs_fail_is_left_alone_until_somebody_says_that_it_is_well(world):

@@ -61,17 +61,17 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    made = World(tmp_path_factory.mktemp("reports"))
-    yield made
-    made.close()
+    world = World(tmp_path_factory.mktemp("reports"))
+    yield world
+    world.close()
 
 
 @pytest.fixture
 def fresh(tmp_path):
     """Nothing runs yet."""
-    made = World(tmp_path, works=False)
-    yield made
-    made.close()
+    world = World(tmp_path, works=False)
+    yield world
+    world.close()
 
 
 def counts(job, **changes):

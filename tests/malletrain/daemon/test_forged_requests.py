@@ -28,12 +28,12 @@ INF, BIG = math.inf, 2**64 - 1
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
-    made.job_of_ann = made.submit("ann")
-    logs = made.service.api.logs
-    made.call(lambda: logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
-    yield made
-    made.stop()
+    running = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
+    running.job_of_ann = running.submit("ann")
+    logs = running.service.api.logs
+    running.call(lambda: logs.write(running.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
+    yield running
+    running.stop()
 
 
 @pytest.mark.parametrize(

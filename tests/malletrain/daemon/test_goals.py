@@ -85,8 +85,8 @@ def test_what_would_end_beyond_any_calendar_is_said_not_to_end(store, work):
 
 def test_what_came_of_forecasts_is_known_after_a_restart(store):
     for number in range(40):
-        made = NOW - DAY - number * HOUR
-        forecast_of(store, made, "completed", made + 3 * HOUR)
+        made_at = NOW - DAY - number * HOUR
+        forecast_of(store, made_at, "completed", made_at + 3 * HOUR)
     forecast_of(store, NOW - 90 * DAY, "completed", NOW - 89 * DAY)
     store.add_event(EventRow(NOW - HOUR, EventKind.GOAL_STANDING, "gone", data={"standing": "met"}))
     going = forecast_of(store, NOW - HOUR, "running", None)

@@ -54,9 +54,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    made = World(tmp_path)
-    yield made
-    made.close()
+    world = World(tmp_path)
+    yield world
+    world.close()
 
 
 def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):

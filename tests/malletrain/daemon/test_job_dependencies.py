@@ -74,9 +74,9 @@ class Machine:
 
 @pytest.fixture
 def site(tmp_path):
-    made = Machine(tmp_path)
-    yield made
-    made.close()
+    site = Machine(tmp_path)
+    yield site
+    site.close()
 
 
 def test_a_job_begins_after_another_completed_and_not_before(site):

@@ -49,9 +49,9 @@ def test_who_waits_is_woken():
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    made = World(tmp_path_factory.mktemp("news"))
-    yield made
-    made.close()
+    world = World(tmp_path_factory.mktemp("news"))
+    yield world
+    world.close()
 
 
 def test_a_value_and_an_end_are_news_to_a_client_that_waits(world):

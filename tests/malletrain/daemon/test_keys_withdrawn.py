@@ -33,9 +33,9 @@ def take_off(folder, name):
 
 @pytest.fixture
 def running(tmp_path):
-    made = RunningDaemon(tmp_path, Imagined())
-    yield made
-    made.stop()
+    running = RunningDaemon(tmp_path, Imagined())
+    yield running
+    running.stop()
 
 
 @pytest.mark.parametrize("asks", ["events", "news"])

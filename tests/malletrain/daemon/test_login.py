@@ -43,9 +43,9 @@ class Believes:
 def logins(tmp_path):
     keys = KeyRing(tmp_path / "state", unauthenticated=True)
     munge = Believes(keys.server.public)
-    made = Login(keys, munge)
-    made.keys, made.munge = keys, munge
-    return made
+    logins = Login(keys, munge)
+    logins.keys, logins.munge = keys, munge
+    return logins
 
 
 def login(logins, credential, key=KEY):

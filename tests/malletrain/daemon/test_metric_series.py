@@ -22,9 +22,9 @@ from malletrain.store.store import Store
 
 @pytest.fixture
 def store():
-    with Store.open("sqlite://") as made:
-        made.add_job(JobRow("j1", "train", "ann", "{}", "running"))
-        yield made
+    with Store.open("sqlite://") as store:
+        store.add_job(JobRow("j1", "train", "ann", "{}", "running"))
+        yield store
 
 
 def values(numbers, *, begin=1.0, nodes=1):

@@ -49,14 +49,14 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path):
-    made = []
+    sites = []
 
     def make(*nodes):
-        made.append(Site(tmp_path, *nodes))
-        return made[-1]
+        sites.append(Site(tmp_path, *nodes))
+        return sites[-1]
 
     yield make
-    for one in made:
+    for one in sites:
         one.close()
 
 

@@ -47,12 +47,12 @@ class Told:
 
     def submit(self, job, parameters, **more):
         """A job's row, and what it is."""
-        made = messages.JobSpec(
+        job_spec = messages.JobSpec(
             job, "ada", str(self.script), "/", "python", (f"--layers={job}",), min_nodes=1,
             max_nodes=4, goal="throughput", parameters=parameters, **more,
         )  # fmt: skip
-        row = JobRow(job, job, "ada", msgspec.json.encode(made).decode(), "queued")
-        return self.store.add_job(row), made
+        row = JobRow(job, job, "ada", msgspec.json.encode(job_spec).decode(), "queued")
+        return self.store.add_job(row), job_spec
 
     def has_run(self, job):
         """Its profile is over, and its workers said how large its model is."""
@@ -96,12 +96,12 @@ async def delivery(core):
 @pytest.fixture
 def world(tmp_path):
     """Jobs that wait, but for j1, which has run."""
-    made = Told(tmp_path)
+    world = Told(tmp_path)
     for job, parameters in SIZES.items():
-        made.submit(job, parameters)
-    made.has_run("j1")
-    yield made
-    made.store.close()
+        world.submit(job, parameters)
+    world.has_run("j1")
+    yield world
+    world.store.close()
 
 
 def learns(core, job="j1"):
@@ -204,8 +204,8 @@ def test_the_simulator_tells_the_same(world):
             reports.keep(jobs["j1"], KeepScalingModel("j1", LEARNED))
         else:
             reports.news = True
-        for told_of in reports.for_waiting(controller, runs):
-            controller.handle(told_of, 1.0)
+        for news_event in reports.for_waiting(controller, runs):
+            controller.handle(news_event, 1.0)
         priors.append({job: controller.jobs[job].scaling.curve.current.prior for job in SIZES})
     assert world.run(day) == priors
     assert [sum(each is not None for each in prior_of.values()) for prior_of in priors] == [1, 2]

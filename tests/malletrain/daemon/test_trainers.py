@@ -40,9 +40,9 @@ class TwoClasses(Imagined):
 
 @pytest.fixture
 def daemon(tmp_path):
-    made = RunningDaemon(tmp_path, TwoClasses("g1", "g2", "x1"), allocation=SECTIONS)
-    yield made
-    made.stop()
+    daemon = RunningDaemon(tmp_path, TwoClasses("g1", "g2", "x1"), allocation=SECTIONS)
+    yield daemon
+    daemon.stop()
 
 
 def test_each_user_gets_leases_on_the_nodes_of_the_own_trainer(daemon):

@@ -38,9 +38,9 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path):
-    made = Node(tmp_path, "n1")
-    yield made
-    made.keeper.close()
+    node = Node(tmp_path, "n1")
+    yield node
+    node.keeper.close()
 
 
 @pytest.fixture

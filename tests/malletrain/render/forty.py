@@ -98,14 +98,14 @@ def status():
 
 def nodes():
     """Fifteen nodes of the ten running jobs, one without a job, one leaving, three idle."""
-    made = [
+    views = [
         node_view(node, "job", j.id, lease=f"l{k}", since=NOW - 1000 * k, horizon_s=120.0 * k)
         for k, (j, node) in enumerate((j, node) for j in jobs() for node in j.nodes)
     ]
-    made[3] = msgspec.structs.replace(made[3], state="leaving", gone_in_s=27.0)
-    made.append(node_view("n99", "free", "", lease="l123456", since=NOW - 5, horizon_s=None))
-    made += [node_view(f"gpu-rack7-{k}", "idle", "", lease="", since=NOW - 30) for k in range(3)]
-    return made
+    views[3] = msgspec.structs.replace(views[3], state="leaving", gone_in_s=27.0)
+    views.append(node_view("n99", "free", "", lease="l123456", since=NOW - 5, horizon_s=None))
+    views += [node_view(f"gpu-rack7-{k}", "idle", "", lease="", since=NOW - 30) for k in range(3)]
+    return views
 
 
 def explained():

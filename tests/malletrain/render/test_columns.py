@@ -38,9 +38,9 @@ columns = st.lists(
 
 
 @given(columns, st.integers(1, 120))
-def test_what_is_shown_fits_and_numbers_are_whole(made, width):
-    specs = [Column("", drop=drop, least=least) for _, drop, least in made]
-    natural = [n for n, _, _ in made]
+def test_what_is_shown_fits_and_numbers_are_whole(triples, width):
+    specs = [Column("", drop=drop, least=least) for _, drop, least in triples]
+    natural = [n for n, _, _ in triples]
     shown = fit(specs, natural, width)
     assert total(shown) <= width or not any(specs[k].drop for k in shown)
     for k, each in shown.items():

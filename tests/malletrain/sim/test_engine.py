@@ -337,7 +337,7 @@ def test_a_site_is_simulated_with_its_own_settings():
     """One job on four nodes: it starts after the debounce of 2 s and the 9 s that a start costs."""
     planning = PlanningSettings(t_fwd_s=60.0, cost=RescaleCost(7.0, 5.0, 9.0), max_running=2)
     site = ControllerSettings(planning, debounce_s=2.0, min_interval_s=50.0)
-    made = SimSettings(
+    settings = SimSettings(
         costs=CostModel("real", 7.0, 5.0, 9.0),
         max_running=2,
         t_fwd_s=60.0,
@@ -345,8 +345,8 @@ def test_a_site_is_simulated_with_its_own_settings():
         hours=0.2,
         site=site,
     )
-    assert made.controller() == site
-    world = Simulation(trace_of(FOUR, 1000.0), [job()], made)
+    assert settings.controller() == site
+    world = Simulation(trace_of(FOUR, 1000.0), [job()], settings)
     assert world.controller.settings == site
     r = world.run()
     assert r.samples == pytest.approx((720 - 2 - 9) * 40)

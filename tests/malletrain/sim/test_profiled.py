@@ -46,8 +46,8 @@ def simulated(policy, jobs=1, samples=500_000.0):
         for i in range(jobs)
     ]
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
-    made = Listening(trace, work, SimSettings(policy=POLICIES[policy], site=ALWAYS))
-    return made, made.run()
+    simulation = Listening(trace, work, SimSettings(policy=POLICIES[policy], site=ALWAYS))
+    return simulation, simulation.run()
 
 
 def test_a_job_is_profiled_once_and_its_curve_is_the_true_one():

@@ -13,8 +13,8 @@ from tests.malletrain.store.test_migrations import kill_through_the_migration
 
 @pytest.fixture(scope="module")
 def server():
-    with postgres.running() as made:
-        yield made
+    with postgres.running() as server:
+        yield server
 
 
 def test_a_server_whose_host_is_silent_is_waited_for_as_long_as_a_locked_file(server):

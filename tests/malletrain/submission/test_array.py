@@ -48,7 +48,7 @@ def test_time_limits():
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [
         (
             "ann@example.org",
@@ -64,8 +64,8 @@ def test_time_limits():
         ("start,end=command:echo a=b", Notification("echo a=b", "command", ("start", "end"))),
     ],
 )
-def test_notifications(text, meant):
-    assert notification(text) == meant
+def test_notifications(text, expected):
+    assert notification(text) == expected
 
 
 @pytest.mark.parametrize(

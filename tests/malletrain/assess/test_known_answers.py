@@ -56,7 +56,7 @@ def test_a_machine_that_is_idle_all_month_yields_all_but_one_start(yields):
 
 
 def test_one_gap_of_an_hour_yields_an_hour_without_a_start(yields):
-    """However long the machine was busy before and after: the week that is simulated has it."""
+    """The gap is in the simulated week, however long the machine was busy before and after it."""
     first = [job for job in BUSY if job != (240, 246, "n2")]
     assessment = yields([*first, (241, 246, "n2")], "--max-jobs", "1")
     case = assessment["cases"][0]

@@ -297,9 +297,8 @@ class World:
             assert not (record.state.ended and record.nodes)
         assert set(c.nodes) == set(self.leased)
         assert all(n.job is None or name in c.jobs[n.job].nodes for name, n in c.nodes.items())
-        reclaimed = {
-            node for x in commands if isinstance(x, ReclaimNodes) for node in x.nodes
-        }  # after the plan
+        # These were reclaimed after the plan, which may still have them.
+        reclaimed = {node for x in commands if isinstance(x, ReclaimNodes) for node in x.nodes}
         if any(isinstance(x, Start | Rescale | Suspend) for x in commands):
             at_work = [r for r in c.jobs.values() if r.nodes]
             assert len(at_work) <= self.settings.planning.max_running

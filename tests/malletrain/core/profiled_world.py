@@ -63,7 +63,7 @@ def settings(**profiling) -> ControllerSettings:
 
 class ProfiledWorld(World):
     """As :class:`World`, and the jobs train: ``rates``, ``crashes`` (sizes) and ``silent`` (sizes)
-    by job. The main scheduler is polled while there is a gap; a lease asked for comes up.
+    by job. The main scheduler is polled while there is a gap, and grants every lease.
     """
 
     def __init__(self, nodes: int, config: ControllerSettings | None = None):
@@ -229,7 +229,7 @@ class ProfiledWorld(World):
 
 
 def profiled_job(job="a", low=1, high=6, **more):
-    """A job to be profiled."""
+    """The submission of a job that is to be profiled."""
     return JobSubmitted(job, low, high, profile=True, **more)
 
 

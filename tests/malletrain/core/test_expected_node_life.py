@@ -42,7 +42,7 @@ def losses(commands):
 
 
 def started(c, **cohort_of):
-    """A job runs on the nodes that are there; what was said until it did."""
+    """Start a job on all nodes; return the commands until it runs."""
     script = [(0.0, job("j", 1, 4)), (0.0, foretold(**cohort_of)), *nodes(*cohort_of)]
     return play(c, [*script, (2.0, Tick()), (5.0, RescaleFinished("j"))])
 
@@ -109,7 +109,7 @@ def test_it_is_said_again_when_it_has_changed_and_when_the_job_resumes():
     started(c, a=HALF)
     again = Cohort((0.0, 100.0), (1.0, math.exp(-1.1)))
     assert not losses(play(c, [(10.0, foretold(a=again)), (10.0, NodeJoined("b")), (10.5, Tick())]))
-    # It grows, and is told once it trains again: its first node may be another.
+    # The job grows. It hears of the loss once it trains again, maybe on another first node.
     expected = losses(play(c, [(12.0, Tick()), (15.0, RescaleFinished("j"))]))
     assert [s.in_s for s in expected] == [pytest.approx(100.0 / 1.1)]
 
@@ -137,7 +137,7 @@ def test_the_order_of_nodes_is_that_of_how_long_they_last(drawn, most):
     order = [n for n in longest if owner[n] == "ann"] + (free + theirs)[: max(0, most - len(mine))]
     nodes_of = [[n for n in infos if owner[n] == who] for who in ("bob", "ann")]
     forecast = ExpectedNodeLife(infos, nodes_of, 100.0, 30.0).in_pool("default", [1], [most])[0]
-    # The nodes one by one. A cohort that comes twice counts twice in both.
+    # The nodes one by one. A cohort that occurs twice counts twice in both forecasts.
     runs = [(infos[n].cohort, sum(1 for _ in same)) for n, same in _runs(order, owner, infos)]
     sizes = np.arange(1, most + 3)
     for one, other in zip(

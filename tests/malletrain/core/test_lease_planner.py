@@ -184,9 +184,7 @@ def test_a_lease_is_not_given_back_while_a_rescale_that_would_use_it_is_under_wa
 
 @pytest.mark.parametrize("give_back", [0.0, 5.0, 30.0])
 def test_leases_do_not_flap(give_back):
-    """A world in which every lease asked for comes up: nobody is given back and then asked for
-    again.
-    """
+    """Every lease that is requested is granted. No node is released and then requested again."""
     c = controller(release_after_s=give_back)
     play(c, [(0.0, job("one", 2, 3)), (0.0, job("two", 1, 2)), (0.0, job("big", 30, 30))])
     free, now = {f"n{i}": ("gpu" if i > 4 else "default") for i in range(9)}, 2.0
@@ -246,8 +244,8 @@ def test_a_job_left_under_its_minimum_by_an_unfit_node_does_not_hang_in_its_resc
 
 
 def planner(*nodes, jobs, settings=None, gaps=(), seen=None):
-    """The planner of a state with these (owner, node) and jobs, and who gets what in the imagined
-    plan: owner → how many nodes.
+    """A state with these nodes, (owner, node) each, and jobs; and a function that makes its planner
+    from the number of nodes that each job gets in the imagined plan.
     """
     settings = settings or ControllerSettings(release_after_s=10.0, reclaim_s=20.0)
     state, seen = ControllerState(settings.release_after_s), seen or Gaps()

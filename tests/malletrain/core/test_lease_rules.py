@@ -116,7 +116,7 @@ def test_no_more_is_asked_for_than_the_pace_allows_although_a_plan_counts_on_all
 
 
 def test_what_was_not_asked_for_yet_is_asked_for_after_the_next_poll_and_was_no_refusal():
-    """Many times over: a refusal would leave the nodes, then the owner, alone for a while."""
+    """It happens six times: so many refusals would have the nodes and the owner left alone."""
     c = controller(rejected_s=300.0)
     play(c, [(0.0, job("j", 1, 2, owner="ann"))])
     at = 2.0

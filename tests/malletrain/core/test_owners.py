@@ -47,7 +47,7 @@ class Site:
         self.commands = []
 
     def do(self, *events, after=0.0):
-        """Feed events, let them settle, and return what the controller wanted."""
+        """Feed events, let them settle, and return the controller's commands."""
         self.now += after
         commands = [c for event in events for c in self.controller.handle(event, self.now)]
         while (due := self.controller.next_wakeup()) is not None and due <= self.now + 2 * DEBOUNCE:
@@ -142,7 +142,7 @@ def test_nodes_are_reclaimed_from_one_owner_for_another_and_asked_for_again_as_t
     assert rescale.within_s is not None, "the job is told by when the nodes are gone"
     assert rescale.within_s <= 20.0
 
-    # On their way: nothing more is reclaimed while they are the main scheduler's.
+    # Nothing more is reclaimed while these are back with the main scheduler.
     site.do(*(NodeLost(n) for n in reclaim.nodes), after=5.0)
     assert not of(ReclaimNodes, site.gaps(after=90.0))
     assert requests_by_owner(site.gaps(*reclaim.nodes)) == {"bob": sorted(reclaim.nodes)}
@@ -230,8 +230,8 @@ def unknown(name, low, high, owner):
 
 @pytest.mark.parametrize(("low", "taken"), [(1, [1]), (2, [2])])
 def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(low, taken):
-    # Seen on PBS: four nodes were reclaimed for a job of 1:4 that then turned out to be slow; three
-    # of them went back to the first user.
+    # Seen on PBS: four nodes were reclaimed for a job of 1:4, which turned out to be slow; three of
+    # them went back to the first user.
     slow = ScalingCurve.of((k, 10 * k**0.3) for k in range(1, 7))
     for profiling, count in ((ProfilingSettings(), taken), (None, [4])):
         site = Site(profiling=profiling, reclaim_s=20.0)
@@ -248,8 +248,8 @@ def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(lo
     [({}, [1]), ({1: 10.0}, [2]), ({1: 10.0, 2: 20.0}, [4]), ({1: 10.0, 2: 10.5}, [1])],
 )
 def test_no_more_than_twice_the_size_is_reclaimed_that_a_job_was_seen_at(seen, taken):
-    # Found in random scenes of two users: as soon as a job had told of its steps on one node, all
-    # the others were reclaimed for it, on what is believed of every job.
+    # Found in random scenes of two users: as soon as a job had reported its steps on one node, all
+    # other nodes were reclaimed for it, because of the prior that holds for every job.
     curve = MeasuredCurve()
     for nodes, rate in seen.items():
         curve = curve.with_measurement(nodes, rate, 0.1, 0.0)
@@ -274,8 +274,8 @@ def test_one_user_alone_never_has_a_node_reclaimed():
 
 
 def refusing(site, owner, polls=240, every=15.0):
-    """Polls at which leases come up for everybody but ``owner``; the mean number of nodes of
-    Alice's job.
+    """Poll so many times while the main scheduler refuses all leases of ``owner``. Returns the mean
+    number of nodes of Alice's job.
     """
     total_nodes = 0
     for _ in range(polls):

@@ -37,7 +37,7 @@ def test_until_ends_were_seen_an_interval_is_taken_to_be_too_narrow():
     ("bias", "spread"), [(1.0, 0.1), (1.0, 0.5), (2.0, 0.3), (0.7, 0.2), (1.3, 1.0)]
 )
 def test_eight_of_ten_ends_lie_inside_whatever_the_model_gets_wrong(bias, spread):
-    """A stream of jobs, each gone before the next: its last 300 intervals hold for 240."""
+    """Jobs one after another: the intervals of the last 300 hold the end for about 240."""
     rng = np.random.default_rng(7)
     past, now, inside, below = PastForecasts(), 0.0, [], []
     for number in range(400):
@@ -55,8 +55,8 @@ def test_eight_of_ten_ends_lie_inside_whatever_the_model_gets_wrong(bias, spread
 
 
 def test_who_has_not_ended_speaks_too():
-    """Every second job takes ten times as long as said: while none of these has ended, the quick
-    ones alone would say that all is well.
+    """Every second job takes far longer than forecast. While none of these has ended, the quick
+    jobs alone would confirm the forecasts.
     """
     past = PastForecasts()
     for number in range(60):

@@ -72,7 +72,7 @@ def test_a_profile_does_not_make_the_next_one_look_worthless():
 
 
 def test_how_long_jobs_of_a_kind_go_on_is_found_once_for_all_that_are_asked(monkeypatch):
-    """A thousand trials of a sweep: a plan waits for what is found."""
+    """Or a plan would take too long for a sweep of a thousand trials."""
     remaining_s, queries = ProfileWorth.remaining_s, []
     monkeypatch.setattr(
         ProfileWorth,
@@ -107,7 +107,7 @@ def test_how_wrong_the_law_is_is_learned_from_sizes_that_turn_up():
 
 
 def test_a_job_of_which_nothing_is_known_runs_at_once_beside_one_that_is_known():
-    """The other one's nodes bring a thousand times what an unknown job is taken to bring."""
+    """The nodes of the known job yield a thousand times what an unknown one is taken to yield."""
     w = careful(6)
     w.do(JobSubmitted("known", 1, 6, curve=ScalingCurve.of({1: 1e5, 6: 6e5})))
     w.run(60)
@@ -182,7 +182,7 @@ def test_two_that_are_over_soon_are_not_profiled():
 
 
 def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
-    """A job that is as good as over, beside others at one price: one of a node, or one of sixty."""
+    """The job is nearly over; the job beside it, which would stand still, has one node or sixty."""
     pays = {}
     for node_count in (1, 60):
         worth = ProfileWorth(ProfilingSettings())

@@ -29,7 +29,7 @@ from tests.malletrain.core.test_controller_machine import NODES, STARVATION, Con
 
 
 class ProfilingWorld(World):
-    """As :class:`World`; a daemon that is killed knows of the curves what it was told to keep."""
+    """As :class:`World`; of the curves a restarted daemon has those that were stored."""
 
     def __init__(self, config, classes):
         super().__init__(config, classes)

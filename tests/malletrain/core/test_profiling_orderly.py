@@ -43,7 +43,7 @@ def profiled_jobs(draw, largest):
 
 @st.composite
 def days(draw):
-    """Nodes of the machine, whether a job that may have to give nodes is there, and the jobs."""
+    """The number of nodes, whether there is a job that may become a donor, and the jobs."""
     nodes, companion = draw(st.integers(3, 10)), draw(st.booleans())
     jobs = st.lists(profiled_jobs(nodes - 1 if companion else nodes), min_size=1, max_size=3)
     return nodes, companion, draw(jobs)
@@ -53,7 +53,7 @@ def days(draw):
 @example(day=(4, False, [ProfiledJob(1, 2, None, pause=True), ProfiledJob(3, 4, None)]))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
-    """The example: in the pause two idle nodes are released; they are gaps for the second job."""
+    """The example: two idle nodes are released in the pause, and are gaps for the second job."""
     nodes, companion, jobs = day
     w = ProfiledWorld(nodes)
     if companion:

@@ -68,7 +68,7 @@ class Arrival:
 
 
 class Machine:
-    """A few nodes that stay, and jobs that do their work on the nodes they are given."""
+    """A few nodes that are never preempted, and jobs that do their work on what they get."""
 
     def __init__(
         self, nodes: int, stream: Sequence[Arrival], cost: RescaleCost, starvation_s: float

@@ -25,7 +25,7 @@ UNDER = {"ann": (ANN, LAB), "bob": (BOB, LAB), "eve": ()}
 
 
 class Machine:
-    """A controller of nodes that stay, whose jobs train at once."""
+    """A controller of nodes that are never preempted, whose jobs train at once."""
 
     def __init__(self, nodes=12, **more):
         planning = PlanningSettings(t_fwd_s=600.0)

@@ -77,7 +77,7 @@ def test_fair_parts_are_max_min_fair(demands, weights, total):
 
 
 def test_the_less_served_come_to_have_their_share():
-    """Two jobs alike, weights 1 and 3, on four nodes: in the long run one node-hour in four."""
+    """Two equal jobs of weights 1 and 3: the second has three of four node-hours in the end."""
     m = Machine(4, ShareSettings({"a": 1.0, "b": 3.0}))
     m.submit("x", "a")
     m.submit("y", "b")
@@ -215,8 +215,8 @@ def test_node_classes_count_what_they_are_said_to():
 
 
 def test_places_in_the_queue_go_by_weight_in_nodes():
-    """Many small jobs of one party that came first, large ones of another of the same weight: the
-    ten places are not the first one's, and in the long run the nodes are shared.
+    """One party submits many small jobs first, another of the same weight large ones. The first
+    party does not get all ten places, and in the long run each has half of the nodes.
     """
     m = Machine(8, ShareSettings(), max_running=10)
     for k in range(30):

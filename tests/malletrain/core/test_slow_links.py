@@ -93,7 +93,7 @@ def test_what_is_said_of_it():
 
 
 def test_a_partner_that_nobody_found_fine_is_no_witness():
-    """n0 was measured with three who were measured with nobody else."""
+    """n0 was measured with three nodes that were measured with no other."""
     speeds = machine(8, n0=SLOW)
     pairs = 2 * [("n0", "n1"), ("n0", "n2"), ("n0", "n3")]
     pairs += combinations(["n4", "n5", "n6", "n7"], 2)

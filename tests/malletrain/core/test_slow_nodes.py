@@ -28,7 +28,7 @@ def window(busy, job="j1", step=None, samples=None):
 
 
 def lasting(slow_nodes, busy, *, times=WINDOWS_PER_NODE, begin=0.0, **more):
-    """So many windows in a row; what the last one led to."""
+    """Compare so many equal windows in a row; return the last comparison."""
     for k in range(times):
         comparison = slow_nodes.compare(window(busy, **more), begin + 10.0 * k)
     return comparison
@@ -77,7 +77,7 @@ def test_a_node_is_slow_once_it_lasts(slow_nodes):
 
 @pytest.mark.parametrize("after_s", [60.0, 1800.0, 2700.0, 6 * HOUR, 24 * HOUR])
 def test_a_node_is_found_however_long_it_is_compared_for(after_s):
-    """Windows are a little longer than they should be: a look is taken now and then only."""
+    """Windows are a little too long, because the daemon looks only now and then."""
     slow_nodes, verdicts = SlowNodes(1.25, HOUR, after_s), []
     for k in range(MIN_SLOW_WINDOWS + 1):
         window_s = after_s / WINDOWS_PER_NODE

@@ -132,7 +132,7 @@ class StateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.s.unfinished)
     @rule(data=st.data())
     def is_assigned(self, data):
-        """Some of the jobs share out what is idle and what they have."""
+        """Some of the jobs divide their own and the idle nodes among themselves."""
         s = self.s
         jobs = data.draw(st.lists(st.sampled_from(sorted(s.unfinished)), min_size=1, unique=True))
         free = s.idle | {n for job in jobs for n in s.jobs[job].nodes if n in s.usable}

@@ -28,7 +28,7 @@ def planned(*jobs, nodes=10):
 
 
 def test_beside_another_job_a_sweep_gets_what_one_job_would():
-    """Six jobs share ten nodes evenly; two of one curve get half each, a sweep of five, too."""
+    """Six jobs share ten nodes evenly. A job and a sweep of five get half each, like two jobs."""
     assert planned(("j", ""), *((f"t{k}", "") for k in range(5)))["j"] <= 2
     assert planned(("j", ""), ("k", "")) == {"j": 5, "k": 5}
     node_counts = planned(("j", ""), *((f"t{k}", "s") for k in range(5)))

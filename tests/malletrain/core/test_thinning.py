@@ -22,7 +22,7 @@ def points(values):
 
 
 def grown(values, pieces, most):
-    """What is kept when the values come piece by piece, as the daemon stores them."""
+    """The series that is stored when the values arrive piece by piece, as at the daemon."""
     series, count = [], 0
     for size in pieces:
         piece = points(values)[count : count + size]

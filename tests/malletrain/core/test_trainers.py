@@ -262,7 +262,7 @@ def test_jobs_run_on_the_nodes_of_their_trainer():
     c.handle(NodeJoined("c1", "xeon"), 0.0)
     submit(c, "j1", "gpu")
     submit(c, "j2", "cpu")
-    submit(c, "j3", "")  # nobody names its owner
+    submit(c, "j3", "")  # no trainer names its owner
     commands = c.handle(Tick(), 10.0)
     started = {x.job: x.nodes for x in commands if isinstance(x, Start)}
     assert started == {"j1": ("g1",), "j2": ("c1",)}
@@ -289,7 +289,7 @@ def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, stand
     c.handle(GapsSeen(gaps), 0.0)
     goals = OwnerGoals(deadline=3600.0, work=43200.0)
     submit(c, "j", trainer, curve=linear(10.0), goals=goals)
-    for other in range(5):  # want nodes that the first may not use
+    for other in range(5):  # they may use only nodes that the first may not
         submit(c, f"k{other}", "cpu" if trainer == "gpu" else "gpu")
     c.handle(Tick(), 1.0)
     assert c.goals.records["j"].standing is standing

@@ -51,8 +51,8 @@ SUBMIT_AS = 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]'
 
 
 class Imagined:
-    """A main scheduler whose leases run as soon as they are asked for; those of the user
-    ``refuses`` never do.
+    """A main scheduler whose leases run as soon as they are requested, except those of the user
+    ``refuses``.
     """
 
     name = "imagined"
@@ -267,7 +267,7 @@ class Agent:
         raise AssertionError(f"No {kind} within {PATIENCE_S:g} s.")
 
     def work(self, job: str) -> messages.Assign:
-        """Take the job and go through its first round. Returns what the agent was told of it."""
+        """Take the job and go through its first round. Returns the message that assigned it."""
         assigned = self.hear(messages.Assign)
         self.say(messages.Phase(messages.Assignment(job, "ready")))
         message = self.hear(messages.Round)

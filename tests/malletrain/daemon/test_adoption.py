@@ -97,7 +97,7 @@ def test_a_node_whose_worker_fails_before_the_first_plan_is_not_let_go(tmp_path)
 
 
 def test_a_job_whose_only_node_lets_go_of_it_meanwhile_is_planned_anew(tmp_path):
-    """The daemon before had told the node so, and was killed."""
+    """The daemon before released the node from the job, and was killed then."""
     machine = Imagined("n0", "n1")
     first = RunningDaemon(tmp_path, machine)
     jobs: dict[str, str] = {}

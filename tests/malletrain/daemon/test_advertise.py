@@ -30,8 +30,8 @@ def may_unshare():
 
 
 def on_head(tmp_path, hosts, listen=EVERYWHERE, advertise="", nodes=(), here=False):
-    """What a head says that has two networks, 10.1.0.1/16 with the default route and 10.2.0.1/16,
-    and this /etc/hosts.
+    """The address that a head with this /etc/hosts advertises, or its error. It has two networks:
+    10.1.0.1/16 with the default route, and 10.2.0.1/16.
     """
     if not may_unshare():
         pytest.skip("this user may make no network namespaces (unshare -Urnm)")

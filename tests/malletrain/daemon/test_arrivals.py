@@ -176,7 +176,7 @@ def failed(job, tail=LOST):
 
 @pytest.mark.parametrize("first_heard", ["the connection", "the peer"])
 def test_a_loss_shows_by_the_connection_and_the_peers(pair, first_heard):
-    """The agents' time-out is ten minutes, and the main scheduler never says a word of it."""
+    """The agents' time-out is ten minutes, and the main scheduler reports no loss."""
     daemon, job, peer, lost = pair
     if first_heard == "the connection":
         lost.close()
@@ -252,7 +252,7 @@ def test_who_found_no_way_is_noted():
 
 
 def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(pair):
-    """A scancel signals the script as well, which may have an answer of its own to that."""
+    """A scancel signals the script as well, which may handle the signal itself."""
     daemon, job, peer, leaves = pair
     leaves.say(messages.Leaving(600.0, "SIGTERM"))
     for one in (leaves, peer):

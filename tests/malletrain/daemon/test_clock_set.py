@@ -66,7 +66,7 @@ def events_of(daemon, kind="clock-set"):
 
 
 def test_of_the_time_in_which_the_host_was_suspended_nothing_is_taken_off(training, wall):
-    """Jobs went on meanwhile, and cost."""
+    """The leases ran on meanwhile, and are charged for."""
     daemon, *_, agent = training
     before = daemon.service.core.lease_rows.active[agent.lease]
     wall.asleep_s = wall.by_s = 3 * HOUR_S

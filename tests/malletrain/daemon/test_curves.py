@@ -61,13 +61,13 @@ def spec(curves, *args, **more):
 
 
 def begins(curves, job, job_spec):
-    """What a job starts with."""
+    """The scaling model that a job starts with."""
     [stored_curve] = curves.begin([(job, job_spec)])
     return stored_curve.scaling
 
 
 def new(curves, job, *args, **more):
-    """Submit a job; what it starts with."""
+    """Submit a job; returns the scaling model it starts with, and its specification."""
     job_spec = spec(curves, *args, **more)
     curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
     return begins(curves, job, job_spec), job_spec

@@ -20,8 +20,8 @@ from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
 
 class World:
-    """Ann's and Bob's jobs, each on an agent of its own; Ann's agent is at work, or is only told to
-    be.
+    """Ann's and Bob's jobs, each with an agent. Ann's agent runs her job, or was only assigned
+    it.
     """
 
     def __init__(self, folder, works=True):

@@ -80,7 +80,7 @@ def test_parameters_that_make_no_sense_are_refused(running, op, params):
     "packed", [b"\xc0", b"\x90", b"\x81\x01\x01", b"\x81\xa1\xff\x01", b"\x81\xa1a\xa1\xff"]
 )
 def test_parameters_that_are_none_are_refused(running, packed):
-    """Nothing, a list, a number for a name, what is no text: read when it is their turn."""
+    """None, a list, a number or bytes as a name: they are decoded when it is their turn."""
     request = Request("r1", "jobs", msgspec.Raw(packed))
     reply = asyncio.run(running.service.api.answer("ann", request))
     assert (reply.ok, reply.code) == (False, "usage")

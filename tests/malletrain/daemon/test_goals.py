@@ -62,7 +62,7 @@ def test_a_deadline_lies_ahead_and_within_a_lifetime():
 
 @pytest.mark.parametrize("work", [1e15, 3.6e5])
 def test_what_would_end_beyond_any_calendar_is_said_not_to_end(store, work):
-    """A client could not tell the moment."""
+    """A client could not print such a time."""
     job = store.add_job(JobRow(store.new_job_id(), "j", "ann", "{}", "queued")).id
     controller = Controller(ControllerSettings())
     goals = JobGoals(store, Stopped(), controller, Metrics())
@@ -97,6 +97,6 @@ def test_what_came_of_forecasts_is_known_after_a_restart(store):
     assert past.of(going) == Made(at, at + 0.9 * HOUR, at + HOUR, at + 1.1 * HOUR)
     raw = Forecast(NOW + HOUR, NOW + 0.9 * HOUR, NOW + 1.1 * HOUR)
     forecast = past.corrected(raw, NOW)
-    # Forty that took three times as long, against the ten that stand for what is not known.
+    # Forty jobs took three times as long; ten imagined ones stand for the doubt.
     assert forecast.end - NOW == pytest.approx(HOUR * 3**0.8)
     assert forecast.low - NOW == pytest.approx(0.9 * HOUR * (3 / 0.9) ** 0.8 * 0.8**0.2)

@@ -121,7 +121,7 @@ def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(wor
 
     def once():
         if service.core.runs[world.job].row.state != "cancelled":
-            return flush()  # another turn
+            return flush()  # the messages are of an earlier step
         service.api.parts.outbox.flush = flush
         return broken()
 
@@ -201,7 +201,7 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
             broken()
 
     service.lease_actions.take, service.api.parts.shares.keep = taken, fails_then
-    with contextlib.suppress(ClientError):  # the step is that of the request, or a later one
+    with contextlib.suppress(ClientError):  # the step that fails may be that of the request
         daemon.submit("ann", key="again")
     until(lambda: daemon.service is not service, "the daemon begins anew")
     job = daemon.submit("ann", key="again")

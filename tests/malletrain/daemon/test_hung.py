@@ -191,7 +191,7 @@ def test_one_rank_that_has_ended_in_order_does_not_hang():
 
 
 def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
-    """The one that hangs may be on the last of them."""
+    """The rank that hangs is on the last node."""
     site = Site()
     names = [f"n{number:03}" for number in range(2 * MAX_NODES_PER_CHECK + 10)]
     site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)

@@ -63,7 +63,7 @@ def test_a_value_and_an_end_are_news_to_a_client_that_waits(world):
             return client.do(operations.news([job, other], cursor=cursor, wait_s=10.0))
 
     def news_after(cursor, act):
-        """What is answered when ``act`` happens while the client waits, however often it asks."""
+        """The reply to a client that waits while ``act`` happens, and asks again if it is empty."""
         with ThreadPoolExecutor(1) as thread:
             answer, before = thread.submit(ask, cursor), waiting.number
             act()

@@ -104,7 +104,7 @@ def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
 
 
 def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(running, tmp_path, capfd):
-    """Whoever edits it believes that somebody is out."""
+    """Whoever edited the list believes that the user has no access any more."""
     users, output = tmp_path / "users", ""
 
     def problem_count():

@@ -126,7 +126,7 @@ class Process:
 
     def __call__(self):
         self.calls += 1
-        if self.calls % 2:  # before; then after
+        if self.calls % 2:  # called before a trim, and then after it
             return self.resident_bytes
         self.resident_bytes = self.needed
         return self.resident_bytes

@@ -30,7 +30,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def agent():
-    """Make an agent."""
+    """A function that makes an agent."""
     agents: list[Agent] = []
 
     def make(daemon, lease):
@@ -211,7 +211,7 @@ def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
 
 
 def test_a_suspended_job_has_no_throughput_and_no_nodes(start, agent):
-    """Nothing is reported any more that would say so."""
+    """Its workers do not report the end of their work."""
     machine = Imagined("n0")
     daemon = start(machine)
     job = daemon.submit("ann")

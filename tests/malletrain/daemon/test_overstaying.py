@@ -34,9 +34,7 @@ class Deaf(Imagined):
 
 
 def given_up(daemon, machine):
-    """A lease whose agent has gone, and of which no job has any use: its end was asked for in
-    vain.
-    """
+    """A lease without an agent and without use to a job, which the daemon asked to end in vain."""
     job = daemon.submit("ann")
     [lease] = until(lambda: machine.of("ann"), "ann has a lease")
     with closing(Agent(daemon, lease)) as agent:
@@ -89,8 +87,8 @@ def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_pa
 
 
 def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monkeypatch):
-    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. That it is
-    asked for where the agent does not go is what the other tests wait for.
+    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. The other tests
+    show that the daemon does ask where the agent stays.
     """
     monkeypatch.setattr(lease_actions, "EXIT_WAIT_S", NEVER_S)
     machine = Deaf("n0")

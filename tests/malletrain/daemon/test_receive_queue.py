@@ -115,7 +115,7 @@ def test_all_unauthenticated_clients_are_one_sender_whatever_keys_they_come_with
 
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 60)))))
 def test_nothing_that_was_taken_in_is_lost_and_no_bound_is_broken(steps):
-    """None: one is taken out."""
+    """Steps: a message is put in, or one is taken out (None)."""
     least, room = 2 * MESSAGE_OVERHEAD_BYTES + 30, 4 * MESSAGE_OVERHEAD_BYTES + 100
     queue, model = (
         ReceiveQueue(max_messages=4, capacity=room, guaranteed=least),

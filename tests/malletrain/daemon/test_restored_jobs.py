@@ -26,7 +26,7 @@ AFTER = ("", "completed", "failed", "open", "unknown")
 
 
 def fill(store, script):
-    """A job of every kind: what it is, what is known and wanted of it, whom it awaits."""
+    """A job for each combination of mode, stored profile, goals, dependency and past."""
     others = {
         state: store.add_job(JobRow(store.new_job_id(), "b", "ada", "{}", state)).id
         for state in ("completed", "failed")

@@ -19,7 +19,9 @@ OVER = ("lease-ended", "node-lost", "node-vanished")
 
 
 class Troubled(Imagined):
-    """Its ``trouble``: "" | fails | hangs | half (some answers lack all leases)."""
+    """A main scheduler with ``trouble``: "", fails, hangs, or half: every other poll lacks the
+    leases.
+    """
 
     def __init__(self, *nodes):
         super().__init__(*nodes)

@@ -29,7 +29,7 @@ def test_a_site_that_says_nothing_has_the_cores_defaults():
     ],
 )
 def test_a_node_that_is_reclaimed_is_left_to_the_main_scheduler_for_its_turn(kind, gaps, turn_s):
-    # Found on PBS: a node was taken to be with its next user in 5 s, and was idle for 31.
+    # Found on PBS: its next user was expected to have the node in 5 s, and had it after 31.
     settings = controller_settings(parse_config(f'[scheduler]\nkind = "{kind}"\n{gaps}'))
     assert settings.reclaim_way_s == ControllerSettings().reclaim_way_s + turn_s
 

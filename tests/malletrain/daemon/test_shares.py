@@ -127,8 +127,8 @@ def test_what_was_served_is_known_after_a_restart(start):
 
 
 def stored(daemon):
-    """What was served by the database: party → node-seconds. The daemon's own connection is its
-    thread's.
+    """Party → node-seconds that it was served, from the database. The connection is not the
+    daemon's, which only its thread may use.
     """
     path = daemon.config.state_dir / "malletrain.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:

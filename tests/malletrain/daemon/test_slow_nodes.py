@@ -60,7 +60,7 @@ class SlowSite:
         self.busy = dict.fromkeys(self.run.rounds.members, 0.0)
 
     def pass_window(self, busy, steps=100, silent=()):
-        """10 s in which every node makes so many steps, each ``busy`` seconds of each."""
+        """10 s in which every node makes so many steps. ``busy``: node → seconds of work a step."""
         self.now += 10.0
         for rank, node in enumerate(self.run.rounds.members):
             self.steps[node] += steps

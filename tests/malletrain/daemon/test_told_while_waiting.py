@@ -46,7 +46,7 @@ class Told:
         )
 
     def submit(self, job, parameters, **more):
-        """A job's row, and what it is."""
+        """Store a job; returns its row and its specification."""
         job_spec = messages.JobSpec(
             job, "ada", str(self.script), "/", "python", (f"--layers={job}",), min_nodes=1,
             max_nodes=4, goal="throughput", parameters=parameters, **more,
@@ -95,7 +95,7 @@ async def delivery(core):
 
 @pytest.fixture
 def world(tmp_path):
-    """Jobs that wait, but for j1, which has run."""
+    """j1, which has run, and four jobs that wait."""
     world = Told(tmp_path)
     for job, parameters in SIZES.items():
         world.submit(job, parameters)
@@ -179,7 +179,7 @@ def test_what_is_told_is_not_replaced_and_a_given_curve_stays(world):
 
 
 def test_the_simulator_tells_the_same(world):
-    """The same jobs, the same curve kept, and what each is told of it."""
+    """The same jobs and the same stored curve give each job the same prior."""
 
     async def day(core):
         priors = []

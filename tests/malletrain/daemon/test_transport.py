@@ -73,7 +73,7 @@ def test_it_closes_after_any_number_of_ends_that_nobody_looked_at(transport):
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive(), "the daemon hangs at its end"
-    assert receiver.ended == []  # nobody of them had said anything
+    assert receiver.ended == []  # none of them had sent a message
 
 
 def test_the_end_of_a_connection_is_told_with_the_peer_that_spoke_over_it():
@@ -219,7 +219,7 @@ def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
                 own.secret.encode(),
             )
             client.connect(transport.bind("tcp://127.0.0.1:0"))
-            for _ in range(3):  # a turn each; what comes after waits
+            for _ in range(3):  # handled in a turn each, while the next message waits
                 client.send_multipart(encode(messages.Heartbeat("boot")))
             client.send_multipart([b""] * 5000)
             transport.serve(receiver)

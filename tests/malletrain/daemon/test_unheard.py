@@ -67,7 +67,7 @@ def test_where_nothing_is_known_the_cause_is_guessed():
 
 
 def test_a_node_of_which_the_main_scheduler_knows_that_it_is_down_is_called_so():
-    """Its power is gone: no firewall is to be looked for."""
+    """The node has no power: the sentence must not blame a firewall."""
     nodes = [NodeFacts("n1", "down", False, trouble="it is down"), NodeFacts("n2", "free", True)]
     explanations = Explanations(nodes, GapRules(), Choice((), {}), 0.0)
     assert trouble_of(explanations, "n2") == trouble_of((), "n1") == ""

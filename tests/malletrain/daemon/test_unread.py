@@ -29,7 +29,7 @@ MB = 1_000_000
 
 
 def looks(of, begin, seconds, step=0.5):
-    """Whose connections are to be ended, of looks for so long."""
+    """The connections to end, of all looks within so many seconds."""
     connections, at = [], begin
     while at <= begin + seconds:
         connections += of.too_much(at)
@@ -54,7 +54,7 @@ def test_who_has_less_waiting_stays():
 
 
 def test_what_waits_after_a_standstill_ends_nobody():
-    """Of each a little is read from one look to the next, though ever more comes."""
+    """A little is read of each connection between two looks, although ever more comes."""
     came = dict.fromkeys(range(100), 10 * MAX_BYTES)
     of = Unread(came.__getitem__)
     for descriptor in came:
@@ -207,7 +207,7 @@ def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_s
 
 @pytest.mark.parametrize("size", [1, 300, 100_000])
 def test_what_was_read_is_counted_as_the_system_counts_it(monkeypatch, size):
-    """Never less than came, and more by what a frame may have around it at most."""
+    """The count is at least what came, and exceeds it by the framing of each message at most."""
     number, counted, descriptors = 2000 if size < 1000 else 50, [], set()
 
     class Watched(Unread):

@@ -35,7 +35,7 @@ def test_one_whose_first_words_over_a_new_connection_were_lost_is_welcomed(start
 
 
 def test_one_whose_older_connection_was_heard_last_is_asked_and_told_again(start, agent):  # noqa: F811
-    """What comes over two connections comes in any order: the daemon spoke into the older one."""
+    """Messages of two connections come in any order: the daemon answered over the older one."""
     daemon = start(Imagined("n0"))
     lease, older = welcomed(daemon, agent)
     newer = agent(daemon, lease)

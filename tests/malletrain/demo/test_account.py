@@ -72,9 +72,8 @@ def test_account_adds_up():
     assignments = [AssignmentSpan("n1", "j", (4, 95)), AssignmentSpan("n2", "j", (4, 50))]
     a = account(two_nodes(), rounds, assignments)
     assert a.offered == 100 + 50
-    assert a.harvested == (51 - 10) + (50 - 10) + (
-        90 - 55
-    )  # the second of n2 after 50 belongs to the main scheduler
+    # The second of n2 after 50 belongs to the main scheduler.
+    assert a.harvested == (51 - 10) + (50 - 10) + (90 - 55)
     assert a.lost_to_preemption == 55 - 51
     assert a.lost_to_rescaling == (10 - 4) * 2 + (95 - 90)
     assert a.leased_unused == 2 * 2 + 5

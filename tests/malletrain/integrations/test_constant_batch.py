@@ -22,7 +22,7 @@ def ranks(monkeypatch, world, most, *arguments, **options):
 
 
 def steps(batches):
-    """[[micro-batches] of each step] of one rank."""
+    """The micro-batches of each step of one rank."""
     micro_batches, items = [], iter(batches)
     for step in range(batches.steps_per_epoch):
         micro_batches.append(list(itertools.islice(items, batches.batch(step)[1])))

@@ -73,7 +73,7 @@ def launched(monkeypatch, at_step=3):
         launcher = Launcher(agent, at_step)
         forward, begun = Net.forward, itertools.count(1)
 
-        @functools.wraps(forward)  # a trainer looks at what a model takes
+        @functools.wraps(forward)  # a trainer looks at the arguments of a model
         def slow_forward(net, *args, **kwargs):
             if next(begun) > at_step + 2:
                 assert launcher.drain_request.wait(PATIENCE_S), "no drain was asked for"

@@ -155,8 +155,8 @@ class FakeAgent:
 
 
 class RoundsWorld:
-    """Agents, the daemon's bookkeeping around the rounds, and a controller that plans a second
-    after something happened.
+    """Agents, the daemon's bookkeeping around the rounds, and a controller that plans one second
+    after an event.
     """
 
     def __init__(self, nodes, settings, min_nodes):
@@ -174,7 +174,7 @@ class RoundsWorld:
         self.broke = []
         self.rejected = []
         self.formed = []
-        self.adopted = 0  # the round that was whole when a daemon took it over
+        self.adopted = 0  # the round that was complete when a daemon adopted it
         self.finished = False
         self.ended = False
 
@@ -251,7 +251,7 @@ class RoundsWorld:
         self.check()
 
     def check_release(self, node):
-        """Nobody is taken out of a round that trains before it was asked for a snapshot."""
+        """No member of a round that trains is released before a snapshot was requested."""
         generation, members = self.saved[-1]
         states = [self.agents[n] for n in members if n in self.agents]
         trains = len(states) == len(members) > 0 and all(

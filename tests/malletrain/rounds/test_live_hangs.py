@@ -129,7 +129,7 @@ def test_a_plan_leaves_alone_the_round_in_which_a_worker_is_started_again():
 
 @pytest.mark.parametrize("nodes", ["ab", "abc"])
 def test_workers_that_start_again_because_a_node_was_lost_are_no_failure(nodes):
-    """They were done, and what the lost one was writing is missing."""
+    """They had ended their script, but what the lost node was writing is missing."""
     live = Live(*nodes)
     lost, *remaining = nodes
     assert rounds(live.rounds.gone(lost, live.now)) == [tuple(remaining)]

@@ -89,7 +89,7 @@ class RoundsMachine(RuleBasedStateMachine):
         self.world.run(seconds)
 
     def teardown(self):
-        """Quiet returns; whoever broke is given another try."""
+        """Nothing more happens; a job whose round broke gets another try."""
         if not hasattr(self, "world"):
             return
         w = self.world

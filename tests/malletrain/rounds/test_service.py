@@ -51,7 +51,7 @@ def serving(*nodes):
 
 
 def views(actions):
-    """Who is told what: node → (node, leaving) of each member."""
+    """The view that each node is sent: node → (node, leaving) of each member."""
     return {
         a.node: tuple((n, leaving is not None) for n, _, leaving in a.members)
         for a in actions

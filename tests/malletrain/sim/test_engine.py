@@ -381,7 +381,7 @@ class TestForesight:
 
 
 def test_a_command_for_a_job_that_ends_at_the_same_instant_comes_to_nothing():
-    """Another event of the instant may have the job moved before its own end is looked at."""
+    """Another event of that instant may move the job before the simulation looks at its end."""
     scene = Simulation(
         trace_of(FOUR, 1000.0), [job("short", samples=400.0, most=4), job("long", most=4)]
     )

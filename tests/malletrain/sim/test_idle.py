@@ -104,7 +104,7 @@ def test_idle_counts_are_exact_whichever_nodes_jobs_used():
             free_at[mine] = at + length
             jobs.append(LogJob(at, at, length, len(mine)))
     jobs.sort(key=lambda job: job.start_s)
-    # Not sorted while drawn, so that some use too much: leave those out.
+    # Jobs are drawn in no order, so that some find too few nodes: leave those out.
     fitting = []
     for job in jobs:
         used = sum(j.nodes for j in fitting if j.start_s <= job.start_s < j.start_s + j.run_s)

@@ -71,7 +71,7 @@ def test_jobs_that_still_ran_may_be_missing(tmp_path, seed):
 def test_where_the_longest_job_is_too_long_little_is_missing(tmp_path):
     jobs = [*busy_machine(7, nodes=100, longest_h=24.0)]
     cut = next(k for k, (start, _, _) in enumerate(jobs) if start > FROM)
-    # One job of 20 days: cutting that much off would leave nothing to look at.
+    # One job takes 20 days: to cut that much off both ends would leave nothing.
     whole = (FROM + timedelta(days=1), FROM + timedelta(days=21), jobs[cut][2])
     jobs = [j for j in jobs if j[2] != whole[2]] + [whole]
     lines = rows(jobs, logged=lambda start, end: FROM < end <= TO)
@@ -146,7 +146,7 @@ def swf(tmp_path, jobs, header=""):
 
 
 def test_the_edges_of_a_log_by_submission(tmp_path):
-    """Four machines' worth of jobs, one after the other; those of before and after are missing."""
+    """Four nodes with one job after another; jobs before and after the log are missing."""
     jobs = sorted((100 * k + 25 * node, 100, 1) for node in range(4) for k in range(100))
     result = idle_nodes(read_swf(swf(tmp_path, jobs)))
     assert result.trace.gaps().length.sum() == 0.0

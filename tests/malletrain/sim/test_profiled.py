@@ -107,8 +107,8 @@ def test_an_undisturbed_job_reports_once_a_size():
 
 
 def test_a_job_inherits_from_one_of_its_kind():
-    """The second job of a model knows the curve of the first: it is not measured at all those sizes
-    again.
+    """The second job of a model starts with the curve of the first, and is measured at fewer
+    sizes.
     """
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
     jobs = [

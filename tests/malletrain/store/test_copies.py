@@ -72,7 +72,7 @@ def test_restoring_brings_back_what_was_and_keeps_what_is(url, tmp_path):
         younger = store.new_lease_id()
     former = restore(url, tmp_path / "copy.db")
     assert jobs_in(url) == ["before"]
-    with Store.open(url) as store:  # it runs still, and no other lease may have its name
+    with Store.open(url) as store:  # the younger lease still runs, and no other may get its id
         assert int(store.new_lease_id()[1:]) > int(younger[1:]) + 900
     assert former is not None
     assert jobs_in(f"sqlite:///{former}") == ["before", "after"]

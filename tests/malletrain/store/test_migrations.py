@@ -86,8 +86,8 @@ def killed_at(url: str, number: int) -> bool:
 
 
 def kill_through_the_migration(url: str) -> None:
-    """Kill a daemon that migrates at one statement after another: either all is as it was, or it
-    is migrated.
+    """Kill a daemon that migrates, at one statement after another. Each time the database is either
+    unchanged or migrated.
     """
     engine = at_version(url, "0001")
     with engine.begin() as connection:

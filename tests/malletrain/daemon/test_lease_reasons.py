@@ -34,10 +34,10 @@ def test_a_job_says_what_its_leases_wait_for_and_why_the_last_one_failed(tmp_pat
         (folder / f"{lease}.out").write_text("starting\nNo module named malletrain\n")
         machine.leases[lease] = replace(row, state=LeaseState.ENDED, reason="its command failed")
 
-        def told():
+        def sentences():
             return [e.sentence for e in daemon.events() if e.kind == "lease-ended"]
 
-        [sentence] = until(told, "the lease has ended")
+        [sentence] = until(sentences, "the lease has ended")
         assert sentence == (
             "The lease ended: its command failed; it printed last: starting / "
             "No module named malletrain."

@@ -171,7 +171,7 @@ def lightning(folder, per_device, stop, monkeypatch, more=(), **options):
         accelerator="cpu",
         devices=1,
         callbacks=[early, best, rates, callback, *more],
-        logger=logger.made(log),
+        logger=logger.build(log),
         log_every_n_steps=2,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
@@ -191,7 +191,7 @@ def lightning(folder, per_device, stop, monkeypatch, more=(), **options):
 class Rows:
     """A logger of Lightning's whose rows are a list."""
 
-    def made(self, log):
+    def build(self, log):
         from lightning.pytorch.loggers.logger import Logger
 
         class Listed(Logger):

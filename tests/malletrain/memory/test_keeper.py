@@ -38,9 +38,9 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path):
-    made = Node(tmp_path, "n1")
-    yield made
-    made.keeper.close()
+    node = Node(tmp_path, "n1")
+    yield node
+    node.keeper.close()
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_what_is_handed_over_can_be_fetched(node, source):
 
 def threads():
     """Number → name, of all that this process has."""
-    found = {}
+    names = {}
     for path in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has ended
-            found[path.parent.name] = path.read_text()
-    return found
+            names[path.parent.name] = path.read_text()
+    return names
 
 
 def test_a_node_of_which_nobody_wants_anything_costs_a_port_and_a_thread_that_sleeps(

@@ -185,10 +185,10 @@ class VirtualTransport:
 
 def short(message: Any) -> str:
     """A message in the trace: nothing that differs between two runs of one seed."""
-    held = getattr(message, "assignment", None)
+    assignment = getattr(message, "assignment", None)
     parts = [type(message).__name__]
-    if held is not None:
-        parts.append(f"{held.job} {held.phase} {held.generation}")
+    if assignment is not None:
+        parts.append(f"{assignment.job} {assignment.phase} {assignment.generation}")
     for name in ("job", "op", "generation", "group_rank", "group_size", "number", "samples"):
         value = getattr(message, name, None)
         if value not in (None, "", ()):

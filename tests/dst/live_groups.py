@@ -108,13 +108,13 @@ class LiveGroups:
         if furthest is None:
             furthest = truth.saved
         self._none_is_further(group, furthest)
-        known = self._workers.setdefault(group.job, [])
+        workers = self._workers.setdefault(group.job, [])
         group.members, group.entering = members, []
         trainings.say("training", f"{group.job} round {group.generation} goes on at {furthest:g}")
         for rank, member in enumerate(members):
             member.entered(group, rank, furthest)
-            if member not in known:
-                known.append(member)
+            if member not in workers:
+                workers.append(member)
         self._alone(group)
         if furthest >= truth.length:
             self._done(group)

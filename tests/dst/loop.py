@@ -169,7 +169,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         whole = self.thread_s()
         first = whole * self._rng.random()
 
-        def told(result: Any, error: BaseException | None) -> None:
+        def complete(result: Any, error: BaseException | None) -> None:
             if future.cancelled():
                 return
             if error is not None:
@@ -183,7 +183,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 result = func(*args)
             except Exception as raised:
                 error = raised
-            self.call_later(whole - first, told, result, error)
+            self.call_later(whole - first, complete, result, error)
 
         self.call_later(first, do)
         return future
@@ -199,8 +199,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def finish(self) -> None:
         """Unwind what is left, so that the collector has nothing to do."""
         self.ending = True
-        left = [task for process in self.processes for task in process.tasks if not task.done()]
-        tasks = [task for task in left if not _never_begun(task.get_coro())]
+        pending = [task for process in self.processes for task in process.tasks if not task.done()]
+        tasks = [task for task in pending if not _never_begun(task.get_coro())]
         for process in self.processes:
             process.alive = True
         for task in tasks:
@@ -216,7 +216,7 @@ def _never_begun(coro: Any) -> bool:
     """
     if not inspect.iscoroutine(coro) or inspect.getcoroutinestate(coro) != inspect.CORO_CREATED:
         return False
-    for given in inspect.getcoroutinelocals(coro).values():
-        _never_begun(given)
+    for value in inspect.getcoroutinelocals(coro).values():
+        _never_begun(value)
     coro.close()
     return True

@@ -35,8 +35,8 @@ class ServiceNodeLauncher(VirtualLauncher):
             return
         self.up = True
         self._address = f"{self.node.name}:{self.number}"
-        known = AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY
-        self._phase(known, self._generation, (), self._address)
+        phase = AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY
+        self._phase(phase, self._generation, (), self._address)
         self._pass_on()
         self._after(STEP_S, self._serve)
 

@@ -65,9 +65,9 @@ def _impatient(config: Config) -> ControllerSettings:
     """A node that a job has rejected is tried again sooner than at a site; the solver's time limit
     is real time, and may not decide.
     """
-    found = controller_settings(config)
-    planning = replace(found.planning, time_limit_s=NEVER_S)
-    return replace(found, planning=planning, rejected_s=REJECTED_S)
+    settings = controller_settings(config)
+    planning = replace(settings.planning, time_limit_s=NEVER_S)
+    return replace(settings, planning=planning, rejected_s=REJECTED_S)
 
 
 class VirtualWorkers:

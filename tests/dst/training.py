@@ -102,7 +102,7 @@ class Trainings:
         if nodes < least:
             self.broken(f"{job} trains on {nodes} nodes, and its least are {least}")
 
-    def left(self, job: str, group: Group, launcher: Any) -> None:
+    def member_ended(self, job: str, group: Group, launcher: Any) -> None:
         """The workers of one member have ended; its peers notice."""
         if launcher not in group.members:
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 from malletrain.client import Connection
 from malletrain.protocol.views import EventView, JobView
 from tests import waiting
-from tests.firstday.terminal import Said, Terminal
+from tests.firstday.terminal import CommandOutput, Terminal
 
 LOCAL = """\
 [daemon]
@@ -53,7 +53,7 @@ class Person:
         self._terminals.append(Terminal(self.variables, self.work, script, **size))
         return self._terminals[-1]
 
-    def types(self, command: str) -> Said:
+    def types(self, command: str) -> CommandOutput:
         """Type a command into the terminal that is open all day."""
         if self._main is None:
             self._main = self.terminal()

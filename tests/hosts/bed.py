@@ -132,7 +132,7 @@ class Host:
                 *(str(self.folder), self.name),
             ]
         )
-        until((self.folder / "up").exists, f"{self.name} is up", details=self.said)
+        until((self.folder / "up").exists, f"{self.name} is up", details=self.log_ends)
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
         self.pid = int(children.read_text())
 
@@ -169,14 +169,14 @@ class Host:
 
     def traffic(self, interface: str) -> int:
         """Bytes that this host has sent and received by an interface."""
-        [found] = json.loads(self.run("ip", "-json", "-statistics", "link", "show", interface))
-        return sum(int(found["stats64"][way]["bytes"]) for way in ("rx", "tx"))
+        [link] = json.loads(self.run("ip", "-json", "-statistics", "link", "show", interface))
+        return sum(int(link["stats64"][way]["bytes"]) for way in ("rx", "tx"))
 
     def log(self, name: str) -> str:
         """All that is in a log of its."""
         return (self.folder / "log" / name).read_text(errors="replace")
 
-    def said(self) -> str:
+    def log_ends(self) -> str:
         """The ends of all its logs."""
         ends = [
             f"--- {self.name}: {path.name}\n{tail(path)}"
@@ -260,7 +260,7 @@ class Bed:
                 *("--pid-file=/run/munge/munged.pid", "--key-file=/etc/munge/munge.key"),
                 log="munged.out.log",
             )
-            until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.said)  # noqa: B023
+            until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.log_ends)  # noqa: B023
         self.head.run("ip", "addr", "add", f"{FRONT}/{MASK}", "dev", "eth0")
         self.begin(self.head, "-c")
         for node in self.nodes:
@@ -268,7 +268,7 @@ class Bed:
         until(
             lambda: self.states() == ["idle"] * len(self.nodes),
             "all nodes are idle",
-            details=lambda: "\n".join(host.said() for host in self.hosts),
+            details=lambda: "\n".join(host.log_ends() for host in self.hosts),
         )
         return self
 

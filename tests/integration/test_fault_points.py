@@ -102,8 +102,10 @@ def tries(site, job, points, provoke):
         provoke(victim)
         site.struck(point)
         after = site.until_whole(job, site.service)
-        kept = spared(site, point, before, agents, victim)
-        assert kept.items() <= after.items(), f"{point.name}: who was not struck was restarted"
+        expected = spared(site, point, before, agents, victim)
+        assert expected.items() <= after.items(), (
+            f"{point.name}: a process that was not struck was restarted"
+        )
         before = after
 
 

@@ -76,6 +76,6 @@ def test_a_log_whose_end_was_lost_with_its_node_says_how_much_is_missing(tmp_pat
         assert marker is not None, text[-300:]
         whole = printed(0, lines).encode()
         missing = int(marker[1].replace(b",", b""))
-        kept = len(whole) - missing
-        assert text[:kept] == whole[:kept]
-        assert text[kept:] in (marker[0], marker[0].removeprefix(b"\n")), "nothing else is there"
+        length = len(whole) - missing
+        assert text[:length] == whole[:length]
+        assert text[length:] in (marker[0], marker[0].removeprefix(b"\n")), "nothing else is there"

@@ -21,7 +21,7 @@ DEFAULT = DaemonSection.model_fields["metrics_listen"].default
 CONFIG = """
 [daemon]
 state_dir = "state"
-{asked}
+{setting}
 [scheduler]
 kind = "local"
 [scheduler.local]
@@ -47,9 +47,9 @@ def taken():
         yield
 
 
-def command(folder, asked, word):
+def command(folder, setting, word):
     config = folder / "site.toml"
-    config.write_text(CONFIG.format(asked=asked))
+    config.write_text(CONFIG.format(setting=setting))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     argv = [sys.executable, "-m", "malletrain", word, "--config", str(config)]
     return argv, environment

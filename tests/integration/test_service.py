@@ -31,12 +31,14 @@ with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
 
 
 def news(site):
-    """Process (node, pid) → what it heard, in order."""
-    found = {}
+    """Process (node, pid) → the messages it received, in order."""
+    by_process = {}
     for path in site.work.glob("news-*"):
         _, node, pid = path.name.rsplit("-", 2)
-        found[node, int(pid)] = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return found
+        by_process[node, int(pid)] = [
+            json.loads(line) for line in path.read_text().splitlines() if line
+        ]
+    return by_process
 
 
 def submit(site, nodes="1:3"):

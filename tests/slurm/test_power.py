@@ -32,6 +32,8 @@ def test_no_lease_resumes_a_node_that_is_powered_down_or_on_its_way(cluster, roo
     slurm.until(down, "n1 is powered down")
     [lease] = one.take([LeaseRequest("l1", "n1", ("true",))])
     assert (lease.state, "is no longer a gap" in lease.reason) == (LeaseState.ENDED, True)
-    [told] = [e for e in one.poll().explanations if e.node == "n1"]
-    assert any("powered down" in sentence for _, passed, sentence in told.rules if not passed)
+    [explanation] = [e for e in one.poll().explanations if e.node == "n1"]
+    assert any(
+        "powered down" in sentence for _, passed, sentence in explanation.rules if not passed
+    )
     assert not resumed.exists(), seen

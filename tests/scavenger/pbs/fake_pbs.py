@@ -98,15 +98,15 @@ class FakePbs:
     def processes(self, job_id: str) -> list[int]:
         """Processes that were started in a job."""
         mark = f"PBS_JOBID={job_id}".encode()
-        found = []
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 ours = str(self.state_dir).encode() in (data := (folder / "environ").read_bytes())
             except OSError:
                 continue
             if ours and mark in data.split(b"\0"):
-                found.append(int(folder.name))
-        return found
+                pids.append(int(folder.name))
+        return pids
 
     def submit(self, text: str, *options: str, queue: str = "expressq", hosts: int = 1) -> str:
         """A job of somebody's."""

@@ -270,9 +270,9 @@ LATE = (
     ],
 )
 def test_a_planted_defect_is_found(defect, monkeypatch):
-    """One of 50 seeds breaks the promise that it is planted for."""
-    changes, promise, kinds, modes = PLANTED[defect]
+    """One of 50 seeds breaks the invariant that the defect is planted for."""
+    changes, invariant, kinds, modes = PLANTED[defect]
     for room, name, wrong in changes:
         monkeypatch.setattr(room, name, wrong)
     days = (live(seed, kinds, None, modes, defect in PROFILED) for seed in range(50))
-    assert any(promise in broken for day in days for broken in day.broken), defect
+    assert any(invariant in broken for day in days for broken in day.broken), defect

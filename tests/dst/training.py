@@ -40,7 +40,7 @@ class Group:
 
 
 class Trainings:
-    """All jobs' work. ``broken`` hears of promises that do not hold."""
+    """All jobs' work. ``broken`` is called with invariants that do not hold."""
 
     def __init__(
         self,

@@ -164,7 +164,7 @@ class World:
             self._shown(line)
 
     def fail(self, sentence: str) -> None:
-        """A promise does not hold."""
+        """An invariant does not hold."""
         if not self.loop.ending:
             self.say("BROKEN", sentence)
             self.broken.append(f"at {self.loop.time() - 1000.0:.3f} s: {sentence}")

@@ -108,9 +108,9 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
             lambda: {e["rank"] for e in events(tmp_path, "evaluates")} == {0, 1},
             "both are in the code after the epoch",
         )
-        left = c.lose(members[1])
+        survivors = c.lose(members[1])
         c.until(lambda: len(events(tmp_path, "watched")) >= LOOKS, "rank 0 was suspected of a hang")
-        c.round(left, wait=False)
+        c.round(survivors, wait=False)
         (tmp_path / "go").touch()
         c.run()
         c.finish()

@@ -107,11 +107,11 @@ def test_a_group_that_is_given_up_leaves_the_next_rounds_store_alone(monkeypatch
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     failed, next_ones, set_timeout = [], [], groups.set_timeout
 
-    def next_round_comes(*given: object) -> None:
+    def next_round_comes(*arguments: object) -> None:
         place = Place(2, 0, 1, store.port)
         next_ones.append(CheckIn(place, "", _Nothing(), lambda: failed.append(place)))
         next_ones[0].store(lambda: bool(failed))
-        set_timeout(*given)
+        set_timeout(*arguments)
 
     monkeypatch.setattr(groups, "set_timeout", next_round_comes)
     group = Group(Place(1, 0, 1), RoundStore(dist.HashStore(), lambda: False), cuda=False)

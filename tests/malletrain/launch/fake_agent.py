@@ -27,8 +27,8 @@ class FakeAgent:
         return wire.decode(frames)
 
     def hear_phase(self):
-        said = self.hear().assignment
-        return said.phase, said.generation
+        assignment = self.hear().assignment
+        return assignment.phase, assignment.generation
 
     def say(self, message):
         self.socket.send_multipart([self.identity, *wire.encode(message)])

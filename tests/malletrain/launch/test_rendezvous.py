@@ -175,8 +175,12 @@ def test_workers_that_failed_are_reported_and_the_next_round_is_joined(agent, ma
     failure = messages.Failure(0, 1, 12.0)
     handler.note_failures((failure,))
     waiting = Waiting(handler)
-    said = agent.hear().assignment
-    assert (said.phase, said.generation, said.failures) == ("failed", 1, (failure,))
+    assignment = agent.hear().assignment
+    assert (assignment.phase, assignment.generation, assignment.failures) == (
+        "failed",
+        1,
+        (failure,),
+    )
     agent.say(messages.Round("j1", 2, 0, 1))
     assert isinstance(agent.hear(), messages.StoreUp)
     assert agent.hear_phase() == ("running", 2)
@@ -234,13 +238,15 @@ def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(
     agent.hear()
     called = threading.Event()
 
-    class Door(SignedListener):
+    class NotifyingListener(SignedListener):
         def connect(self):
             called.set()  # TCPStore's client is there; nobody accepts it
             return super().connect()
 
-    back = Door()
-    relay = ServingRelay((UserListener(), back), RoundKeys(bytes.fromhex(KEY), "j1/1"), "127.0.0.1")
+    signed_listener = NotifyingListener()
+    relay = ServingRelay(
+        (UserListener(), signed_listener), RoundKeys(bytes.fromhex(KEY), "j1/1"), "127.0.0.1"
+    )
     agent.say(messages.Round("j1", 1, 1, 2, "127.0.0.1", relay.port))
     assert called.wait(PATIENCE_S)
     if answers == "goodbye":

@@ -105,17 +105,17 @@ class Cluster:
 
     def workers(self, generation, world):
         """What the workers of a round noted, by rank, once all are there."""
-        found = {}
+        by_rank = {}
 
         def all_there():
             for rank in range(world):
                 path = self.directory / f"g{generation}-r{rank}-w{world}"
                 if path.exists():
-                    found[rank] = json.loads(path.read_text())
-            return len(found) == world
+                    by_rank[rank] = json.loads(path.read_text())
+            return len(by_rank) == world
 
         self.daemon.until(all_there, f"{world} workers of round {generation}")
-        return found
+        return by_rank
 
     def wait_ready(self):
         for name in self.agents:
@@ -202,9 +202,9 @@ def test_one_rank_that_fails_is_the_one_reported(pair):
     generation = pair.form("n0", "n1")
     workers = pair.workers(generation, 4)
     (pair.directory / f"crash-{generation}-3").touch()
-    said = pair.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
-    assert [(f.rank, f.exitcode) for f in said.assignment.failures] == [(3, 3)]
-    assert said.assignment.failures[0].tail == f"rank 3 of round {generation} works\nabout to fail"
+    phase = pair.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
+    assert [(f.rank, f.exitcode) for f in phase.assignment.failures] == [(3, 3)]
+    assert phase.assignment.failures[0].tail == f"rank 3 of round {generation} works\nabout to fail"
     gone({2: workers[2], 3: workers[3]})
     assert alive(workers[0]["pid"])  # the other node waits for what the daemon decides
     after = pair.form("n0", "n1")
@@ -214,8 +214,8 @@ def test_one_rank_that_fails_is_the_one_reported(pair):
 def test_a_worker_that_is_killed_is_reported(pair):
     generation = pair.form("n0")
     os.kill(pair.workers(generation, 2)[1]["pid"], signal.SIGKILL)
-    said = pair.daemon.expect("n0", messages.Phase, phase="failed", generation=generation)
-    assert [(f.rank, f.exitcode) for f in said.assignment.failures] == [(1, -9)]
+    phase = pair.daemon.expect("n0", messages.Phase, phase="failed", generation=generation)
+    assert [(f.rank, f.exitcode) for f in phase.assignment.failures] == [(1, -9)]
 
 
 def test_workers_deaf_to_sigterm_do_not_hold_up_a_round(pair):
@@ -348,8 +348,8 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
     gone(one)
     assert two[1]["argv"] == ["a b", "$x"]
     (tmp_path / f"crash-{generation}-1").touch()
-    said = cluster.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
-    assert [(f.rank, f.exitcode, f.tail.splitlines()[-1]) for f in said.assignment.failures] == [
+    phase = cluster.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
+    assert [(f.rank, f.exitcode, f.tail.splitlines()[-1]) for f in phase.assignment.failures] == [
         (1, 3, "about to fail")
     ]
     generation = cluster.form("n1", "n0")
@@ -363,12 +363,12 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
 
     def launchers():
         """What torchrun is just starting looks like itself for a moment."""
-        found = [
+        pids = [
             p
             for p in cluster.agents["n0"].left()
             if b"/launch/entry.py\0torchrun" in (c := cmdline(p)) and b"--keep" not in c
         ]
-        return found if len(found) == 1 else []
+        return pids if len(pids) == 1 else []
 
     [launcher] = cluster.daemon.until(launchers, "torchrun runs once")
     os.kill(launcher, signal.SIGKILL)  # torchrun's own trap: its workers would train on

@@ -149,12 +149,12 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
                 call.send(hello[number % 3] * 16)
             except BlockingIOError:
                 pass
-        # each is hung up on or not answered as a store answers; members are served all the while
+        # Each is disconnected or gets no answer of a store. Members are served all the while.
         assert other.get("here") == b"x"
         later = connected(reach())
         assert client(later.local_port).add("n", 1) == 1
         until(
-            lambda: all(not readable(c, 0) or not said(c) for c in strangers[::3]),
+            lambda: all(not readable(c, 0) or not store_answer(c) for c in strangers[::3]),
             "nobody who speaks the store's language is answered",
         )
     finally:
@@ -181,7 +181,7 @@ def test_a_stranger_who_announces_a_large_frame_is_hung_up_on(served, reach):
     assert other.add("n", 1) == 1
 
 
-def said(call):
+def store_answer(call):
     try:
         return b"CURVE" not in (data := call.recv(1 << 16)) and data[:1] != b"\xff" and data
     except OSError:

@@ -80,9 +80,9 @@ def test_trials_of_one_time_are_compared_by_what_is_predicted_of_them():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [({"max_steps": 0}, "max_steps"), ({"max_steps": 9, "theta": 0.0}, "theta is a share")],
 )
-def test_misuse(given, words):
+def test_misuse(arguments, words):
     with pytest.raises(ValueError, match=words):
-        EarlyCurvePruner(**given)
+        EarlyCurvePruner(**arguments)

@@ -59,9 +59,9 @@ def test_no_other_file_touches_them():
         r"\b(torch|dist)\.[a-z_.0-9]*\._\w|\._(per_optimizer_states|worker_group|pcontext|reducer)\b"
     )
     room = Path(malletrain.__file__).parent
-    found = {
+    paths = {
         str(path.relative_to(room))
         for path in room.rglob("*.py")
         if private.search(path.read_text())
     }
-    assert found == {"training/torch_private.py"}
+    assert paths == {"training/torch_private.py"}

@@ -105,7 +105,7 @@ def test_a_service_sees_its_image_and_nothing_outlives_agent_and_supervisor(
     os.kill(agent.pid, signal.SIGSTOP)  # so that it cannot sweep
     supervisor.kill()
     agent.kill()
-    eventually(lambda: not cluster.agents["n0"].left(), "the container has ended")
+    eventually(lambda: not cluster.agents["n0"].job_pids(), "the container has ended")
 
 
 def test_rounds_of_restart_mode_in_one_container(node, software):

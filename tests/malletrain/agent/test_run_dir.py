@@ -59,8 +59,8 @@ def test_nobody_can_take_its_place_beforehand(tmp, monkeypatch):
 
 
 def test_what_dead_agents_left_in_everybodys_place_is_removed(tmp):
-    left = tmp / f"malletrain-{os.geteuid()}-n1-{DEAD}-abc"
-    left.mkdir(mode=0o700)
+    leftover = tmp / f"malletrain-{os.geteuid()}-n1-{DEAD}-abc"
+    leftover.mkdir(mode=0o700)
     made = private_directory(None, "n1", {})
     assert list(tmp.iterdir()) == [made]
 
@@ -117,8 +117,8 @@ def by_another_user(place):
 @pytest.mark.parametrize("taken", [by_everybody, by_a_link, by_another_user])
 def test_code_of_others_is_not_run_out_of_it(compiled, taken):
     taken(compiled)
-    told = own_caches({}, OWN)
-    assert Path(told[CACHE]).is_relative_to(Path.home())
+    caches = own_caches({}, OWN)
+    assert Path(caches[CACHE]).is_relative_to(Path.home())
 
 
 def test_a_user_without_a_home_has_it_in_the_agents_directory(compiled, monkeypatch):
@@ -142,9 +142,9 @@ def torchs_own_place():
         pytest.skip("this torch has it elsewhere")
     name = "default_cache_dir"
     parts = [part for part in ast.parse(file.read_text()).body if getattr(part, "name", "") == name]
-    found = {"os": os, "re": re, "getpass": getpass, "tempfile": tempfile, "is_fbcode": bool}
-    exec(compile(ast.Module(parts, []), str(file), "exec"), found)
-    return Path(found[name]())
+    namespace = {"os": os, "re": re, "getpass": getpass, "tempfile": tempfile, "is_fbcode": bool}
+    exec(compile(ast.Module(parts, []), str(file), "exec"), namespace)
+    return Path(namespace[name]())
 
 
 @pytest.mark.parametrize("user", ["ann", "site\\ann:1"])

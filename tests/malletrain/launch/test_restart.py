@@ -260,24 +260,24 @@ def test_sigkill_takes_the_workers_along(make, victim):
     workers = cluster.workers(cluster.form("n0"), 2)
     agent = cluster.agents["n0"]
     assert (
-        len(agent.left()) == 7
+        len(agent.job_pids()) == 7
     )  # supervisor, fork server, launcher, two workers and their clients
     if victim == "agent":
         agent.process.kill()
     else:
-        client = next(p for p in agent.left() if b"fork_client.py" in cmdline(p))
+        client = next(p for p in agent.job_pids() if b"fork_client.py" in cmdline(p))
         launcher = psutil.Process(client).parent()
         (launcher if victim == "launcher" else launcher.parent()).kill()
         cluster.daemon.expect("n0", messages.Phase, phase="exited")
     gone(workers)
-    eventually(lambda: not agent.left(), "nobody is left")
+    eventually(lambda: not agent.job_pids(), "nobody is left")
 
 
 def test_a_killed_stub_takes_its_worker_along_and_counts_as_a_failed_worker(make):
     cluster = make("n0")
     cluster.wait_ready()
     workers = cluster.workers(cluster.form("n0"), 1)
-    client = next(p for p in cluster.agents["n0"].left() if b"fork_client.py" in cmdline(p))
+    client = next(p for p in cluster.agents["n0"].job_pids() if b"fork_client.py" in cmdline(p))
     os.kill(client, signal.SIGKILL)
     failed = cluster.daemon.expect("n0", messages.Phase, phase="failed")
     assert [f.exitcode for f in failed.assignment.failures] == [-signal.SIGKILL]
@@ -288,7 +288,7 @@ def test_without_preloading_every_worker_is_an_interpreter_of_its_own(make):
     cluster = make("n0", env={"MALLETRAIN_PRELOAD": "0"})
     cluster.wait_ready()
     cluster.workers(cluster.form("n0"), 1)
-    assert not [p for p in cluster.agents["n0"].left() if b"fork_client.py" in cmdline(p)]
+    assert not [p for p in cluster.agents["n0"].job_pids() if b"fork_client.py" in cmdline(p)]
 
 
 def test_setup_and_arguments_reach_the_script_as_they_were_given(make, tmp_path):
@@ -303,7 +303,7 @@ def test_setup_and_arguments_reach_the_script_as_they_were_given(make, tmp_path)
     assert not (tmp_path / "hacked").exists()
     cluster.daemon.send("n0", messages.Release("j1", 5.0))
     cluster.daemon.expect("n0", messages.Released)
-    assert not cluster.agents["n0"].left()
+    assert not cluster.agents["n0"].job_pids()
     launcher_log = cluster.daemon.logs.get(("j1", 0, "launcher"), b"").decode()
     assert "Traceback" not in launcher_log
 
@@ -320,7 +320,7 @@ def test_collectives_and_a_node_that_stops_answering(make, tmp_path):
         lambda: b"sum 2" in daemon.logs.get(("j1", first, "rank0"), b""),
         "two workers reduce together",
     )
-    stopped = [cluster.agents["n1"].process.pid, *cluster.agents["n1"].left()]
+    stopped = [cluster.agents["n1"].process.pid, *cluster.agents["n1"].job_pids()]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -365,7 +365,7 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
         """What torchrun is just starting looks like itself for a moment."""
         pids = [
             p
-            for p in cluster.agents["n0"].left()
+            for p in cluster.agents["n0"].job_pids()
             if b"/launch/entry.py\0torchrun" in (c := cmdline(p)) and b"--keep" not in c
         ]
         return pids if len(pids) == 1 else []

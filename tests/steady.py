@@ -38,7 +38,7 @@ WORKERS = max(2, (5 * (os.cpu_count() or 1) + 1) // 2)
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that do nothing but work."""
+    """``count`` processes that do nothing but work."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

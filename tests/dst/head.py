@@ -233,12 +233,12 @@ class Head:
         self.listens = False
         """The daemon started last takes messages: it has read what was before."""
         self.sends_left: int | None = None
-        """So many messages more it tells, then it is killed; None: as many as it likes."""
+        """Number of messages that it still sends before it is killed; None: it is not killed."""
         self.turns_left: int | None = None
-        """So many turns of several messages more it takes in, then it is killed in one; None: as
-        many as come."""
+        """Number of turns of several messages that it still handles before it is killed in one;
+        None: it is not killed."""
         self.heard: Callable[[Any], None] = lambda message: None
-        """Is called with every message that it hears."""
+        """Called with every message that it receives."""
 
     @property
     def service(self) -> Any:

@@ -21,7 +21,7 @@ ORDERLY = frozenset(("notice", "cancel", "scale", "meddle"))
 SETTLED_S = 15.0
 """So long after the last fault, and after the last plan for it, a job is where it was sent."""
 UNTOLD_S = 6.0
-"""What a fault may cost of the counts: the samples of so many seconds (docs/concepts.md)."""
+"""Seconds whose samples a fault may remove from the counts (docs/concepts.md)."""
 
 
 class Invariants:
@@ -100,7 +100,7 @@ class Invariants:
                 world.fail(f"{launcher.node.name} takes {members} for the members of {job}")
 
     def _goes_on(self, job: str, truth: JobTruth, now: float) -> None:
-        """Who has had the same nodes for a while trains."""
+        """A job that has had the same nodes for a while trains."""
         trained, since = self._trained.get(job, (-1.0, now))
         if trained != truth.trained:
             self._trained[job] = truth.trained, now

@@ -39,7 +39,7 @@ class LiveWorker:
         """Of how many processes the step was that it has given up."""
         self.group: LiveGroup | None = None
         self.place: Round | None = None
-        """The newest round that it was told of."""
+        """The newest round that it received."""
         self.tried = 0
         """The round that it was in, or tried to enter, last."""
         self.entering: LiveGroup | None = None

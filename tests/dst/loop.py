@@ -82,8 +82,8 @@ class _NoFiles(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``rng``: what the time of calls in worker threads is drawn from; ``failed`` hears of what
-    was raised where nobody awaits it.
+    """``rng``: draws the duration of calls in worker threads. ``failed`` is called with exceptions
+    that nobody awaits.
     """
 
     def __init__(self, rng: Random, failed: Callable[[str], None]) -> None:

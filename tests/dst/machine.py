@@ -32,7 +32,7 @@ REAPED_S = 0.3
 
 @dataclass
 class MachineLease:
-    """A lease as the main scheduler has it."""
+    """The main scheduler's record of a lease."""
 
     request: LeaseRequest
     state: LeaseState = LeaseState.PENDING
@@ -52,7 +52,7 @@ class Node:
     name: str
     up: bool = True
     busy_until: float = 0.0
-    """A job of the main scheduler has it until then."""
+    """A job of the main scheduler runs on it until then."""
     lease: str = ""
     idle_since: float = 0.0
     launchers: list[Any] = field(default_factory=list)

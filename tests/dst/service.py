@@ -1,8 +1,8 @@
 """A launcher with the process of a service, as :mod:`malletrain.launch.service` and
 :mod:`malletrain.membership` do it.
 
-The process holds something for the others, and hands it over when it is told that it leaves. A
-service whose work is done has all its processes end by themselves.
+The process holds something for the others and hands it over when it learns that it leaves. When the
+work of a service is done, all its processes end by themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ServiceNodeLauncher(VirtualLauncher):
 
     def _begin(self) -> None:
         self.view: Round | None = None
-        """The newest that it was told of."""
+        """The newest view that it received."""
         self.up = False
         """Its process has joined, and has not ended."""
         self._generation = 0

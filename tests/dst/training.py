@@ -97,7 +97,7 @@ class Trainings:
             self.later(STEP_S, self._step)
 
     def enough(self, job: str, nodes: int) -> None:
-        """A round of so many nodes begins to train."""
+        """A round of ``nodes`` nodes begins to train."""
         least = self.least[self.jobs[job].spec.name]
         if nodes < least:
             self.broken(f"{job} trains on {nodes} nodes, and its least are {least}")

@@ -31,8 +31,8 @@ def list_users(path: Path) -> Path:
 
 
 class User:
-    """One user of the site, with the daemon's own key or that of the list. ``failed`` hears of
-    refusals.
+    """One user of the site, with the daemon's own key or that of the list. ``failed`` is called
+    with refusals.
     """
 
     def __init__(

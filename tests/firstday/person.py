@@ -86,7 +86,7 @@ class Person:
             return client.job(job).job
 
     def notices(self, job: str) -> Sequence[str]:
-        """What the owner of a job was told."""
+        """The notices to the owner of a job."""
         with self._client() as client:
             return client.job(job).notices
 
@@ -104,7 +104,7 @@ class Person:
         return self.job(job)
 
     def until_it_trains_on(self, job: str, nodes: int) -> None:
-        """Wait until a job trains on so many nodes."""
+        """Wait until a job trains on ``nodes`` nodes."""
 
         def there() -> bool:
             events = self.events(job)

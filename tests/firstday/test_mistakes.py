@@ -21,7 +21,7 @@ AT_SUBMISSION = {
     ),
     "a service without value": ("--service fashion.py", ["--value FILE"]),
 }
-"""What is told at once: what follows ``malletrain submit``, and what the sentence has."""
+"""Mistakes reported at once: the rest of ``malletrain submit``, and words of the sentence."""
 
 UNSAVED = """\
 import pathlib, time
@@ -71,7 +71,7 @@ what ``malletrain show`` has.
 
 @pytest.fixture(scope="module")
 def student(person):
-    """Somebody with a daemon who has submitted all the mistakes, as in a hurry."""
+    """A user with a daemon who has submitted all the mistakes."""
     for name, text in SCRIPTS.items():
         person.writes(name, text)
     fashion = (person.work / "fashion.py").read_text()
@@ -127,7 +127,7 @@ def test_two_jobs_with_one_snapshot(student):
         hold.unlink()
         states.append(student.until_ended(name).state)
     assert states == ["completed", "failed"]
-    # Whoever comes later is told by the snapshot itself.
+    # The snapshot itself reports it to a job that comes later.
     student.types("malletrain submit --name third swept.py --epochs 1 --lr 0.3")
     assert student.until_ended("third").state == "failed"
     reason = student.types("malletrain show third").text.partition("Script ")[0]

@@ -70,7 +70,7 @@ class Account:
         return str(self.ask("submit", *arguments, name)["id"])
 
     def job(self, job: str) -> Any:
-        """A job as ``malletrain show`` has it."""
+        """A job as ``malletrain show`` prints it."""
         return self.ask("show", job)["job"]
 
     def events(self, *kinds: str) -> list[Any]:

@@ -316,7 +316,7 @@ class Bed:
         self.on_switch("ip", "link", "set", f"p-{host.name}", "up" if up else "down")
 
     def throttle(self, host: Host, mbit: float) -> None:
-        """The host's link carries so many Mbit/s each way from now on."""
+        """Limit the host's link to ``mbit`` Mbit/s each way."""
         shape = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "100ms")
         host.run("tc", "qdisc", "replace", "dev", "eth0", *shape)
         self.on_switch("tc", "qdisc", "replace", "dev", f"p-{host.name}", *shape)
@@ -339,7 +339,7 @@ class Bed:
             host.run("nft", line)
 
     def states(self) -> list[str]:
-        """The state of every node, as sinfo has it."""
+        """The state of every node in sinfo."""
         argv = self.head.inside("sinfo", "-h", "-N", "-p", "batch", "-o", "%T")
         made = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         return made.stdout.split()

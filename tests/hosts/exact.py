@@ -144,7 +144,7 @@ class Training:
         return [Step(int(at), int(size), node) for at, size, node in map(str.split, lines)]
 
     def trains(self, size: int) -> None:
-        """Wait until steps are made by so many ranks that have not been made yet."""
+        """Wait until ``size`` ranks have made new steps."""
         begun = len(self.trace())
 
         def done() -> bool:

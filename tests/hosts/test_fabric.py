@@ -88,7 +88,7 @@ def sizes(site):
 
 
 def trains(site, *nodes):
-    """Wait until the job makes steps on exactly so many nodes, these among them."""
+    """Wait until the job makes steps on as many nodes as these, and on these."""
 
     def together():
         now = sizes(site)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sites
 MODES = pytest.mark.parametrize("mode", ["restart", "live"])
 FAILED = "poll failed"
 ENOUGH_S = 3600
-"""Grace of preemption for who should leave because it was told: if it stayed, no test would end."""
+"""Grace of preemption. A process that stayed until its end would keep the test from ending."""
 
 
 class MainJob:

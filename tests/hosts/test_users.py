@@ -1,5 +1,5 @@
-"""One daemon for two users, as docs/several-users.md has it: its own account, sudo with the rule of
-that page, MUNGE; and what nobody may do there.
+"""One daemon for two users, set up as in docs/several-users.md: its own account, sudo with the rule
+of that page, MUNGE; and what nobody may do there.
 """
 
 import os
@@ -41,7 +41,7 @@ def site(hosts):
 
 @pytest.fixture
 def gated_site(hosts):
-    """The same with malletrain-lease, as the page has it but for where things lie."""
+    """The same with malletrain-lease, as on the page except for the paths."""
     return made(hosts, GATE_RULE.read_text().replace(GATE, GATE_HERE), GATED, put_gate)
 
 

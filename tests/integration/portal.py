@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE_S
 
 APP = shipped("site-configs/ood/form.yml").parent
 NAME = "127.0.0.2"
-"""By which a browser calls the portal; the page knows it only where it is told."""
+"""The portal's name for browsers; the page knows it only from the session's form."""
 NODE = "127.0.0.3"
 RENDER = """
 require 'erb'; require 'json'; require 'shellwords'; require 'ostruct'

@@ -1,5 +1,5 @@
-"""What goes wrong in practice, each tried on a running site: the sender is told, the daemon goes
-on, nothing is lost.
+"""What goes wrong in practice, each tried on a running site: the sender gets a sentence, the daemon
+goes on, nothing is lost.
 """
 
 from __future__ import annotations

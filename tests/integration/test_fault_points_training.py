@@ -85,8 +85,8 @@ def test_all_points(tmp_path, kind, nodes):
             return more and site.scheduler_leases() == site.daemon_leases()
 
         def is_over(rounds, victim, lease):
-            """Whether the job is on all nodes in a round that came after so many, and a node that
-            was taken is back.
+            """Whether the job is on all nodes in a round after the first ``rounds``, and a node
+            that was taken is back.
             """
             formed = site.events("round-formed", job)
             on_all = len(formed) > rounds and f"has {site.nodes} members" in formed[-1].sentence

@@ -1,5 +1,5 @@
-"""A worker that stops reporting while it lives: its owner is told where it stands, and it is
-started again where the owner wishes that.
+"""A worker that stops reporting while it lives: its owner gets its stack, and it is started again
+if the owner asked for that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The port of the metrics where another daemon of the host has it: two people who follow the
+"""The port of the metrics where another daemon of the host uses it: two people follow the
 quickstart on one login node.
 """
 

@@ -274,7 +274,7 @@ class SlurmCluster:
         ).strip()
 
     def states(self) -> list[str]:
-        """The state of every node, as sinfo has it."""
+        """The state of every node in sinfo."""
         try:
             lines = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T").splitlines()
         except subprocess.SubprocessError:

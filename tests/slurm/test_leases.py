@@ -130,7 +130,7 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
 
 @pytest.mark.parametrize("controller", ["preempt_send_user_signal", "enable_configless"])
 def test_the_signal_of_a_preemption_reaches_the_command_at_once(cluster, root, controller):
-    # A lease that did not leave when it is told would keep its node for an hour.
+    # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(1, controller=controller, grace=3600)
     one = scavenger(slurm)
     one.poll()

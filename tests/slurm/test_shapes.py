@@ -52,7 +52,7 @@ def here(one):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_submission_for_several_leases_each_on_its_own_node(cluster, root, shape):
-    slurm = cluster(5, grace=20, kill_wait=600)  # who is told leaves
+    slurm = cluster(5, grace=20, kill_wait=600)  # a lease leaves at its signal
     one = shared(slurm, shape)
     assert all(works for works, _ in one.check()), one.check()
     requests, marks = make_requests(root, "n2", "n5", "n3")
@@ -123,7 +123,7 @@ def test_a_block_gives_back_the_node_whose_agent_was_killed(cluster, root, monke
 
 @pytest.mark.parametrize(("shape", "go"), [("array", ["n2"]), ("block", ["n2", "n3", "n4"])])
 def test_what_a_preemption_takes(cluster, root, shape, go):
-    # Who does not leave when it is told keeps its node for an hour.
+    # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(4, grace=3600)
     one = shared(slurm, shape)
     requests, marks = make_requests(root, "n2", "n3", "n4")

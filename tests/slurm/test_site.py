@@ -28,7 +28,7 @@ os.rename(f"new-{name}", f"told-{name}")  # whole, or not at all: it may be kill
 
 
 def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
-    # A lease that did not leave when it is told would keep its node for an hour.
+    # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(8, grace=3600)
     with slurm_site(root / "site", slurm) as site:
         script = site.script('it\'s a $(script) "of"\nmine.py', TELLING)

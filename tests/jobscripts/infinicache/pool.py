@@ -38,7 +38,7 @@ class Pool:
         return node
 
     def announce(self, leaving: tuple[CacheNode, ...] = ()) -> None:
-        """Tell everybody who is there."""
+        """Send every node the list of members."""
         self.number += 1
         for node in self.nodes:
             node.view([n.address for n in self.nodes], [n.address for n in leaving], self.number)
@@ -90,7 +90,7 @@ async def heard(cache: AsyncCache, pool: Pool) -> None:
 
 async def whole(cache: AsyncCache, nodes: int) -> None:
     """Wait until all nodes are known and every object has the protection it was stored with, or
-    that so many nodes allow.
+    the most that this number of nodes allows.
     """
 
     async def done() -> bool:

@@ -1,4 +1,4 @@
-"""What the daemon is told of a node's health over a link that comes and goes. The check is a real
+"""An agent's messages about its node's health over a link that comes and goes. The check is a real
 process.
 """
 

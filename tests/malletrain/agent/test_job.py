@@ -305,11 +305,11 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 
-GOES_BY_ITSELF = OBEDIENT.replace("served = 0", "served, told = 0, []").replace(
+GOES_BY_ITSELF = OBEDIENT.replace("served = 0", "served, pending = 0, []").replace(
     "        if newer:\n",
-    "        told = newer or told\n"
-    "        if told and not flags.drain_request():\n"
-    "            newer, told = told, []\n",
+    "        pending = newer or pending\n"
+    "        if pending and not flags.drain_request():\n"
+    "            newer, pending = pending, []\n",
 )
 """As live workers do, and not while they wait to be stopped."""
 

@@ -32,7 +32,8 @@ def test_somebody_else_listens_there():
 def test_a_port_that_a_firewall_keeps_shut():
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
-        full.listen(0)  # whoever comes when its queue is full hears nothing, as from a firewall
+        # A client that comes when its queue is full gets no answer, as from a firewall.
+        full.listen(0)
         for each in (first, second):
             each.setblocking(False)
             each.connect_ex(full.getsockname())

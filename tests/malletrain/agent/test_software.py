@@ -95,7 +95,7 @@ def enter(tmp_path):
 
 @pytest.fixture
 def profile(tmp_path):
-    """A script that defines ``module``, as a site's profile has it."""
+    """A script that defines ``module``, as a site's profile does."""
     program(tmp_path / "every_shell", MODULE)
     return program(tmp_path / "Modules" / "init" / "bash", READ)
 

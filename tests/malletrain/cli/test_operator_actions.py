@@ -1,4 +1,4 @@
-"""What operators name at the command line, as the daemon is told it."""
+"""Nodes that operators name at the command line, as the daemon receives them."""
 
 from __future__ import annotations
 

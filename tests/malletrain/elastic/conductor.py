@@ -36,7 +36,7 @@ class Worker:
         return any(m["say"] == what and m.get("generation", 0) >= generation for m in self.messages)
 
     def tell(self, **message: Any) -> None:
-        """Send ``message``. A script that ended before it joined hears nothing."""
+        """Send ``message``. A script that ended before it joined gets nothing."""
         if self.connection is None:
             assert not self.alive, "it has not said hello yet"
             return

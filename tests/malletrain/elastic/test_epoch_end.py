@@ -121,7 +121,7 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("collective", epoch_scripts.COLLECTIVES)
 def test_a_collective_that_only_a_joiner_calls_never_meets_a_step(tmp_path, collective):
-    """Both sides say who is where."""
+    """The error of each rank says where both are."""
     script = epoch_scripts.own_collective
     with conducted(tmp_path, script, str(tmp_path), {"collective": collective}) as c:
         members = c.start(1)

@@ -1,4 +1,4 @@
-"""Whether a group is left, and who of it stays, by what its ranks were told of later rounds."""
+"""Whether a group is left, and which ranks stay, by the later rounds that its ranks know."""
 
 from __future__ import annotations
 

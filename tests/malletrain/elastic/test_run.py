@@ -52,7 +52,7 @@ def change_at(c: Conductor, folder: Path, step: int) -> None:
 def run_through(
     folder: Path, options: dict, plan: list[tuple[int, int]], script=scripts.train, **of_workers
 ) -> None:
-    """Train with ``plan``: (from step, on so many workers). The training waits for each change.
+    """Train with ``plan``: (from step, number of workers). The training waits for each change.
     ``of_workers``: see ``conducted``.
     """
     folder.mkdir()

@@ -9,8 +9,8 @@ from tests.waiting import PATIENCE_S
 
 
 class FakeAgent:
-    """Hears the launcher and answers it. ``heard``: every phase it was told, as (phase,
-    generation).
+    """Receives the launcher's messages and answers them. ``heard``: every phase it received, as
+    (phase, generation).
     """
 
     def __init__(self, directory):

@@ -54,7 +54,7 @@ def back():
 
 
 def accepted(listener, patience_s=PATIENCE_S):
-    """Who has come in at a signed listener, if anybody has."""
+    """The connection that a signed listener has accepted, or None."""
     if not readable(listener, patience_s):
         return None
     listener.setblocking(False)

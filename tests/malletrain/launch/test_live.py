@@ -42,7 +42,7 @@ worker = connect()
 worker.sendall(hello + ready)
 serve(worker)
 """
-# Rank 0 opens connections that are no worker's; rank 1 does the same work as ever.
+# Rank 0 opens connections that are no worker's; rank 1 works as usual.
 SILENT = """
 others = [connect() for _ in range(3)]
 worker = connect()

@@ -1,5 +1,5 @@
-"""The rendezvous handler against an agent played by the test: exactly the rounds it is told, and
-never a wait without end.
+"""The rendezvous handler against an agent played by the test: it joins exactly the agent's rounds
+and never waits without end.
 """
 
 import os

@@ -136,9 +136,9 @@ server = subprocess.Popen([sys.executable, "-c",
     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 port = int(server.stdout.readline())
 store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-asked = threading.Event()
+begun = threading.Event()
 def wait():
-    asked.set()
+    begun.set()
     store.wait(["never"])
 threading.Thread(target=wait, daemon=True).start()
 class Last:
@@ -147,7 +147,7 @@ class Last:
         server.communicate(b"x")
         sleep(0.3)  # the thread comes back from C++
 sys.last = Last()
-asked.wait()
+begun.wait()
 print("trained to the end", flush=True)
 """
 

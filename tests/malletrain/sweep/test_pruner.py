@@ -46,7 +46,7 @@ def test_the_hopeless_are_given_up_at_theta_and_the_best_are_not(direction):
 
 
 def test_it_sees_what_the_median_does_not():
-    """Curves that cross: who is ahead at half of the way is not who is ahead in the end."""
+    """Curves that cross: the best trial at half of the steps is not the best one in the end."""
 
     def late(end, step):
         """Those that end below 0.3 are slow."""

@@ -221,7 +221,7 @@ def run(path, steps=0, save=False, **options):
 
 
 def spoiled(path):
-    """Restore what is damaged. Whether this rank was told, and is as it was before."""
+    """Restore a damaged snapshot. Returns the error, and whether the state is as it was before."""
     training = Training(path, every_s=math.inf, seed=3)
     training.train(1)
     before = training.whole()

@@ -27,7 +27,7 @@ def ranks():
 
 
 class Nodes:
-    """Nodes by name, in memory and with a keeper as a launcher has it."""
+    """Nodes by name, each with a memory folder and a launcher's keeper."""
 
     def __init__(self):
         self.base = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))

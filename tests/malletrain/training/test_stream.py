@@ -26,7 +26,7 @@ def records_of(shard):
 
 
 class Threads:
-    """Groups of so many ranks, each in a thread of this process."""
+    """Groups of any number of ranks, each rank in a thread of this process."""
 
     def __init__(self):
         self._groups = {}
@@ -81,8 +81,8 @@ def threads():
 
 
 def train(threads, lengths, world, state=None, steps=None, epochs=1, batch=8, most=6):
-    """Train so many steps on ``world`` ranks. Returns the records of each step of each rank, and
-    the state after it.
+    """Train ``steps`` steps on ``world`` ranks. Returns the records of each step of each rank, and
+    the state after them.
     """
 
     def work(rank, group):
@@ -285,7 +285,7 @@ def test_a_dataset_that_leaves_out_what_is_other_workers():
 
 
 class HubDataset:
-    """The part of Hugging Face's ``IterableDataset`` that is used, as its documentation has it."""
+    """The part of Hugging Face's ``IterableDataset`` that is used, by its documentation."""
 
     num_shards = 3
 

@@ -1,4 +1,4 @@
-"""How leases are ended: when a scheduler is asked once more, and who is asked to leave."""
+"""How leases are ended: when the scheduler is asked again, and which leases are to leave."""
 
 import pytest
 

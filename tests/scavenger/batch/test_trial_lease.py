@@ -1,4 +1,4 @@
-"""A lease on trial: what is told of each step, and that nothing is left."""
+"""A lease on trial: the sentence of each step, and that nothing remains."""
 
 from dataclasses import replace
 

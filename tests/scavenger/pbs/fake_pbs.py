@@ -24,7 +24,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "preemptable": {"Priority": 10, "kill_delay": 8},
 }
 PATIENT = {**QUEUES, "preemptable": {**QUEUES["preemptable"], "kill_delay": NEVER_S}}
-"""Of a PBS that does not kill who leaves as it was told, however slowly."""
+"""kill_delay so long that PBS does not kill a lease that leaves slowly."""
 
 
 def hosts_of(count: int) -> dict[str, dict[str, dict[str, Any]]]:

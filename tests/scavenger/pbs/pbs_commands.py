@@ -26,7 +26,7 @@ def show(what, kind, state) -> None:
 
 
 def date(seconds: float) -> str:
-    # ctime(3), in the time zone of who asks.
+    # ctime(3), in the time zone of the caller.
     time.tzset()
     return time.ctime(seconds)
 

@@ -51,8 +51,8 @@ def runs(slurm, number, lease, user, node):
 
 
 def fakes(slurm):
-    """Jobs of a user who has seen what our jobs are called: one for each lease of Ann's and one
-    that nobody took.
+    """Jobs of a user who imitates the names of our jobs: one for each lease of Ann's, and one of a
+    lease that nobody took.
     """
     return [
         world.job("SUSPENDED", 666, f"{PREFIX}l1", nodes="n7", user="eve", end=slurm.now + 9999),

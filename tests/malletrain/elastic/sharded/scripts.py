@@ -170,7 +170,7 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
 
 
 def stay_behind(run: elastic.Run, rank: int, done: int) -> None:
-    """Have ``rank`` hear of the loss of a peer when it is about to make the update after ``done``
+    """Have ``rank`` learn of the loss of a peer when it is about to make the update after ``done``
     steps, which the others have made.
     """
 

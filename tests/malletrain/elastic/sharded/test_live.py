@@ -201,8 +201,8 @@ def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
 
 
 def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path):
-    """One rank hears that all have their gradients and updates its shard; the other one of its node
-    does not. No replica of either state is whole.
+    """One rank learns that all have their gradients and updates its shard; the other one of its
+    node does not. No replica of either state is whole.
     """
     options = {"samples": 240, "run": {"shard": "node"}, "late": [1, 5], "slow": 0.02}
     with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
@@ -217,7 +217,7 @@ def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path)
 
 @pytest.mark.parametrize("every", [3, 0], ids=["copies", "snapshot"])
 def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
-    """From the neighbours' copies, at most so many steps back; without them, from the snapshot."""
+    """From the neighbours' copies, at most ``every`` steps back; without, from the snapshot."""
     options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
     with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
         *members, joiner = c.start(4)

@@ -126,7 +126,7 @@ def test_they_are_carried_over_growth_and_a_loss(tmp_path):
     expected = alone()
     assert sorted(by_step) == list(range(len(expected)))
     whole = {step: ranks for step, ranks in by_step.items() if len(ranks) == ranks[0]["size"]}
-    assert len(whole) >= len(expected) - 1  # who was killed may not have written down its last one
+    assert len(whole) >= len(expected) - 1  # The killed worker may not have recorded its last step.
     for step, ranks in whole.items():
         mean = sum(record["loss"] for record in ranks) / len(ranks)
         assert mean == pytest.approx(expected[step], rel=1e-5)

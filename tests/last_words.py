@@ -1,4 +1,4 @@
-"""The ends of logs and of runs, as somebody reads them who sees but the last page of an output.
+"""The ends of logs and of runs, for a reader who sees only the last page of an output.
 
 A plugin of pytest, too. Decides which lines say nothing (the frames of native stacks, of which
 torch prints dozens), and what one line of a failed test is.

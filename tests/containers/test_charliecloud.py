@@ -1,5 +1,5 @@
 """Launchers and workers in a real container, the agent outside: what they see, how they are moved
-and stopped, and what is said of an image that is not fit.
+and stopped, and the sentence about an image that is not fit.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def _drained(terminal: int) -> str:
     while True:
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # EIO: nobody has the other side open any more
+        except OSError:  # EIO: no process has the other side open any more
             return data.decode(errors="replace")
         if not piece:
             return data.decode(errors="replace")

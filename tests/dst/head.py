@@ -251,7 +251,7 @@ class Head:
 
     @property
     def deaf(self) -> bool:
-        """Whether nobody is heard: it is dead, or still begins."""
+        """Whether it receives no messages: it is dead, or still starts."""
         return not (self.alive and self.listens)
 
     def start(self) -> None:

@@ -99,7 +99,7 @@ class LiveWorker:
         return other is self.launcher or (self.launcher.node.up and other.node.up)
 
     def ready_to_go(self) -> bool:
-        """Whether everybody of a newer round has checked in."""
+        """Whether all members of a newer round have checked in."""
         place, group = self.place, self.group
         if place is None or group is None or place.generation <= group.generation:
             return False

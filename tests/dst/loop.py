@@ -197,7 +197,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._failed(f"{context.get('message')}: {error!r}")
 
     def finish(self) -> None:
-        """Unwind what is left, so that the collector has nothing to do."""
+        """Unwind the remaining tasks, so that the collector has nothing to do."""
         self.ending = True
         pending = [task for process in self.processes for task in process.tasks if not task.done()]
         tasks = [task for task in pending if not _never_begun(task.get_coro())]
@@ -212,7 +212,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def _never_begun(coro: Any) -> bool:
     """Whether a process was killed before this coroutine took its first step. If so it is closed,
-    with those that it was given to await: nobody will, and Python would warn of each.
+    with the coroutines that it was to await. Python would warn of each of them otherwise.
     """
     if not inspect.iscoroutine(coro) or inspect.getcoroutinestate(coro) != inspect.CORO_CREATED:
         return False

@@ -94,7 +94,7 @@ class VirtualWorkers:
 
 class NoForkServers:
     """What :class:`malletrain.agent.fork_servers.NodeForkServers` is to an agent that keeps none
-    warm, and how it kills what is left on its node.
+    warm, and how it kills the remaining processes of its node.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -36,7 +36,7 @@ class Group:
     done: float = 0.0
     """Samples that it has trained."""
     store: Any = None
-    """The launcher that serves the round's store; None: nobody does yet."""
+    """The launcher that serves the round's store; None: no launcher does yet."""
 
 
 class Trainings:
@@ -57,7 +57,7 @@ class Trainings:
         self.lengths: dict[str, float] = {}
         """Job's name → its samples."""
         self.least: dict[str, int] = {}
-        """Job's name → the fewest nodes that its user ever said it may have."""
+        """Job's name → the lowest minimum of nodes that its user ever set."""
         self.live = LiveGroups(self)
         """Of the jobs in live mode."""
         self._step_due = False

@@ -35,7 +35,7 @@ hang_after = "1 h"
 debounce = "300 ms"
 min_interval = "0 s"
 """
-"""The quickstart's configuration, for somebody impatient, whose machine may stand still."""
+"""The quickstart's configuration with shorter waits, for a machine that may stand still."""
 
 
 class Person:

@@ -19,7 +19,7 @@ CONTROL = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])
 
 
 def plain(shown: str) -> str:
-    """The words of what a terminal shows, without colours and whatever lines they stand on."""
+    """The words on a terminal in one line, without colours."""
     return " ".join(CONTROL.sub("", shown).split())
 
 

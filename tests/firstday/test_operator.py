@@ -63,7 +63,7 @@ def test_a_file_that_is_no_log(person):
 
 
 def test_the_examples_of_configurations(person):
-    """Each file is valid here; what this machine lacks for it is said in its line."""
+    """Each file is valid here; a line of the output names what this machine lacks for it."""
     shipped = person.types("malletrain shipped").lines
     examples = [name for name in shipped if name.endswith(".toml")]
     assert len(examples) >= 5

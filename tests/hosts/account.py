@@ -78,7 +78,7 @@ class Account:
         return [e for e in self.ask("events") if not kinds or e["kind"] in kinds]
 
     def until(self, condition: Any, what: str) -> Any:
-        """Wait, and say what the hosts said if it was in vain."""
+        """Wait; a failure shows the ends of the hosts' logs."""
         return until(
             condition,
             what,

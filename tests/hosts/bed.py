@@ -142,7 +142,7 @@ class Host:
         return ["nsenter", f"--target={self.pid}", *names, "--wd=/", "--", *argv]
 
     def run(self, *argv: str) -> str:
-        """What a command printed on this host; fails with what it said."""
+        """What a command printed on this host; a failure shows its output."""
         made = subprocess.run(
             self.inside(*argv), capture_output=True, text=True, timeout=PATIENCE_S
         )
@@ -328,7 +328,7 @@ class Bed:
         host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", interface))
 
     def refuse(self, host: Host, address: str) -> None:
-        """``host`` lets nobody of this address connect to it, and says so, as firewalld does."""
+        """``host`` refuses connections from this address with an answer, as firewalld does."""
         chain = "{ type filter hook input priority 0; }"
         rule = f"ip saddr {address} tcp flags & (syn | ack) == syn"
         for line in (

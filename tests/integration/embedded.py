@@ -262,7 +262,7 @@ class Site:
         return words in self.daemon_log(10**9)
 
     def daemon_log(self, lines: int = 60) -> str:
-        """The last lines of what the daemon said."""
+        """The last lines of the daemon's log."""
         return tail(self.root / "daemon.log", lines)
 
     def stop(self) -> None:

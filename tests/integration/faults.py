@@ -1,5 +1,5 @@
 """A site whose processes can be killed at any point of :mod:`malletrain.protocol.fault_points`, and
-what must be so afterwards: the job runs on every node, once, and every lease is somebody's.
+what must hold afterwards: the job runs on every node, once, and every lease has an owner.
 """
 
 from __future__ import annotations
@@ -151,12 +151,12 @@ class FaultySite(Site):
         return members
 
     def until_nothing_is_held(self) -> None:
-        """Wait until every lease has been given back, and nobody thinks otherwise."""
+        """Wait until every lease has been given back, for the daemon and for the main scheduler."""
         self.until(
             lambda: not self.scheduler_leases() and not self.daemon_leases(),
             "all leases are given back",
         )
 
     def words(self) -> str:
-        """What the daemon has said, for a failure."""
+        """The daemon's log, for a failure."""
         return re.sub(r"\x1b\[[0-9;]*m", "", self.daemon_log(200))

@@ -1,4 +1,6 @@
-"""The stored log is what the job printed, to the last byte; where it cannot be, its end says so."""
+"""The stored log is what the job printed, to the last byte; where bytes are missing, its end says
+how many.
+"""
 
 from __future__ import annotations
 

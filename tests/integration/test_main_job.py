@@ -46,8 +46,8 @@ for epoch in sampler.epochs(1):
 snapshot.save()
 dist.destroy_process_group()
 """
-"""Writes down every sample it has trained on, step by step; crawls after 300 of 2000 until it may
-go on, so that it is there for what is done to it.
+"""Writes down every sample it has trained on, step by step. It crawls after 300 of 2000 until it
+may go on, so that it still runs when the test acts on it.
 """
 
 

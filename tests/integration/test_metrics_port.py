@@ -31,7 +31,7 @@ autostart = false
 
 @pytest.fixture
 def taken():
-    """The default port is somebody else's: ours, once a daemon of another test leaves it."""
+    """The default port is in use: by this fixture, once a daemon of another test leaves it."""
     host, _, port = DEFAULT.rpartition(":")
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

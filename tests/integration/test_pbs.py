@@ -61,7 +61,7 @@ def pbs_site(
 
 
 def client_with(site: PbsSite, pair: KeyPair) -> Connection:
-    """The client of somebody else."""
+    """The client of another user."""
     info = read_daemon_info(site.state / INFO)
     return Connection(
         info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode()

@@ -15,7 +15,7 @@ pytest.importorskip("fastapi")
 
 
 def conforms(web):
-    """Whatever a program sends, the answers are those that the OpenAPI description promises."""
+    """The answers to any request are as in the OpenAPI description."""
     # Here: it takes a second to import, which every process of the tests would spend.
     import schemathesis
     from schemathesis.specs.openapi.checks import positive_data_acceptance

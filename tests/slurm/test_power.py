@@ -23,7 +23,7 @@ def test_no_lease_resumes_a_node_that_is_powered_down_or_on_its_way(cluster, roo
     slurm.run("scontrol", "update", "nodename=n1", "state=power_down")
 
     def down():
-        """Whatever is seen on the way, no lease is taken."""
+        """No lease is taken in any state on the way."""
         [state] = slurm.run("sinfo", "-h", "-N", "-n", "n1", "-p", "batch", "-o", "%T").split()
         assert gaps(one) == ["n2"], state
         seen.add(state)

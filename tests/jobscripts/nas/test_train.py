@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    """Whatever ran in this process before: this training has no other ranks."""
+    """This training has no other ranks, whatever ran in this process before."""
     monkeypatch.delenv("RANK", raising=False)
 
 

@@ -1,5 +1,5 @@
-"""The sampling queue: each patch has one result, whoever is killed, and the whole is what one
-undisturbed worker makes.
+"""The sampling queue: each patch has one result, whichever worker is killed, and the whole is what
+one undisturbed worker makes.
 """
 
 from __future__ import annotations

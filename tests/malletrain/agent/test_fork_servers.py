@@ -78,7 +78,7 @@ def warm_keys(daemon):
 
 
 def servers(agent):
-    """Pids of the supervisors of fork servers and of whatever is below them."""
+    """Pids of the supervisors of fork servers and of all processes below them."""
     return set(agent.job_pids())
 
 

@@ -1,4 +1,4 @@
-"""The end of an agent and of its job, in all its ways: nobody is left on the node."""
+"""The end of an agent and of its job, in all its ways: no process remains on the node."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answ
 
 
 def test_goodbyes_said_again_do_not_keep_the_agent_of_a_lease_that_is_over(daemon, start, tmp_path):
-    """A daemon that has forgotten the lease takes no log any more, and says so at every message."""
+    """A daemon that has forgotten the lease takes no log any more, and answers so each time."""
     agent = start()
     daemon.acknowledges = False
     running(daemon, tmp_path)

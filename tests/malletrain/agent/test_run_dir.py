@@ -1,4 +1,4 @@
-"""Where an agent puts its sockets, and that nobody can keep it from it."""
+"""Where an agent puts its sockets, and that no other user can prevent it."""
 
 import ast
 import getpass
@@ -18,7 +18,7 @@ DEAD = 2**22 + 1  # more than pid_max(5) allows
 
 @pytest.fixture
 def tmp(tmp_path, monkeypatch):
-    """What the node has for temporary files of everybody."""
+    """The node's directory for temporary files of all users."""
     everybodys = tmp_path / "tmp"
     everybodys.mkdir()
     everybodys.chmod(0o1777)

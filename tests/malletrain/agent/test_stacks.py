@@ -102,7 +102,7 @@ def test_a_worker_that_is_stopped_is_told_by_what_the_kernel_says(start, tmp_pat
 
 def test_only_who_offered_is_asked(start, tmp_path):
     worker = start("call")
-    (tmp_path / f"stacks.{os.getpid()}").touch()  # of nobody: this process would die of the signal
+    (tmp_path / f"stacks.{os.getpid()}").touch()  # no offer: the signal would end this process
     assert set(holders(tmp_path).values()) == {worker.pid}
     assert ready(worker.pid)
     assert not ready(os.getpid())

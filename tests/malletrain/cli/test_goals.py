@@ -1,4 +1,4 @@
-"""Deadlines and budgets on the command line: what is asked for, and what is said."""
+"""Deadlines and budgets on the command line: the request, and the output."""
 
 import json
 import time

@@ -57,7 +57,7 @@ def open_databases() -> list[str]:
 
 @pytest.fixture
 def run(run):
-    """Every command closes the database, whatever it came to."""
+    """Every command closes the database, whether it succeeds or not."""
 
     def call(*words):
         done = run(*words)

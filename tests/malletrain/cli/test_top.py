@@ -1,4 +1,4 @@
-"""``malletrain top`` on a real terminal (a pty): keys, the end, and what is left behind."""
+"""``malletrain top`` on a real terminal (a pty): keys, the end, and the terminal after it."""
 
 import os
 import sys

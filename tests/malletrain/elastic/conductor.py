@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Worker:
-    """One worker process and what it said."""
+    """One worker process and its messages."""
 
     def __init__(self, process: Any, output: Path) -> None:
         self.process = process
@@ -227,7 +227,8 @@ class Conductor:
         for worker in self.workers:
             worker.kill()
             worker.process.join()
-        self._listener.shutdown(socket.SHUT_RDWR)  # closing it wakes nobody who waits for a caller
+        # Closing it wakes no thread that waits for a caller.
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
         for connection, listening in self._heard:

@@ -1,5 +1,5 @@
-"""What of a job listens to everybody are gloo's data sockets: whatever strangers send there, the
-training does not notice.
+"""Of a job only gloo's data sockets listen to everybody: the training does not notice what
+strangers send there.
 """
 
 from __future__ import annotations

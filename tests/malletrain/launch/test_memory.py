@@ -1,5 +1,5 @@
 """A job's state from the memory of one node to that of another, with real agents and launchers, and
-what is left of it when an agent is killed.
+what remains of it when an agent is killed.
 """
 
 import os

@@ -158,7 +158,7 @@ def test_a_new_round_gets_a_new_store_while_the_workers_still_run(agent, make):
     TCPStore("127.0.0.1", local, is_master=False, wait_for_workers=False).set(
         "k", "old workers still find theirs"
     )
-    info = handler.next_rendezvous()  # nothing is said before: this is no failure
+    info = handler.next_rendezvous()  # no message came before: this is no failure
     assert agent.hear_phase() == ("running", 2)
     assert info.bootstrap_store_info.master_port != local
     eventually(lambda: not listens(port), "the old store is closed once nobody needs it")
@@ -259,7 +259,7 @@ def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(
 
 
 class Clock:
-    """The handler's, which goes on when the test says so."""
+    """The handler's clock, which the test moves."""
 
     def __init__(self):
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""The store of a round against strangers: real stores, real sockets, somebody without the key."""
+"""The store of a round against strangers: real stores, real sockets, clients without the key."""
 
 import os
 import select
@@ -112,7 +112,7 @@ def test_the_key_of_another_job_or_round_opens_nothing(served, reach, names):
 
 
 def test_a_client_whose_own_key_is_not_the_rounds_is_turned_away(served):
-    """Who knows the server's public half, which is no secret by its nature, is asked for more."""
+    """The server's public half is no secret by its nature: a client needs more than that."""
     from malletrain.launch.relay import RoundKeys
 
     keys = RoundKeys(bytes.fromhex(KEY), "j1/1")

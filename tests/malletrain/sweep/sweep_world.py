@@ -76,7 +76,7 @@ class WorldJob:
                 self.state = "completed"
 
     def back_to(self, step: int) -> None:
-        """A node was lost: it goes on from its snapshot and says again what it has said."""
+        """A node was lost: it goes on from its snapshot and reports some values again."""
         self.step = min(step, self.step)
 
 

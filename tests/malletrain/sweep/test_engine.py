@@ -393,9 +393,7 @@ def test_its_study_is_an_ordinary_one():
 
 
 def test_at_another_daemon_nothing_is_taken_from_its_jobs():
-    """Its j1 is somebody else's; the book of the sweep came along, or the daemon's database did
-    not.
-    """
+    """Its j1 is another job: the sweep's database was copied, or the daemon's was replaced."""
     world = World(described(trials=4, at_once=3, pruner="none", more="most_failed = 9"))
     world.turn()
     theirs, world.jobs.jobs = world.jobs.jobs, {}

@@ -1,5 +1,5 @@
-"""The private parts of torch that MalleTrain uses, under whatever torch is installed: run with the
-oldest and the newest one by ``make torch-matrix``.
+"""The private parts of torch that MalleTrain uses, under the torch that is installed; ``make
+torch-matrix`` runs it with the oldest and the newest one.
 """
 
 import re

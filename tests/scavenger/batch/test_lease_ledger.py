@@ -119,7 +119,7 @@ def test_how_many_more_there_may_be():
 
 
 def test_a_limit_that_lets_no_lease_in_is_told_as_such():
-    """As DenyOnLimit refuses one that asks for too much, whatever there is already."""
+    """As DenyOnLimit refuses a job that asks for too much by itself."""
     made = books()
     made.limit_reached("me", "QOSMaxMemoryPerUser", NOW)
     assert made.refusal("me", NOW) == "Slurm takes no job of ours for now: QOSMaxMemoryPerUser"

@@ -109,7 +109,7 @@ class FakePbs:
         return pids
 
     def submit(self, text: str, *options: str, queue: str = "expressq", hosts: int = 1) -> str:
-        """A job of somebody's."""
+        """A job of some user."""
         argv = [
             str(self.tools.root / "qsub"),
             "-q",

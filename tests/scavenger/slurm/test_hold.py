@@ -8,7 +8,7 @@ def job(state, end, node="n1"):
 
 
 class Watch:
-    """A hold of 5 s; ``n1`` is idle unless said otherwise."""
+    """A hold of 5 s; ``n1`` is idle unless a test sets another state."""
 
     def __init__(self):
         self.hold = Hold()

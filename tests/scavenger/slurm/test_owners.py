@@ -23,8 +23,8 @@ def slurm(tmp_path):
 
 
 def several(slurm, refused="sbatch", **settings):
-    """A scavenger of several users. ``refused``: the command that fails for those of whom
-    :func:`refuse` says so.
+    """A scavenger of several users. ``refused``: the command that fails for the users named
+    by :func:`refuse`.
     """
     tool = slurm.tools.root / "as-owner"
     tool.write_text(AS_OWNER.format(root=slurm.tools.root, what=refused))
@@ -37,7 +37,7 @@ def refuse(slurm, owner, words):
 
 
 def as_owner(slurm, what):
-    """(owner, arguments) of every call of the command as somebody else."""
+    """(owner, arguments) of every call of the command as another user."""
     calls = [call.split(" ", 3) for call in slurm.tools.calls("as ")]
     return [
         (owner, *arguments) for _, owner, command, *arguments in calls if command.endswith(what)

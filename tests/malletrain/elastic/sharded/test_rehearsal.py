@@ -189,7 +189,7 @@ def test_memory_that_was_touched_is_there_when_it_is_needed():
 
 
 class _Nothing:
-    """Who checks in, and has no memory to make ready."""
+    """A member that checks in and has no memory to prepare."""
 
     def for_joiners(self) -> str:
         return "[]"
@@ -211,8 +211,8 @@ def checking_in(port: int, rank: int, holding: str, rehearses: Callable[[], bool
 
 
 def test_who_has_come_to_train_meanwhile_is_not_waited_for():
-    """It had no state when the next round came, and entered the one before all the same: nobody
-    calls for its rehearsal any more.
+    """It had no state when the next round came, and entered the one before all the same: its
+    rehearsal is not called any more.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     trains = threading.Event()

@@ -82,12 +82,14 @@ which ``select`` refuses them.
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    held = os.listdir("/proc/self/fd")
-    if len(held) > MOST_DESCRIPTORS:
+    descriptors = os.listdir("/proc/self/fd")
+    if len(descriptors) > MOST_DESCRIPTORS:
         gc.collect()
-        held = os.listdir("/proc/self/fd")
-    if len(held) > MOST_DESCRIPTORS:
-        pytest.fail(f"{len(held)} descriptors are open; this test or one before it leaves them.")
+        descriptors = os.listdir("/proc/self/fd")
+    if len(descriptors) > MOST_DESCRIPTORS:
+        pytest.fail(
+            f"{len(descriptors)} descriptors are open; this test or one before it leaves them."
+        )
 
 
 @pytest.hookimpl(trylast=True)
@@ -117,10 +119,10 @@ def any_seed(request):
     """``any_seed(3)`` is 3 in the check and follows from the search's seed in ``make fuzz``: for
     tests that draw by themselves, and hold for every seed.
     """
-    given = request.config.getoption("--hypothesis-seed")
-    if given is None:
+    seed = request.config.getoption("--hypothesis-seed")
+    if seed is None:
         return lambda fixed: fixed
-    return lambda fixed: random.Random(f"{given} {fixed}").randrange(2**31)
+    return lambda fixed: random.Random(f"{seed} {fixed}").randrange(2**31)
 
 
 @pytest.fixture(scope="session")

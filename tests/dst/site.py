@@ -65,9 +65,9 @@ def _impatient(config: Config) -> ControllerSettings:
     """A node that a job has rejected is tried again sooner than at a site; the solver's time limit
     is real time, and may not decide.
     """
-    found = controller_settings(config)
-    planning = replace(found.planning, time_limit_s=NEVER_S)
-    return replace(found, planning=planning, rejected_s=REJECTED_S)
+    settings = controller_settings(config)
+    planning = replace(settings.planning, time_limit_s=NEVER_S)
+    return replace(settings, planning=planning, rejected_s=REJECTED_S)
 
 
 class VirtualWorkers:
@@ -94,7 +94,7 @@ class VirtualWorkers:
 
 class NoForkServers:
     """What :class:`malletrain.agent.fork_servers.NodeForkServers` is to an agent that keeps none
-    warm, and how it kills what is left on its node.
+    warm, and how it kills the remaining processes of its node.
     """
 
     def __init__(self, *args: Any) -> None:

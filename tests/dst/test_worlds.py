@@ -98,9 +98,9 @@ def test_what_was_killed_before_its_first_step_is_closed_and_nobody_is_warned():
     async def answer():
         steps.append("answer")
 
-    async def reply(given):
+    async def reply(awaitable):
         steps.append("reply")
-        await given
+        await awaitable
 
     async def main():
         asyncio.get_running_loop().create_task(reply(answer()))
@@ -130,8 +130,8 @@ def _sent_at_once(self, peer, message):
 
 def _whatever_round(self, node, generation):
     """What agents hold, whichever round it is of."""
-    said = self.phases.get(node)
-    return said is not None and said.generation == generation
+    phase = self.phases.get(node)
+    return phase is not None and phase.generation == generation
 
 
 _peers, _round = RoundShell.peers, NodeJob.round
@@ -270,9 +270,9 @@ LATE = (
     ],
 )
 def test_a_planted_defect_is_found(defect, monkeypatch):
-    """One of 50 seeds breaks the promise that it is planted for."""
-    changes, promise, kinds, modes = PLANTED[defect]
+    """One of 50 seeds breaks the invariant that the defect is planted for."""
+    changes, invariant, kinds, modes = PLANTED[defect]
     for room, name, wrong in changes:
         monkeypatch.setattr(room, name, wrong)
     days = (live(seed, kinds, None, modes, defect in PROFILED) for seed in range(50))
-    assert any(promise in broken for day in days for broken in day.broken), defect
+    assert any(invariant in broken for day in days for broken in day.broken), defect

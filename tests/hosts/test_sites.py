@@ -72,12 +72,12 @@ def test_a_node_behind_a_firewall_is_cancelled_with_its_words_and_left_alone(boo
     site.bed.drop(site.bed.nodes[0], FRONT)
     site.start()
     job = site.submit("train.py", COUNT, "1:2")
-    [told] = site.until(lambda: site.events("lease-unheard"), "the silent lease is cancelled")
-    assert told["node"] == "n1"
-    assert FRONT in told["sentence"]
-    assert "firewall" in told["sentence"]
+    [event] = site.until(lambda: site.events("lease-unheard"), "the silent lease is cancelled")
+    assert event["node"] == "n1"
+    assert FRONT in event["sentence"]
+    assert "firewall" in event["sentence"]
     site.until(
-        lambda: [e for e in site.events("lease-ended") if e["lease"] == told["lease"]],
+        lambda: [e for e in site.events("lease-ended") if e["lease"] == event["lease"]],
         "its end is known",
     )
     site.until(lambda: not [j for j in site.bed.jobs() if " n1 " in j], "n1 is free")

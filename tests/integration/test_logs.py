@@ -1,4 +1,6 @@
-"""The stored log is what the job printed, to the last byte; where it cannot be, its end says so."""
+"""The stored log is what the job printed, to the last byte; where bytes are missing, its end says
+how many.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +78,6 @@ def test_a_log_whose_end_was_lost_with_its_node_says_how_much_is_missing(tmp_pat
         assert marker is not None, text[-300:]
         whole = printed(0, lines).encode()
         missing = int(marker[1].replace(b",", b""))
-        kept = len(whole) - missing
-        assert text[:kept] == whole[:kept]
-        assert text[kept:] in (marker[0], marker[0].removeprefix(b"\n")), "nothing else is there"
+        length = len(whole) - missing
+        assert text[:length] == whole[:length]
+        assert text[length:] in (marker[0], marker[0].removeprefix(b"\n")), "nothing else is there"

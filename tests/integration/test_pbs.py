@@ -39,17 +39,17 @@ class PbsSite(BatchSite):
         return self.pbs.leases()
 
     def processes(self) -> list[psutil.Process]:
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if (
                     process.environ().get("FAKE_PBS") == str(self.pbs.state_dir)
                     and process.status() != psutil.STATUS_ZOMBIE
                 ):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
-    def clear(self, left: Collection[str]) -> None:
+    def clear(self, leases: Collection[str]) -> None:
         self.pbs.stop()
         self.until(lambda: not self.processes(), "no process is left")
 
@@ -61,7 +61,7 @@ def pbs_site(
 
 
 def client_with(site: PbsSite, pair: KeyPair) -> Connection:
-    """The client of somebody else."""
+    """The client of another user."""
     info = read_daemon_info(site.state / INFO)
     return Connection(
         info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode()
@@ -129,10 +129,10 @@ def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
             "qstat", "qstat: cannot connect to server pbs0"
         )  # so that only the agent itself can give it away
         site.pbs.submit("exit 0")
-        said = site.state / "leases" / f"{old['name'].rpartition('-')[2]}.out"
+        log = site.state / "leases" / f"{old['name'].rpartition('-')[2]}.out"
         site.until(
-            lambda: "This lease has left" in said.read_text(),
-            "the agent that begins again hears that it is not wanted",
+            lambda: "This lease has left" in log.read_text(),
+            "the agent that begins again hears that its lease has left",
         )
         site.pbs.works("qstat")
         site.until(lambda: len(site.job(job).nodes) == 1, "a lease of the day after")

@@ -27,16 +27,18 @@ with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
             print(json.dumps(["drained", group.me.node, f"{change.member.seconds_left:.1f}", 0]), file=news)
             group.drained()
 """  # noqa: E501
-"""Writes down every change it hears of, one file a process."""
+"""Writes down every change it receives, one file a process."""
 
 
 def news(site):
-    """Process (node, pid) → what it heard, in order."""
-    found = {}
+    """Process (node, pid) → the messages it received, in order."""
+    by_process = {}
     for path in site.work.glob("news-*"):
         _, node, pid = path.name.rsplit("-", 2)
-        found[node, int(pid)] = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return found
+        by_process[node, int(pid)] = [
+            json.loads(line) for line in path.read_text().splitlines() if line
+        ]
+    return by_process
 
 
 def submit(site, nodes="1:3"):
@@ -62,7 +64,7 @@ def members(site, job):
 
 
 def up(site, job, count):
-    """Wait until so many members are there; their addresses by node."""
+    """Wait until ``count`` members are there; returns their addresses by node."""
     site.until(lambda: len(members(site, job)) == count, f"{count} members")
     return members(site, job)
 
@@ -85,7 +87,7 @@ def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
     agents = shared.agents()
     agents[c].send_signal(
         signal.SIGTERM
-    )  # the main scheduler wants it back: it is told, drains and goes
+    )  # The main scheduler takes it back: the service gets notice, drains and goes.
     shared.until(
         lambda: heard(shared, "leaving", c, (a, pids[a])), "the others hear that it leaves"
     )

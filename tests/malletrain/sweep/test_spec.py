@@ -1,4 +1,4 @@
-"""Sweep files: what is read of them, and what is said of a wrong one."""
+"""Sweep files: what is read of them, and the sentence about a wrong one."""
 
 from __future__ import annotations
 

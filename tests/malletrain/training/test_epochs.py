@@ -196,7 +196,7 @@ def test_a_drain_at_any_step_skips_and_repeats_nothing(
         except Stopped:
             stopped = True
         agent.flags.request_drain(0)
-        # After the training nobody waits: what follows it is done in this process.
+        # After the training no rank waits for another: the code after it runs in this process.
         assert stopped == (at != (2, 1))
         second = Script(tmp_path / "x.pt")
         second.run(3)

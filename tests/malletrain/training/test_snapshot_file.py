@@ -28,9 +28,9 @@ def payload(number, size=1000, **objects):
 
 
 def number_in(path):
-    found = read(path)
-    assert (found["objects"]["weights"] == float(found["id"])).all()
-    return int(found["id"])
+    payload = read(path)
+    assert (payload["objects"]["weights"] == float(payload["id"])).all()
+    return int(payload["id"])
 
 
 def names_in(folder):

@@ -159,8 +159,8 @@ def test_recorded_json_of_three_jobs_shows_one_and_dsv_all():
 )
 def test_recorded_nodes_tell_who_has_to_leave(nodes, drained, reserved):
     hosts = by_host(read_nodes((LIVE / f"{nodes}.json").read_text()))
-    known = read_reservations((LIVE / "pbs_rstat_f_maintenance.txt").read_text())
+    reservations = read_reservations((LIVE / "pbs_rstat_f_maintenance.txt").read_text())
     now = 1795305692.0
-    facts = node_facts(PbsSnapshot(hosts, [], {}, known), lambda node: (), {}, now)
+    facts = node_facts(PbsSnapshot(hosts, [], {}, reservations), lambda node: (), {}, now)
     assert {name for name, node in facts.items() if node.drained} == drained
     assert {name for name, node in facts.items() if node.reserved} == reserved

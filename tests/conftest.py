@@ -52,24 +52,29 @@ SLOW = (
     "packaging",
     "hosts",
     "integration",
+    "zoo",
     "firstday",
     "jobscripts",
     "malletrain/elastic",
     "malletrain/launch",
 )
-"""Rooms whose tests take seconds and more."""
+"""Rooms all of whose tests are marked ``slow``. Elsewhere modules and tests have the mark."""
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
     rooms = [Path(__file__).parent / room for room in SLOW]
+    for item in items:
+        if any(item.path.is_relative_to(room) for room in rooms):
+            item.add_marker(pytest.mark.slow)
+        if "any_seed" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.any_seed)
+    yield  # here pytest removes what ``-m`` does not select
     modules = {}
     for item in items:
         modules.setdefault(str(item.path), []).append(item)
-        if "any_seed" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.any_seed)
-    slow = {name for name in modules if any(Path(name).is_relative_to(room) for room in rooms)}
     sizes = {name: len(tests) for name, tests in modules.items()}
+    slow = {n for n, tests in modules.items() if any(t.get_closest_marker("slow") for t in tests)}
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = [item for name in deal(sizes, slow, workers) for item in modules[name]]
 

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.last_words import tail, without_frames
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 LOG = """\
@@ -39,6 +43,7 @@ def test_frames_of_native_stacks_are_left_out(tmp_path):
     assert tail(log, 2).splitlines() == expected[1:]
 
 
+@pytest.mark.thorough
 def test_the_last_lines_of_a_run_say_what_failed_and_why(tmp_path):
     (tmp_path / "test_it.py").write_text(FAILS)
     (tmp_path / "test_none.py").write_text("def test_none(:\n    pass\n")

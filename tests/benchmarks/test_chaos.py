@@ -19,6 +19,8 @@ from tests.hosts.exact import BATCH, SEED
 from tests.ports import free_ports
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 def job(folder, steps, once=(), more=(), trace=None):
     """A training that reports ``steps`` steps, in order but for ``once`` and ``more``."""

@@ -100,6 +100,7 @@ def test_every_command_that_is_not_run_says_why(name):
             assert commands(block)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_the_first_pages_of_a_scientist(reader, home):
     with session(reader, home) as shell:

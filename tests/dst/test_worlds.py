@@ -26,15 +26,20 @@ from malletrain.rounds.settings import RoundSettings
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 
+pytestmark = pytest.mark.slow
+
 PARTS, SEEDS_EACH = 20, 10
-PARTS_OF_EVERY_CHANGE = 10
-"""The other parts are marked ``thorough``."""
+PARTS_OF_EVERY_CHANGE = 6
+"""60 days are part of ``make check``; the other parts are marked ``thorough``."""
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        pytest.param(part, marks=() if part < PARTS_OF_EVERY_CHANGE else pytest.mark.thorough)
+        pytest.param(
+            part,
+            marks=pytest.mark.check if part < PARTS_OF_EVERY_CHANGE else pytest.mark.thorough,
+        )
         for part in range(PARTS)
     ],
 )

@@ -107,6 +107,7 @@ def test_told_by_the_job(student, mistake):
         assert word in reason
 
 
+@pytest.mark.thorough
 def test_two_jobs_with_one_snapshot(student):
     holds = [student.work / f"hold-{rate}" for rate in ("0.1", "0.2")]
     for hold in holds:

@@ -35,7 +35,13 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("name", LOGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "counts.txt" else pytest.mark.thorough)
+        for name in LOGS
+    ],
+)
 def test_a_busy_machine_has_nothing_idle(person, name):
     person.writes(name, "\n".join(LOGS[name](busy_january())) + "\n")
     output = person.types(f"malletrain assess --sacct {name} --nodes {NODES}")
@@ -96,6 +102,7 @@ def test_simulated_with_the_sites_own_settings(person):
     assert "2 done of 2" in output.text
 
 
+@pytest.mark.thorough
 def test_what_was_held_is_a_trace_to_simulate(person):
     person.writes("hold.py", "import time, malletrain\ntime.sleep(0.1)\nmalletrain.report(1)\n")
     person.starts_a_daemon()

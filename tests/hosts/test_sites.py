@@ -52,6 +52,7 @@ def running(site, count):
     return job
 
 
+@pytest.mark.thorough
 def test_a_head_that_calls_itself_localhost_and_a_user_who_takes_the_agents_place(boot):
     """The short form: agents of other hosts report, whatever the head's /etc/hosts says."""
     site = boot(2, CALLS_ITSELF)

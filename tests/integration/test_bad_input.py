@@ -21,6 +21,7 @@ PATIENCE_MS = int(PATIENCE_S * 1000)
 SHORT = "import malletrain\nfor _ in range(50): malletrain.report(1)\n"
 
 
+@pytest.mark.thorough
 def test_a_script_that_crashes_at_import_fails_with_its_last_words(embedded):
     script = embedded.script(
         "crash.py", "print('loading', flush=True)\nimport no_such_module_of_mine\n"
@@ -176,6 +177,7 @@ def test_the_command_line_says_how_to_start_a_daemon_that_is_not_there(tmp_path)
     assert "malletrain daemon --config" in result.stderr
 
 
+@pytest.mark.thorough
 def test_a_daemon_whose_store_breaks_ends_with_a_sentence_and_the_job_goes_on(embedded):
     script = embedded.script(
         "steady.py",

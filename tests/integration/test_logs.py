@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tests.integration.embedded import site
 
 TALKATIVE = """
@@ -35,6 +37,7 @@ def command_line(made, job: str, *options: str) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.thorough
 def test_all_that_a_job_printed_is_kept_though_it_ends_at_once(tmp_path):
     lines = 130_000
     with site(tmp_path, nodes=2) as made:
@@ -57,6 +60,7 @@ def test_all_that_a_job_printed_is_kept_though_it_ends_at_once(tmp_path):
         )
 
 
+@pytest.mark.thorough
 def test_a_log_whose_end_was_lost_with_its_node_says_how_much_is_missing(tmp_path):
     lines = 400_000
     with site(tmp_path, nodes=1, grace_s=2.0) as made:

@@ -30,6 +30,7 @@ def does_not_start(site):
     return " ".join(site.daemon_log(10**9)[log_length:].split())
 
 
+@pytest.mark.thorough
 def test_a_daemon_without_its_database_says_so_and_with_a_copy_it_goes_on(embedded):
     script = embedded.script("steady.py", STEADY)
     job = embedded.submit(script)

@@ -9,6 +9,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.integration.embedded import gone
 
 STEADY = """
@@ -51,6 +53,7 @@ may go on, so that it still runs when the test acts on it.
 """
 
 
+@pytest.mark.check
 def test_a_job_trains_and_completes(shared):
     script = shared.script("steady.py", STEADY)
     job = shared.submit(script, nodes=(2, 2), env={"SECONDS": "3600"})

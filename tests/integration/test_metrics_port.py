@@ -62,6 +62,7 @@ def answers(state, daemon):
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("taken")
 def test_a_daemon_whose_file_names_no_port_does_without_metrics(tmp_path):
     argv, environment = command(tmp_path, "", "check")

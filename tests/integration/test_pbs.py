@@ -68,6 +68,7 @@ def client_with(site: PbsSite, pair: KeyPair) -> Connection:
     )
 
 
+@pytest.mark.check
 def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
     with pbs_site(tmp_path, hosts=3) as site:
         first = site.pbs.submit("sleep 600", "-l", "walltime=00:30:00")
@@ -94,6 +95,7 @@ def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
         site.until(lambda: not site.pbs.leases(), "every lease is given back")
 
 
+@pytest.mark.thorough
 def test_suspended_hosts_are_done_without_and_leave_nothing_running(tmp_path):
     with pbs_site(tmp_path, hosts=2, preempt_order="S") as site:
         script = site.script("steady.py", STEADY)
@@ -119,6 +121,7 @@ def test_suspended_hosts_are_done_without_and_leave_nothing_running(tmp_path):
         site.pbs.edit(lambda state: state["jobs"][main].update(delete=True))
 
 
+@pytest.mark.thorough
 def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
     with pbs_site(tmp_path, hosts=1, preempt_order="R") as site:
         job = site.submit(site.script("steady.py", STEADY), nodes=(1, 1))
@@ -141,6 +144,7 @@ def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
         assert site.until_state(job, "completed", "failed").state == "completed"
 
 
+@pytest.mark.thorough
 def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
     ann, bob, eve = new_pair(), new_pair(), new_pair()
     listed = tmp_path / "users"

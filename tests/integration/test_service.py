@@ -8,6 +8,8 @@ import json
 import os
 import signal
 
+import pytest
+
 from malletrain.submission.spec import build
 from tests.integration.embedded import site
 
@@ -74,6 +76,7 @@ def heard(site, kind, node, by):
     return any(line[:2] == [kind, node] for line in news(site).get(by, []))
 
 
+@pytest.mark.check
 def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
     job = submit(shared)
     first = up(shared, job, 3)
@@ -104,6 +107,7 @@ def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
         assert "key of 32 bytes" in client.logs(job, stream="service").text
 
 
+@pytest.mark.thorough
 def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(shared):
     job = submit(shared)
     first = up(shared, job, 3)
@@ -124,6 +128,7 @@ def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(shared):
     shared.until_state(job, "cancelled")
 
 
+@pytest.mark.thorough
 def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(shared):
     job = submit(shared)
     first = up(shared, job, 3)
@@ -144,6 +149,7 @@ def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(shared):
     assert others.items() <= first.items(), "the others go on"
 
 
+@pytest.mark.thorough
 def test_a_leaver_that_says_nothing_is_released_within_its_notice(tmp_path):
     with site(tmp_path, nodes=3, grace_s=3.0) as made:
         deaf(made)

@@ -71,6 +71,7 @@ def goes_on_once(site, job, script, worker):
     assert "looks for the daemon" in why
 
 
+@pytest.mark.thorough
 def test_the_second_daemon_of_a_database_waits_and_takes_over(site, database):
     with_database(site, database)
     site.start_daemon()

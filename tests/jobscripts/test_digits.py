@@ -98,6 +98,7 @@ def epoch_of(snapshot):
         return 0
 
 
+@pytest.mark.thorough
 def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
     tmp_path, monkeypatch, capsys
 ):

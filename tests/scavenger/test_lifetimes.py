@@ -16,6 +16,8 @@ from scavenger.gap_features import NAMES, GapFeatures, group_of
 from scavenger.horizon import SurvivalEstimator
 from scavenger.lifetimes import BINS, EDGES_S, LifetimeModel, Lifetimes, expected
 
+pytestmark = pytest.mark.slow
+
 BEGAN = 1.7e9
 
 

@@ -82,6 +82,7 @@ def states(one):
     return {lease.id: lease.state for lease in one.poll().leases}
 
 
+@pytest.mark.check
 def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
     slurm = cluster(4)
     one = scavenger(slurm)

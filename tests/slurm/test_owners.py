@@ -68,6 +68,7 @@ class User:
         return json.loads(done.stdout)["id"]
 
 
+@pytest.mark.thorough
 def test_the_jobs_of_two_users_share_the_idle_nodes_each_as_its_owner(cluster, root):
     if reason := guests.missing():
         pytest.skip(reason)

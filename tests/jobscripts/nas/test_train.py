@@ -59,6 +59,7 @@ def test_a_network_has_as_many_parameters_as_its_cell_says(seed):
     assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
+@pytest.mark.thorough
 def test_a_cell_learns(folder):
     edges, ops = encode(random_cell(np.random.default_rng(4)))
     words = ["--edges", edges, "--ops", ops, "--data", folder, "--train", 200, "--validation", 100]

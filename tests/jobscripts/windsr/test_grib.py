@@ -65,6 +65,7 @@ def message(file, what, values, grid, *, date=20170602, step=0, height=None, ove
     eccodes.codes_release(handle)
 
 
+@pytest.mark.thorough
 def test_a_file_like_hrrrs(tmp_path):
     with open(tmp_path / "hrrr.grib2", "wb") as file:
         for date in (20170602, 20170603):

@@ -41,6 +41,7 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_nodes_join_and_are_killed_and_every_patch_is_made_once(tmp_path, undisturbed):
     total = len(results(undisturbed))
     gates = total // 4, total // 2

@@ -77,6 +77,7 @@ def test_a_regression_is_trained_then_what_it_lacks_and_both_are_kept(tmp_path):
         train(dataclasses.replace(drawing, folder=tmp_path / "other"), others, lambda text: None)
 
 
+@pytest.mark.thorough
 def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_path):
     alone, many = tmp_path / "alone", tmp_path / "many"
     scripts.training(str(alone), "esrgan", {"steps": 16})

@@ -17,6 +17,8 @@ from tests.malletrain.agent.launchers import running
 from tests.malletrain.agent.node_side import OFTEN_S, FakeDaemon, alive, eventually
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(

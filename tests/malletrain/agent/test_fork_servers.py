@@ -19,6 +19,8 @@ from tests.malletrain.agent.launchers import OBEDIENT, is_clean
 from tests.malletrain.agent.node_side import FAKE_LAUNCHER, OFTEN_S, alive, eventually, spec
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 WARM_PYTHON = """#!{python}
 import sys
 sys.path[:0] = {path!r}

@@ -14,6 +14,8 @@ from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
 from tests.waiting import NEVER_S, PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 HURRIED = "end.receive(0.0 if 5 < step < 1000 else 0.02)"
 """In place of the obedient launcher's pause."""
 

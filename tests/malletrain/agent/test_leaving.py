@@ -15,6 +15,8 @@ from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
 from tests.malletrain.agent.node_side import OFTEN_S, AgentProcess, eventually
 from tests.waiting import NEVER_S, PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
     agent = start()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from malletrain.agent.software import binds, enter_command, missing_mount_points, passed_variables
@@ -214,6 +214,7 @@ _PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda p: 
 
 
 @given(st.lists(st.one_of(_PATHS, st.tuples(_PATHS, _PATHS).map(":".join)), max_size=8))
+@example(["/a", "/a/a/a", "/a:/a/a"])
 def test_every_path_is_seen_inside_as_the_first_that_wanted_its_place(paths):
     made = binds(paths)
     places = [target for _, target in made]

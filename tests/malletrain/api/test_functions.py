@@ -23,6 +23,8 @@ from malletrain.training.functions import (
 from tests.malletrain.cli.fake_daemon import FakeDaemon, default_answers, event_view, job_view
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 def run(script, *ranks, generation=1, job="", **more):
     """The script as a job's workers run it, one after another."""

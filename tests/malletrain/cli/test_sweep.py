@@ -23,6 +23,8 @@ from tests.malletrain.cli.fake_daemon import Refuse
 from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 [sweep]
 metric = "loss"

@@ -12,6 +12,8 @@ from malletrain.daemon.advertise import AddressError, advertised
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import new_pair
 
+pytestmark = pytest.mark.slow
+
 EVERYWHERE = "tcp://0.0.0.0:7443"
 ASK = """
 import json, sys

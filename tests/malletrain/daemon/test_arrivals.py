@@ -17,6 +17,8 @@ from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Imagined, until
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 KEY_B = interpreter_of(messages.JobSpec("", "", "", "/", "/b/python")).key
 NODES = ("a", "b", "c")
 LOST = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"

@@ -19,6 +19,8 @@ from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600.0
 
 

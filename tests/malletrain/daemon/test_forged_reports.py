@@ -18,6 +18,8 @@ from malletrain.protocol.payloads import NodeNetwork
 from malletrain.store.records import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 class World:
     """Ann's and Bob's jobs, each with an agent. Ann's agent runs her job, or was only assigned

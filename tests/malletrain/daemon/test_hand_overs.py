@@ -10,6 +10,8 @@ from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Imagined, until
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("replicated", [False, True])
 def test_whose_nodes_have_not_the_time_is_told(start, agent, replicated):  # noqa: F811

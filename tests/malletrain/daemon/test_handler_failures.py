@@ -18,6 +18,8 @@ from malletrain.daemon.metrics import Metrics
 from malletrain.protocol import messages, wire
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 def broken(*args, **kwargs):
     raise ZeroDivisionError("nobody thought of this")

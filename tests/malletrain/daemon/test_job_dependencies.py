@@ -17,6 +17,8 @@ from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 STARTED, SUSPENDED = NODE_EVENTS
 
 

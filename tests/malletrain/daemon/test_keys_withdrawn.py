@@ -15,6 +15,8 @@ from malletrain.daemon.answering import Answering
 from malletrain.identity.keys import new_pair
 from tests.malletrain.daemon.forged import USERS, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 def refused(client):
     try:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from malletrain.daemon.batch import output_dir
 from scavenger.interface import LeaseState
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
+
+pytestmark = pytest.mark.slow
 
 
 class Slow(Imagined):

@@ -8,6 +8,8 @@ from malletrain.client.errors import ClientError
 from scavenger.interface import Explanation
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 class Known(Imagined):
     """A main scheduler that says which nodes it has."""

@@ -11,6 +11,8 @@ from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import NEVER_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def start(tmp_path):

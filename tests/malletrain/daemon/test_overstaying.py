@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
+
 from malletrain.daemon import lease_actions
 from malletrain.protocol import messages
 from scavenger.interface import LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import NEVER_S
+
+pytestmark = pytest.mark.slow
 
 SOON = 'release_after = "0 s"\n'
 WAIT = SOON + 'lease_wait = "1 s"'

@@ -19,6 +19,8 @@ from malletrain.store.records import CurveRow, GoalRow, JobRow, ProfileRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.test_curves import MEASURED
 
+pytestmark = pytest.mark.slow
+
 MODES = ("restart", "live", "service")
 KNOWN = ("nothing", "a key", "a curve", "garbage")
 GOALS = ("none", "stated", "kept", "standing")

@@ -15,6 +15,8 @@ from scavenger.interface import SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 OVER = ("lease-ended", "node-lost", "node-vanished")
 
 

@@ -11,6 +11,8 @@ from malletrain.client import ClientError
 from malletrain.core.shares import PartyService
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 SECTIONS = """
 [shares]

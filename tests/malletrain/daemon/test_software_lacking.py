@@ -6,6 +6,8 @@ from malletrain.protocol import messages
 from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 SENTENCE = "There is no conda environment x on this node."
 
 

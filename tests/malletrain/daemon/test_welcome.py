@@ -1,5 +1,7 @@
 """What an agent hears when it says Hello."""
 
+import pytest
+
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Imagined
 from tests.malletrain.daemon.test_other_users_agents import (  # noqa: F401  # fixtures
@@ -7,6 +9,8 @@ from tests.malletrain.daemon.test_other_users_agents import (  # noqa: F401  # f
     lease_of,
     start,
 )
+
+pytestmark = pytest.mark.slow
 
 BEAT = messages.Heartbeat("", 1, 0, 0)
 

@@ -85,6 +85,7 @@ def test_connecting_to_a_peer_that_never_comes_is_given_up(monkeypatch):
     assert groups_counted() == 0
 
 
+@pytest.mark.thorough
 def test_a_process_does_not_end_under_a_connecting_that_was_given_up():
     """It would be aborted when gloo comes back to an interpreter that ends."""
     argv = [sys.executable, "-c", ENDS_WHILE_GLOO_CONNECTS]

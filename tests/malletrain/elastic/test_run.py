@@ -70,6 +70,7 @@ def run_through(
         c.finish()
 
 
+@pytest.mark.check
 def test_a_training_with_rescales_equals_one_without(tmp_path):
     options = {"samples": 1600, "batch": 16, "epochs": 2, "sleep": 0.005}
     run_through(tmp_path / "one", options, [(0, 1)])

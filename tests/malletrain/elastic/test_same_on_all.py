@@ -72,6 +72,7 @@ def grown(c: Conductor, folder: Path) -> None:
     c.round([*members, *c.start(1)], wait=False)
 
 
+@pytest.mark.thorough
 def test_a_counter_of_the_scripts_own_is_noticed_when_somebody_joins(tmp_path):
     with conducted(tmp_path, train, str(tmp_path), "counter") as c:
         grown(c, tmp_path)

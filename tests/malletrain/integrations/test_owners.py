@@ -16,6 +16,8 @@ from malletrain.training.snapshot_file import SnapshotError
 from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script
 
+pytestmark = pytest.mark.slow
+
 
 def hugging_face(folder, resume=None):
     """(where it goes on, steps done) of a run that saves every 4 steps, up to step 8."""

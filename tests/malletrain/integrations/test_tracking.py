@@ -20,6 +20,8 @@ from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
 from tests.malletrain.training.worker_side import as_plain_script
 from tests.tracked import wandb_rows
 
+pytestmark = pytest.mark.slow
+
 ROUND = """
 import os, sys, malletrain
 import wandb

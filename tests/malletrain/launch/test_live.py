@@ -120,8 +120,12 @@ def launch(tmp_path):
 
 @pytest.mark.parametrize(
     "script",
-    [ALL_AT_ONCE, SILENT, GARBAGE, ENDLESS],
-    ids=["all-at-once", "silent", "garbage", "endless"],
+    [
+        pytest.param(GARBAGE, id="garbage"),
+        pytest.param(ALL_AT_ONCE, id="all-at-once", marks=pytest.mark.thorough),
+        pytest.param(SILENT, id="silent", marks=pytest.mark.thorough),
+        pytest.param(ENDLESS, id="endless", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
     launcher = launch(script)
@@ -153,6 +157,7 @@ with worker.makefile("rb") as lines:
 """
 
 
+@pytest.mark.thorough
 def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(launch):
     launcher = launch(STANDS_STILL)
     assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
@@ -199,7 +204,11 @@ EARLY_ENDS = {
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "error", "hint"), EARLY_ENDS.values(), ids=list(EARLY_ENDS)
+    ("script", "code", "error", "hint"),
+    [
+        pytest.param(*case, id=name, marks=() if case[-1] else pytest.mark.thorough)
+        for name, case in EARLY_ENDS.items()
+    ],
 )
 def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, code, error, hint):
     launcher = launch(script)

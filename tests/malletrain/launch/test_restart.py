@@ -253,7 +253,10 @@ def test_a_round_that_nobody_else_joins_is_replaced_by_the_next(pair):
 # --- the end, and what must survive it ---
 
 
-@pytest.mark.parametrize("victim", ["agent", "launcher", "fork-server"])
+@pytest.mark.parametrize(
+    "victim",
+    ["launcher", *(pytest.param(v, marks=pytest.mark.thorough) for v in ("agent", "fork-server"))],
+)
 def test_sigkill_takes_the_workers_along(make, victim):
     cluster = make("n0", nproc_per_node=2)
     cluster.wait_ready()
@@ -291,6 +294,7 @@ def test_without_preloading_every_worker_is_an_interpreter_of_its_own(make):
     assert not [p for p in cluster.agents["n0"].job_pids() if b"fork_client.py" in cmdline(p)]
 
 
+@pytest.mark.thorough
 def test_setup_and_arguments_reach_the_script_as_they_were_given(make, tmp_path):
     nasty = ("a b", "$(touch hacked)", "'; touch hacked; '", '"', "*", "--", "-c", "")
     bin_dir = Path(sys.executable).parent

@@ -152,6 +152,7 @@ print("trained to the end", flush=True)
 """
 
 
+@pytest.mark.thorough
 def test_a_thread_in_cpp_does_not_fail_a_script_that_is_done(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "script.py").write_text(WAITS_IN_CPP)

@@ -25,6 +25,8 @@ from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 from tests.malletrain.sim.conftest import job, shared, trace_of
 
+pytestmark = pytest.mark.slow
+
 FOUR = {f"n{k}": [(0.0, 1000.0)] for k in range(4)}
 
 
@@ -315,8 +317,9 @@ def test_what_must_hold_in_any_world(world):
 
 @pytest.mark.parametrize(
     ("policy", "published"),
-    [("freetrain", 0.979), pytest.param("equal", 0.879, marks=pytest.mark.thorough)],
+    [("freetrain", 0.979), ("equal", 0.879)],
 )
+@pytest.mark.thorough
 def test_agreement_with_an_independent_replay(policy, published):
     """Three days of a real machine, 1,024 of its nodes, ten jobs at a time of one measured curve,
     FreeTrain's costs.

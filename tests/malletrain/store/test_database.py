@@ -18,6 +18,8 @@ from malletrain.store import copies, database
 from malletrain.store.store import Store, StoreError
 from tests.malletrain.store.conftest import new_job
 
+pytestmark = pytest.mark.slow
+
 WRITER = """
 import os, sys
 from malletrain.store.records import EventRow, JobRow

@@ -13,6 +13,8 @@ from malletrain.store.ownership import FENCE_S, own
 from malletrain.store.store import Store
 from tests import postgres
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request, tmp_path):

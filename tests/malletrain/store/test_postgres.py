@@ -10,6 +10,8 @@ from tests import postgres
 from tests.malletrain.store.conftest import new_job
 from tests.malletrain.store.test_migrations import kill_through_the_migration
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server():

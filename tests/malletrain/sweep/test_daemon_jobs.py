@@ -10,6 +10,8 @@ from malletrain.sweep.daemon_jobs import DaemonJobs
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S
 
+pytestmark = pytest.mark.slow
+
 
 class RecordingJobs(DaemonJobs):
     """Remembers what it has asked."""

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from malletrain.sweep.earlycurve import EarlyCurve, Law
 
+pytestmark = pytest.mark.slow
+
 LAW = Law(0.002, 0.05, 0.5, 0.3)
 STEPS = range(1, 31)
 

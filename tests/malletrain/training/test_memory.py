@@ -14,6 +14,8 @@ from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder, bytes_below, p
 from malletrain.memory.keeper import Keeper
 from tests.malletrain.training.many_ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 SECRET = bytes.fromhex("5e" * 32)
 KINDS = ("whole", "sharded")
 SHARDED_AT_SITES = ("whole", pytest.param("sharded", marks=pytest.mark.thorough))
@@ -128,7 +130,7 @@ def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("hand_over", [1000, 1 << 30])
+@pytest.mark.parametrize("hand_over", [1000, pytest.param(1 << 30, marks=pytest.mark.thorough)])
 def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
     ranks, nodes, kind, hand_over
 ):

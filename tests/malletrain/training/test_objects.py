@@ -10,6 +10,8 @@ from malletrain.training import snapshot_file
 from malletrain.training.objects import check_object
 from tests.malletrain.training.worker_side import as_plain_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def plain(monkeypatch):

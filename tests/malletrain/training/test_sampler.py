@@ -519,8 +519,9 @@ def test_a_sampler_can_be_copied_and_pickled_while_it_is_read():
         assert list(twin) == list(sampler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", [{}, {"num_workers": 1}], ids=["alone", "a worker"])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_what_a_step_draws_does_not_depend_on_where_the_loader_was_begun(loader, shuffle):
     """A DataLoader draws a number of its own from the same generator when it is iterated."""
 

@@ -14,7 +14,10 @@ import malletrain
 from malletrain.training import report
 from malletrain.training.snapshot_file import SnapshotError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+]
 STEPS = 12
 EPOCH = 4
 """Steps of an epoch."""

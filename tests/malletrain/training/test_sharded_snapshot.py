@@ -12,6 +12,8 @@ from malletrain.training.export import read_weights
 from tests.malletrain.training.many_ranks import Ranks
 from tests.malletrain.training.test_snapshot_file import small_disk
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks():

@@ -18,6 +18,8 @@ from malletrain.training import snapshot_file
 from malletrain.training.snapshot_file import SnapshotError, candidates, read, write
 from tests.disks import small_disk
 
+pytestmark = pytest.mark.slow
+
 
 def payload(number, size=1000, **objects):
     return {

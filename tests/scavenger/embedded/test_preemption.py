@@ -19,6 +19,8 @@ from tests.scavenger.embedded.leases import (
 )
 from tests.waiting import NEVER_S, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def trace_file(tmp_path):

@@ -8,6 +8,8 @@ from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import QUEUES
 from tests.scavenger.pbs.pbs_world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pbs(tmp_path_factory):

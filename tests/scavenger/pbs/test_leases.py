@@ -13,6 +13,8 @@ from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import PREFIX, names, request, running, states, why, worlds
 
+pytestmark = pytest.mark.slow
+
 NASTY = [
     "a b",
     "$(touch hacked)",

@@ -11,6 +11,8 @@ from scavenger.pbs.parse import read_ended, read_jobs, read_nodes, read_reservat
 from scavenger.pbs.state import PbsSnapshot, by_host, node_facts
 from tests.scavenger.pbs.pbs_world import names, request, running, worlds
 
+pytestmark = pytest.mark.slow
+
 LIVE = Path(__file__).parents[4] / "shared" / "pbs" / "live"
 STUBBORN = ("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
 recorded = pytest.mark.skipif(not LIVE.is_dir(), reason="the recordings are not here")

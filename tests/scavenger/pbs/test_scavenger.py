@@ -14,6 +14,8 @@ from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import names, request, running, why, worlds
 from tests.waiting import NEVER_S, PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(tmp_path):

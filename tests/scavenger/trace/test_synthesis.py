@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scavenger.trace import lengths, synthesis
 from scavenger.trace.checks import TraceError
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_summit_law_has_the_published_numbers():
     law = synthesis.SUMMIT.lengths

@@ -108,6 +108,7 @@ def each_got_what_it_lacked(folder: Path) -> None:
     assert checked == 4 + 3 + 1
 
 
+@pytest.mark.thorough
 def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
     """Torch takes the meshes of both groups for the same one. 3 ranks, 2 of them, 3 again."""
     options = {"samples": 240, "gates": [5, 10], "run": {"replicate_every": 2}}
@@ -125,6 +126,7 @@ def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
     counts_as_if_undisturbed(tmp_path, options)
 
 
+@pytest.mark.thorough
 def test_a_leaver_knows_only_of_a_round_that_came_to_nothing(tmp_path):
     """A joiner died before it came to it, and the next round is one without the leaver."""
     options = {"samples": 120, "gates": [5]}
@@ -147,6 +149,7 @@ def test_a_leaver_knows_only_of_a_round_that_came_to_nothing(tmp_path):
     assert {r["generation"] for r in records(tmp_path)} == {1, 3}
 
 
+@pytest.mark.thorough
 def test_a_joiner_that_saves_before_its_loop_is_heard_by_those_in_theirs(tmp_path):
     """It is at the top of the script and they are in the middle; all save after the step that comes
     first. A hash cannot come later: it is refused.
@@ -177,6 +180,7 @@ def test_a_joiner_that_saves_before_its_loop_is_heard_by_those_in_theirs(tmp_pat
 NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}
 
 
+@pytest.mark.thorough
 def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
     """Nothing but the step in progress is done again, and every sample counts once."""
     options = {"samples": 480, "gates": [10], "run": {"shard": "node"}, "slow": 0.02}
@@ -200,6 +204,7 @@ def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
     assert len(again) <= 1
 
 
+@pytest.mark.thorough
 def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path):
     """One rank learns that all have their gradients and updates its shard; the other one of its
     node does not. No replica of either state is whole.
@@ -215,7 +220,10 @@ def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path)
     counts_as_if_undisturbed(tmp_path, options, cut=4)
 
 
-@pytest.mark.parametrize("every", [3, 0], ids=["copies", "snapshot"])
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(3, id="copies"), pytest.param(0, id="snapshot", marks=pytest.mark.thorough)],
+)
 def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
     """From the neighbours' copies, at most ``every`` steps back; without, from the snapshot."""
     options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
@@ -267,7 +275,7 @@ def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_p
 @pytest.mark.parametrize(
     ("who", "point"),
     [
-        ("leaver", "when leavers hand over"),
+        pytest.param("leaver", "when leavers hand over", marks=pytest.mark.thorough),
         pytest.param("joiner", "before pieces move", marks=pytest.mark.thorough),
         pytest.param("peer", "before pieces move", marks=pytest.mark.thorough),
         ("peer", "before all have theirs"),

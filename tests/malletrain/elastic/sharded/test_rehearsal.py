@@ -176,6 +176,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.thorough
 def test_memory_that_was_touched_is_there_when_it_is_needed():
     """64 MB are 16,384 pages, each of which is faulted in once. How much of what was freed the C
     library finds again depends on where the heap lies: all of it mostly, half of it at worst.

@@ -209,6 +209,6 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 ControllerMachine.TestCase.settings = settings(
-    max_examples=18, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=6, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestController = ControllerMachine.TestCase

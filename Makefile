@@ -8,10 +8,15 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test rewritten packages test-sites test-all test-gpu fuzz steady lint docs docs-version torch-matrix clean
+.PHONY: demo check test rewritten packages test-sites test-all test-gpu fuzz steady lint docs docs-version torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
+
+# What one runs while working, minutes: all that is pure, and one case for each mode and scheduler.
+check: $(VENV)/.installed-test
+	bash tests/slurm/install.sh
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "(check or not slow) and $(EVERY_CHANGE)" $(ARGS)
 
 EVERY_CHANGE = not thorough and not sites and not gpu
 # More workers than cores: many tests wait for processes of their own.

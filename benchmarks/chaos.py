@@ -274,10 +274,10 @@ class Chaos:
         began = time.monotonic()
         while time.monotonic() - began < HANG_S:
             with contextlib.suppress(ClientError, OSError):
-                if not self.site.held() and not self.site.known():
+                if not self.site.scheduler_leases() and not self.site.daemon_leases():
                     return 0
             time.sleep(0.1)
-        return len(self.site.held())
+        return len(self.site.scheduler_leases())
 
 
 def quantile(values: Sequence[float], q: float) -> float:

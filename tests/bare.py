@@ -98,8 +98,8 @@ def files_of(folder: Path) -> set[str]:
     """Names of all files in ``folder``; a link to a folder has the files of the folder."""
     return {
         os.path.relpath(os.path.join(place, file), folder)
-        for place, _, found in os.walk(folder, followlinks=True)
-        for file in found
+        for place, _, files in os.walk(folder, followlinks=True)
+        for file in files
         if "__pycache__" not in place
     }
 

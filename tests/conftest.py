@@ -52,24 +52,29 @@ SLOW = (
     "packaging",
     "hosts",
     "integration",
+    "zoo",
     "firstday",
     "jobscripts",
     "malletrain/elastic",
     "malletrain/launch",
 )
-"""Rooms whose tests take seconds and more."""
+"""Rooms all of whose tests are marked ``slow``. Elsewhere modules and tests have the mark."""
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
     rooms = [Path(__file__).parent / room for room in SLOW]
+    for item in items:
+        if any(item.path.is_relative_to(room) for room in rooms):
+            item.add_marker(pytest.mark.slow)
+        if "any_seed" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.any_seed)
+    yield  # here pytest removes what ``-m`` does not select
     modules = {}
     for item in items:
         modules.setdefault(str(item.path), []).append(item)
-        if "any_seed" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.any_seed)
-    slow = {name for name in modules if any(Path(name).is_relative_to(room) for room in rooms)}
     sizes = {name: len(tests) for name, tests in modules.items()}
+    slow = {n for n, tests in modules.items() if any(t.get_closest_marker("slow") for t in tests)}
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = [item for name in deal(sizes, slow, workers) for item in modules[name]]
 
@@ -82,12 +87,14 @@ which ``select`` refuses them.
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    held = os.listdir("/proc/self/fd")
-    if len(held) > MOST_DESCRIPTORS:
+    descriptors = os.listdir("/proc/self/fd")
+    if len(descriptors) > MOST_DESCRIPTORS:
         gc.collect()
-        held = os.listdir("/proc/self/fd")
-    if len(held) > MOST_DESCRIPTORS:
-        pytest.fail(f"{len(held)} descriptors are open; this test or one before it leaves them.")
+        descriptors = os.listdir("/proc/self/fd")
+    if len(descriptors) > MOST_DESCRIPTORS:
+        pytest.fail(
+            f"{len(descriptors)} descriptors are open; this test or one before it leaves them."
+        )
 
 
 @pytest.hookimpl(trylast=True)
@@ -117,10 +124,10 @@ def any_seed(request):
     """``any_seed(3)`` is 3 in the check and follows from the search's seed in ``make fuzz``: for
     tests that draw by themselves, and hold for every seed.
     """
-    given = request.config.getoption("--hypothesis-seed")
-    if given is None:
+    seed = request.config.getoption("--hypothesis-seed")
+    if seed is None:
         return lambda fixed: fixed
-    return lambda fixed: random.Random(f"{given} {fixed}").randrange(2**31)
+    return lambda fixed: random.Random(f"{seed} {fixed}").randrange(2**31)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The ends of logs and of runs, as somebody reads them who sees but the last page of an output.
+"""The ends of logs and of runs, for a reader who sees only the last page of an output.
 
 A plugin of pytest, too. Decides which lines say nothing (the frames of native stacks, of which
 torch prints dozens), and what one line of a failed test is.
@@ -38,8 +38,8 @@ def _worst(text: str) -> str:
 def in_a_line(report: Any) -> str:
     """A failed test: its name, when it failed if not in its call, and what was wrong first."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    said = crash.message if crash is not None else _worst(str(report.longrepr or ""))
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "no message")
+    message = crash.message if crash is not None else _worst(str(report.longrepr or ""))
+    first = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
     when = getattr(report, "when", None)
     place = report.nodeid if when in ("call", None) else f"{report.nodeid} ({when})"
     return f"{place}: {first}"[:LONGEST]

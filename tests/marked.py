@@ -12,14 +12,14 @@ MARK = "MALLETRAIN_TEST_SESSION"
 
 def running(token: str) -> list[psutil.Process]:
     """The running processes of a session."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == token and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def end(token: str) -> None:

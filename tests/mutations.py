@@ -1,5 +1,5 @@
-"""Messages as nobody of ours makes them: valid ones, from the types themselves, changed in one or
-several places that matter to a reader.
+"""Messages that no part of the product makes: valid ones, from the types themselves, changed in one
+or several places that matter to a reader.
 
 Decides what is drawn; everything comes from one :class:`random.Random`, so that a seed is a
 sequence.

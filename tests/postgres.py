@@ -42,8 +42,8 @@ class Server:
         pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
         of_it = [psutil.Process(pid), *psutil.Process(pid).children()]
         of_it[0].kill()
-        _, left = psutil.wait_procs(of_it, timeout=PATIENCE_S)
-        assert not left
+        _, survivors = psutil.wait_procs(of_it, timeout=PATIENCE_S)
+        assert not survivors
 
     def _ctl(self, what: str, *more: str) -> None:
         self._do("pg_ctl", what, "-w", "-t", "600", "-D", str(self.folder / "data"), *more)

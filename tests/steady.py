@@ -38,7 +38,7 @@ WORKERS = max(2, (5 * (os.cpu_count() or 1) + 1) // 2)
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that do nothing but work."""
+    """``count`` processes that do nothing but work."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--loaded", type=int, default=4, help="how many of the runs have them")
     parser.add_argument("--json", action="store_true")
     options, arguments = parser.parse_known_args()
-    kept = Path(tempfile.mkdtemp(prefix="steady-"))
+    logs = Path(tempfile.mkdtemp(prefix="steady-"))
     rows = []
     print(f"{'run':>3} {'load':>5} {'passed':>7} {'failed':>7} {'seconds':>8}", file=sys.stderr)
     for number in range(1, options.runs + 1):
@@ -91,8 +91,8 @@ def main() -> int:
         rows.append({"run": number, **row})
         shown = "{run:>3} {load:>5} {passed:>7} {failed:>7} {seconds:>8}".format(**rows[-1])
         if row["failed"]:
-            (kept / f"run{number}.log").write_text(output)
-            shown += f"  {kept}/run{number}.log"
+            (logs / f"run{number}.log").write_text(output)
+            shown += f"  {logs}/run{number}.log"
         print(shown, file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps(rows))

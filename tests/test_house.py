@@ -24,8 +24,8 @@ SHARED_NAMES = {
 
 def sources(*folders: str) -> list[Path]:
     """The Python files of ``folders``; links into the source tree count once."""
-    found = [p for folder in folders for p in (ROOT / folder).rglob("*.py")]
-    return sorted(p for p in found if "shipped/" not in str(p.relative_to(ROOT)))
+    paths = [p for folder in folders for p in (ROOT / folder).rglob("*.py")]
+    return sorted(p for p in paths if "shipped/" not in str(p.relative_to(ROOT)))
 
 
 def test_no_file_is_long():
@@ -45,7 +45,7 @@ def test_a_class_is_found_by_its_name():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(str(path.relative_to(ROOT)))
-    assert {name: found for name, found in homes.items() if len(found) > 1} == SHARED_NAMES
+    assert {name: places for name, places in homes.items() if len(places) > 1} == SHARED_NAMES
 
 
 def test_every_room_says_where_it_runs():
@@ -53,7 +53,7 @@ def test_every_room_says_where_it_runs():
         for path in sorted((ROOT / package).glob("**/__init__.py")):
             if "shipped" in path.parts or path.parent.name in ("versions", "migrations"):
                 continue
-            said = ast.get_docstring(ast.parse(path.read_text())) or ""
-            assert re.search(r"\b(runs?|pure)\b", said, re.IGNORECASE), (
+            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+            assert re.search(r"\b(runs?|pure)\b", docstring, re.IGNORECASE), (
                 f"{path.relative_to(ROOT)} does not say where it runs"
             )

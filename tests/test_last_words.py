@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.last_words import tail, without_frames
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 LOG = """\
@@ -30,15 +34,16 @@ def test_is_well():
 
 
 def test_frames_of_native_stacks_are_left_out(tmp_path):
-    kept = [LOG.splitlines()[i] for i in (0, 1, 4)]
-    assert without_frames(LOG).splitlines() == kept
+    expected = [LOG.splitlines()[i] for i in (0, 1, 4)]
+    assert without_frames(LOG).splitlines() == expected
     assert without_frames("frame #3: main") == ""
     log = tmp_path / "log"
     assert tail(log) == "(no log)"
     log.write_text(LOG)
-    assert tail(log, 2).splitlines() == kept[1:]
+    assert tail(log, 2).splitlines() == expected[1:]
 
 
+@pytest.mark.thorough
 def test_the_last_lines_of_a_run_say_what_failed_and_why(tmp_path):
     (tmp_path / "test_it.py").write_text(FAILS)
     (tmp_path / "test_none.py").write_text("def test_none(:\n    pass\n")
@@ -51,11 +56,11 @@ def test_the_last_lines_of_a_run_say_what_failed_and_why(tmp_path):
         text=True,
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    said = done.stdout.splitlines()[-5:]
-    assert "what failed, and why" in said[0]
-    assert sorted(said[1:4]) == [
+    summary = done.stdout.splitlines()[-5:]
+    assert "what failed, and why" in summary[0]
+    assert sorted(summary[1:4]) == [
         "test_it.py::test_has_no_site (setup): RuntimeError: no site today",
         "test_it.py::test_waits: AssertionError: Not within 400 s: it trains.",
         "test_none.py (collect): SyntaxError: invalid syntax",
     ]
-    assert "1 failed, 1 passed, 2 errors" in said[4]
+    assert "1 failed, 1 passed, 2 errors" in summary[4]

@@ -33,10 +33,10 @@ def tracked(folder: Path) -> dict[str, str]:
     """What the tools have stored below ``folder``, a line for each value, by the tool's name;
     nothing where none was used. A line begins with the number of its run.
     """
-    found = {}
+    by_tool = {}
     if offline := sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         runs = sorted({file.name for file in offline})
-        found["wandb"] = "".join(
+        by_tool["wandb"] = "".join(
             f"{runs.index(file.name)} {row['step']} {name} {row[name]}\n"
             for file in offline
             for row in wandb_rows(file)
@@ -45,9 +45,9 @@ def tracked(folder: Path) -> dict[str, str]:
         )
     if values := sorted(folder.glob("mlruns/*/*/metrics/*")):
         runs = sorted({file.parts[-3] for file in values})
-        found["mlflow"] = "".join(
+        by_tool["mlflow"] = "".join(
             f"{runs.index(file.parts[-3])} {step} {file.name} {value}\n"
             for file in values
             for _, value, step in map(str.split, file.read_text().splitlines())
         )
-    return found
+    return by_tool

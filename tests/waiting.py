@@ -47,7 +47,7 @@ def until(
 
 
 def readable(source: Any, patience_s: float = PATIENCE_S) -> bool:
-    """Whether there is something to read within so many seconds; any number of a descriptor will
-    do (``select.select`` refuses those above 1,023).
+    """Whether there is something to read within ``patience_s`` seconds. Any descriptor number works
+    (``select.select`` refuses those above 1,023).
     """
     return bool(wait([source], patience_s))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("allocator", "jobscripts", "jpa", "malletrain", "scavenger", "benchmarks")
+PACKAGES = ("allocator", "benchmarks", "jobscripts", "jpa", "malletrain", "scavenger", "tests")
 GONE = frozenset(
     (
         *("Ear", "Hearing", "LeaseDesk", "Inbox", "Switchboard", "Doorkeeper", "Intake", "InTurn"),

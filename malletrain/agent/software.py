@@ -160,8 +160,9 @@ def binds(
     without duplicates.
 
     Args:
-        paths: absolute ``SRC`` or ``SRC:DST``. For each DST the first counts. A path that is
-            already below another bind with the same path on host and in the container is left out.
+        paths: absolute ``SRC`` or ``SRC:DST``. For each DST the first counts. A path is left
+            out if it has the same path on host and in the container, as the innermost bind above it
+            has.
         apart: binds to separate directories, which come after all others.
     """
     mounts: dict[str, str] = {}
@@ -171,10 +172,9 @@ def binds(
     selected: list[tuple[str, str]] = []
     for target in sorted(mounts, key=lambda path: (path.count("/"), path)):
         source = mounts[target]
-        if not any(
-            outer == place and source == target and _is_below(target, place)
-            for outer, place in selected
-        ):
+        above = [(outer, place) for outer, place in selected if _is_below(target, place)]
+        outer, place = max(above, key=lambda bind: bind[1].count("/"), default=("", "/"))
+        if source != target or outer != place:
             selected.append((source, target))
     return (*selected, *apart)
 

@@ -182,7 +182,7 @@ class JobViews:
         )
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
-            why = f"; the last lease request failed: {refused}"
+            why = f"; the last lease failed: {refused}"
             for_trainer = f" for trainer {trainer.name}" if trainer is not None else ""
             warming_up = sum(
                 a.owner == owner

@@ -1,3 +1,3 @@
-"""The demo: the whole system on one machine, with an account of all idle node-seconds. Starts its
-own daemon.
+"""The demo: the whole system on one machine, with an account of all idle node-seconds. Runs in
+the user's terminal and starts its own daemon.
 """

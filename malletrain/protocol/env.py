@@ -66,7 +66,7 @@ TABLE = (
     (FAULTS, "Folder of the fault points at which tests kill processes.", "tests", "all"),
     (MUNGE_SOCKET, "Socket of munged, if it is not the default one.", "user", "client"),
     (WEB_TOKEN, "Token of the page, instead of a random one.", "user", "cli"),
-    (PRELOAD, "Modules that a node imports once for all workers of the job; `0`: no modules.",
+    (PRELOAD, "Modules that a node imports once for all workers; `0`: each worker is a new Python.",
      "user", "launch"),
     (GPU_BACKEND, "`gloo`: live mode exchanges tensors of GPUs through host memory, for processes "
      "that share a GPU; by NCCL if not set.", "user", "elastic"),

@@ -196,7 +196,7 @@ class SamplerSection(Section):
 
 
 class PrunerSection(Section):
-    """The pruner that decides when a trial is given up: one of Optuna's, or EarlyCurve."""
+    """The pruner that decides when a trial is stopped: one of Optuna's, or EarlyCurve."""
 
     kind: Literal["none", "asha", "hyperband", "median", "earlycurve"] = key(
         "none", description="Pruner."

@@ -35,18 +35,18 @@ ctypes.CDLL(None).puts(b"Running HiGHS is printed later")
 """
 
 
-def said(program):
+def output_of(program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def test_a_solution_is_all_that_is_printed():
-    assert json.loads(said(SOLVED)) == [0.0]
+    assert json.loads(output_of(SOLVED)) == [0.0]
 
 
 def test_the_licence_line_goes_and_what_others_print_stays():
-    assert said(PRINTED).splitlines() == [
+    assert output_of(PRINTED).splitlines() == [
         "before",
         "a line of another thread",
         "7",

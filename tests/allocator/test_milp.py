@@ -28,6 +28,8 @@ from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
+pytestmark = pytest.mark.slow
+
 QUICK = settings(
     max_examples=1500,
     deadline=None,

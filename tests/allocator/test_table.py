@@ -86,10 +86,10 @@ def test_the_seats_of_alike_jobs_go_out_in_order_the_best_one_first() -> None:
 
 
 def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
-    held = [UNASSIGNED, ("x", 1), UNASSIGNED, ("x", 2), ("x", 2)]
+    current = [UNASSIGNED, ("x", 1), UNASSIGNED, ("x", 2), ("x", 2)]
     bids = [
-        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, current=seat)
-        for i, seat in enumerate(held)
+        Bid(f"j{i}", {"x": SizeValues([1, 2], [1.0, 2.0])}, current=size)
+        for i, size in enumerate(current)
     ]
     bid_table = table.build(bids, {"x": 9})
     assert table.to_sizes(bid_table, np.array([2, 1, 2]), bids) == {
@@ -97,7 +97,7 @@ def test_alike_jobs_keep_their_nodes_against_those_that_came_before() -> None:
         "j3": ("x", 2),
         "j4": ("x", 2),
     }
-    # One seat less: who has to shrink is still before those that wait.
+    # With one node less, the job that has to shrink still goes before those that wait.
     assert table.to_sizes(bid_table, np.array([2, 2, 1]), bids) == {
         "j1": ("x", 1),
         "j3": ("x", 2),

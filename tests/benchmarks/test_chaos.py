@@ -19,16 +19,18 @@ from tests.hosts.exact import BATCH, SEED
 from tests.ports import free_ports
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 def job(folder, steps, once=(), more=(), trace=None):
-    """A training that says that it has done so many steps, all but what is given in order."""
+    """A training that reports ``steps`` steps, in order but for ``once`` and ``more``."""
     order = ElasticSampler(
         SAMPLES, global_batch_size=BATCH, seed=SEED, rank=0, world_size=1, max_world_size=1
     )
     due = list(itertools.islice(itertools.chain.from_iterable(order), steps * BATCH))
-    said = {"where": steps * BATCH, "once": [n for n in due if n not in more], "more": [*more]}
-    said["once"] = [*(n for n in said["once"] if n not in once[:1]), *once[1:]]
-    (folder / "said").write_text(json.dumps(said))
+    record = {"where": steps * BATCH, "once": [n for n in due if n not in more], "more": [*more]}
+    record["once"] = [*(n for n in record["once"] if n not in once[:1]), *once[1:]]
+    (folder / "said").write_text(json.dumps(record))
     places = trace or [(n + 1) * BATCH for n in range(steps)]
     (folder / "trace").write_text("".join(f"{at} 2 n1\n" for at in places))
     return ChaosJob("j1", "restart", folder), due
@@ -52,9 +54,9 @@ def test_the_scripts_of_its_jobs_are_python(kind):
 
 
 def test_connections_are_cut_delayed_and_left_half_open():
-    port, kept = free_ports(1)
+    port, reservation = free_ports(1)
     heard = []
-    with kept, socket.create_server(("127.0.0.1", port)) as server:
+    with reservation, socket.create_server(("127.0.0.1", port)) as server:
         server.settimeout(60)
 
         def listen():
@@ -70,16 +72,16 @@ def test_connections_are_cut_delayed_and_left_half_open():
         try:
             with socket.create_connection(("127.0.0.2", port), timeout=60) as first:
                 first.sendall(b"a")
-                until(lambda: heard == [b"a"], "it is passed on")
+                until(lambda: heard == [b"a"], "the first bytes arrive")
                 way.cut()
                 assert not _received(first), "it was reset"
             with socket.create_connection(("127.0.0.2", port), timeout=60) as second:
                 second.sendall(b"b")
-                until(lambda: heard == [b"a", b"b"], "another is let through")
+                until(lambda: heard == [b"a", b"b"], "a second connection is let through")
                 way.half_open(True)
                 second.sendall(b"c")
                 way.half_open(False)
-                assert not _received(second), "what was on it is lost, and it is told"
+                assert not _received(second), "its bytes are lost, and it is reset"
             thread.join()
             assert heard == [b"a", b"b"]
         finally:
@@ -99,10 +101,10 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3, 
 
 
 def run(folder, campaign):
-    """So many faults; no promise was broken."""
-    found = chaos.run(folder, campaign)
-    assert {name: found[name] for name in chaos.BROKEN} == dict.fromkeys(chaos.BROKEN, 0)
-    assert found["faults"] == campaign.faults
+    """All faults of the campaign happen, and no guarantee is broken."""
+    counts = chaos.run(folder, campaign)
+    assert {name: counts[name] for name in chaos.BROKEN} == dict.fromkeys(chaos.BROKEN, 0)
+    assert counts["faults"] == campaign.faults
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -1,4 +1,4 @@
-"""The table of forecasts as docs/lifetimes.md has it."""
+"""The table of forecasts in docs/lifetimes.md."""
 
 from __future__ import annotations
 

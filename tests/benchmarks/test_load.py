@@ -42,7 +42,7 @@ def test_forty_agents_and_their_jobs_are_served_and_a_wave_of_nodes_too(site: Si
         site.until(lambda: sum(map(len, site.at_work().values())) == AGENTS, "all nodes are used")
         assert sorted(site.at_work()) == sorted(jobs)
 
-        # Every job's reports arrive, and are kept.
+        # The reports of every job arrive and are counted.
         def samples() -> dict[str, float]:
             with Connection.of(site.state) as client:
                 return {job.id: job.samples for job in client.jobs()}
@@ -61,9 +61,9 @@ def test_forty_agents_and_their_jobs_are_served_and_a_wave_of_nodes_too(site: Si
 
         def moved() -> bool:
             work = site.at_work()
-            held = {node for nodes in work.values() for node in nodes}
-            all_used = len(held) == AGENTS and sorted(work) == sorted(jobs)
-            return all_used and held.isdisjoint(gone) and held.issuperset(new)
+            nodes_at_work = {node for nodes in work.values() for node in nodes}
+            all_used = len(nodes_at_work) == AGENTS and sorted(work) == sorted(jobs)
+            return all_used and nodes_at_work.isdisjoint(gone) and nodes_at_work.issuperset(new)
 
         site.until(moved, "the jobs are on the nodes that there are")  # as many as they can use
 
@@ -71,7 +71,7 @@ def test_forty_agents_and_their_jobs_are_served_and_a_wave_of_nodes_too(site: Si
         def placed() -> dict[str, list[str]]:
             return {job: sorted(nodes) for job, nodes in site.at_work().items()}
 
-        before, kept = placed(), samples()
+        before, samples_before = placed(), samples()
         with Connection.of(site.state) as client:
             last = client.events(since=-1)[-1].seq
         site.end_daemon(9)
@@ -80,8 +80,10 @@ def test_forty_agents_and_their_jobs_are_served_and_a_wave_of_nodes_too(site: Si
         site.until(lambda: sum(site.welcome) == AGENTS, "it has all agents again")
         site.until(lambda: adopted(site, last) == JOBS, "it has all jobs in hand")
         site.until(lambda: placed() == before, "they are where they were")
-        # What was counted and not yet written comes back with the next reports.
-        site.until(lambda: all(samples()[job] >= kept[job] for job in jobs), "no count is lost")
+        # Counts that were not yet written come back with the next reports.
+        site.until(
+            lambda: all(samples()[job] >= samples_before[job] for job in jobs), "no count is lost"
+        )
     finally:
         site.close()
 
@@ -112,7 +114,7 @@ def test_a_command_is_counted_for_the_event_of_its_job_before_it() -> None:
         Seen(1.5, "Round", "n2", "j1", 2),
         Seen(2.0, "leaving", "n9", ""),
     ]
-    found = latencies(seen, 0.0)
-    assert found["leaving"] == [pytest.approx(0.25)]
-    assert found["drained"] == [pytest.approx(0.2)]
-    assert set(found) == set(CAUSES)
+    by_cause = latencies(seen, 0.0)
+    assert by_cause["leaving"] == [pytest.approx(0.25)]
+    assert by_cause["drained"] == [pytest.approx(0.2)]
+    assert set(by_cause) == set(CAUSES)

@@ -47,13 +47,13 @@ def test_nodes_are_switched_by_lines_that_are_whole(tmp_path):
 
 
 def test_a_loss_is_the_sum_of_its_parts_when_all_are_there(tmp_path):
-    said = [
+    facts = [
         {"kind": "loss", "time": 1.0, "step": 1, "loss": 3.0},
         {"kind": "part of loss", "time": 2.0, "step": 2, "world": 2, "rank": 0, "loss": 1.0},
         {"kind": "part of loss", "time": 2.1, "step": 2, "world": 2, "rank": 1, "loss": 3.0},
         {"kind": "part of loss", "time": 3.0, "step": 3, "world": 2, "rank": 0, "loss": 1.0},
     ]
-    (tmp_path / "facts-1").write_text("".join(json.dumps(line) + "\n" for line in said))
+    (tmp_path / "facts-1").write_text("".join(json.dumps(line) + "\n" for line in facts))
     assert losses(tmp_path) == {1: 3.0, 2: 2.0}
 
 

@@ -41,14 +41,14 @@ TENSORS = st.lists(st.builds(Tensor, st.integers(1, 40), st.integers(1, 9)), min
 @settings(max_examples=15)
 @given(tensors=TENSORS, old=st.integers(1, 4), new=st.integers(1, 4))
 def test_the_least_is_that_of_the_best_order(tensors, old, new):
-    held = overlaps(tensors, old, new)
+    overlap = overlaps(tensors, old, new)
     whole = sum(t.rows * t.row_bytes for t in tensors)
     places = max(old, new)
-    kept = max(
-        sum(int(held[a, b]) for a, b in enumerate(order[:old]) if b < new)
+    in_place = max(
+        sum(int(overlap[a, b]) for a, b in enumerate(order[:old]) if b < new)
         for order in itertools.permutations(range(places))
     )
-    assert least(tensors, old, new, range(old)) == whole - kept
+    assert least(tensors, old, new, range(old)) == whole - in_place
 
 
 @settings(max_examples=25)

@@ -33,14 +33,14 @@ def test_without_wishes_the_quick_job_has_all_nodes():
 
 
 def test_a_deadline_takes_the_nodes_it_needs_before_it():
-    found = most_samples(JOBS, IDLE, HOUR, served_deadlines={"slow"})
-    assert found == pytest.approx((0.5 * 10 + 15 + 1.5) * HOUR, rel=1e-6)
+    samples = most_samples(JOBS, IDLE, HOUR, served_deadlines={"slow"})
+    assert samples == pytest.approx((0.5 * 10 + 15 + 1.5) * HOUR, rel=1e-6)
 
 
 def test_shares_are_kept_where_that_costs_least():
     # A fifth of four node-hours: in the last hour, when a second node brings the quick job half.
-    found = most_samples(JOBS, IDLE, HOUR, parts={"ann": 0.2, "bob": 0.2}, off=0.0)
-    assert found == pytest.approx((10 + 10 + 10 + 0.2 * 5 + 0.8) * HOUR, rel=1e-6)
+    samples = most_samples(JOBS, IDLE, HOUR, parts={"ann": 0.2, "bob": 0.2}, off=0.0)
+    assert samples == pytest.approx((10 + 10 + 10 + 0.2 * 5 + 0.8) * HOUR, rel=1e-6)
 
 
 def test_what_cannot_be_kept_is_said():

@@ -28,16 +28,16 @@ def outcome(way, hours, cost):
 
 
 def test_costs_at_equal_time():
-    found = [
+    outcomes = [
         outcome("malleable 1:4", 10.0, 100.0),
         outcome("malleable 1:2", 20.0, 80.0),
         outcome("malleable 1:1", 30.0, 90.0),
         outcome("fixed 2", 15.0, 120.0),
     ]
-    assert cost_at(15.0, found) == pytest.approx(90.0)
-    assert cost_at(30.0, found) == 80.0, "who has time takes the quick one"
-    assert cost_at(99.0, found) == 80.0
-    assert math.isnan(cost_at(9.0, found))
+    assert cost_at(15.0, outcomes) == pytest.approx(90.0)
+    assert cost_at(30.0, outcomes) == 80.0, "with more time the cheapest outcome counts"
+    assert cost_at(99.0, outcomes) == 80.0
+    assert math.isnan(cost_at(9.0, outcomes))
 
 
 def test_trials_are_a_workload_of_the_simulator(tmp_path):

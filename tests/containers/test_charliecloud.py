@@ -1,5 +1,5 @@
 """Launchers and workers in a real container, the agent outside: what they see, how they are moved
-and stopped, and what is said of an image that is not fit.
+and stopped, and the sentence about an image that is not fit.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_a_service_sees_its_image_and_nothing_outlives_agent_and_supervisor(
     os.kill(agent.pid, signal.SIGSTOP)  # so that it cannot sweep
     supervisor.kill()
     agent.kill()
-    eventually(lambda: not cluster.agents["n0"].left(), "the container has ended")
+    eventually(lambda: not cluster.agents["n0"].job_pids(), "the container has ended")
 
 
 def test_rounds_of_restart_mode_in_one_container(node, software):
@@ -143,31 +143,33 @@ def test_live_mode_in_a_container(node, software):
 def test_an_image_that_is_not_fit_is_told_in_a_sentence(
     node, software, bare_python, tmp_path, kind, words
 ):
-    wanted = software(
+    environment = software(
         python={"no python": None, "no torch": bare_python}.get(kind, Path(sys.executable)),
         venv="/no/venv" if kind == "no venv" else "",
     )
     if kind == "no image":
-        wanted = messages.SoftwareEnvironment(container="/no/image", runtime="charliecloud")
+        environment = messages.SoftwareEnvironment(container="/no/image", runtime="charliecloud")
     elif kind == "no bind":
-        wanted = messages.SoftwareEnvironment(**{**fields_of(wanted), "binds": ("/no/bind",)})
+        environment = messages.SoftwareEnvironment(
+            **{**fields_of(environment), "binds": ("/no/bind",)}
+        )
     elif kind == "link":
-        (Path(wanted.container) / "tmp").rmdir()
-        (Path(wanted.container) / "data").symlink_to(tmp_path)
-        binds = (*wanted.binds, f"{tmp_path}:/data/below")
-        wanted = messages.SoftwareEnvironment(**{**fields_of(wanted), "binds": binds})
-    cluster = node("raise SystemExit(9)", software=wanted)
-    said = cluster.daemon.expect("n0", messages.Phase, phase="exited")
-    told = describe(said.assignment.failures) if said.assignment.failures else said.tail
-    assert words in told
-    assert "Traceback" not in said.tail
+        (Path(environment.container) / "tmp").rmdir()
+        (Path(environment.container) / "data").symlink_to(tmp_path)
+        binds = (*environment.binds, f"{tmp_path}:/data/below")
+        environment = messages.SoftwareEnvironment(**{**fields_of(environment), "binds": binds})
+    cluster = node("raise SystemExit(9)", software=environment)
+    phase = cluster.daemon.expect("n0", messages.Phase, phase="exited")
+    sentence = describe(phase.assignment.failures) if phase.assignment.failures else phase.tail
+    assert words in sentence
+    assert "Traceback" not in phase.tail
 
 
 def test_a_node_without_the_runtime_says_so(node):
-    wanted = messages.SoftwareEnvironment(container="/images/x.sif", runtime="enroot")
-    cluster = node("raise SystemExit(9)", software=wanted)
-    said = cluster.daemon.expect("n0", messages.Phase, phase="exited")
-    assert describe(said.assignment.failures) == (
+    environment = messages.SoftwareEnvironment(container="/images/x.sif", runtime="enroot")
+    cluster = node("raise SystemExit(9)", software=environment)
+    phase = cluster.daemon.expect("n0", messages.Phase, phase="exited")
+    assert describe(phase.assignment.failures) == (
         "This node has no enroot, which runs the container image /images/x.sif, on its PATH. If a "
         "module provides it, add --module NAME."
     )

@@ -67,26 +67,26 @@ class Command:
 
 def blocks(page: str) -> Iterator[Block]:
     """The fenced blocks of a page, in order."""
-    for found in BLOCK.finditer(page):
-        yield Block(found["kind"], found["text"], found["note"] or "")
+    for match in BLOCK.finditer(page):
+        yield Block(match["kind"], match["text"], match["note"] or "")
 
 
 def commands(block: Block) -> list[Command]:
     """The commands of a ``console`` block with what they must print. Raises ValueError where its
     first line is none.
     """
-    found: list[Command] = []
+    entries: list[Command] = []
     for line in block.text.splitlines():
         line = line.strip()
         if line.startswith("$ "):
-            found.append(Command(line[2:]))
-        elif not found:
+            entries.append(Command(line[2:]))
+        elif not entries:
             raise ValueError(f"A console block begins without a command: {line}")
-        elif found[-1].text.endswith("\\"):
-            found[-1].text += f"\n{line.removeprefix('> ')}"
+        elif entries[-1].text.endswith("\\"):
+            entries[-1].text += f"\n{line.removeprefix('> ')}"
         elif line:
-            found[-1].says.append(line)
-    return found
+            entries[-1].says.append(line)
+    return entries
 
 
 class Session:
@@ -113,7 +113,7 @@ class Session:
 
     def _block(self, block: Block) -> int:
         todo = commands(block)
-        given = block.note_after("with ") or ""
+        variable = block.note_after("with ") or ""
         ready = block.note_after("own terminal, ready at:")
         for number, command in enumerate(todo, 1):
             began = time.monotonic()
@@ -123,17 +123,17 @@ class Session:
             elif ready is not None and number == len(todo):
                 self._terminal(command.text, ready)
             else:
-                said = self._run(command.text, given)
+                text = self._run(command.text, variable)
                 for line in command.says:
-                    assert line in said, f"{command.text} did not say {line!r} but:\n{said}"
+                    assert line in text, f"{command.text} did not say {line!r} but:\n{text}"
             self.log.append(f"({time.monotonic() - began:.1f} s)")
         return len(todo)
 
-    def _run(self, command: str, given: str) -> str:
+    def _run(self, command: str, variable: str) -> str:
         """Run a command to its end; what it printed."""
         after, typed = self.notes / "after", self.notes / "typed"
         typed.write_text(command + "\n")
-        name, _, value = given.partition("=")
+        name, _, value = variable.partition("=")
         script = f'source "{typed}"; status=$?; {{ pwd; env -0; }} >"{after}"; exit $status'
         output = self.notes / "output"
         with open(output, "w") as file:
@@ -154,15 +154,15 @@ class Session:
                 raise AssertionError(
                     f"{command} did not end in {PATIENCE_S:.0f} s:\n{self.tell()}"
                 ) from None
-        said = output.read_text(errors="replace")
-        self.log.append(said)
+        text = output.read_text(errors="replace")
+        self.log.append(text)
         assert status == 0, f"{command} ended with {status}:\n{self.tell()}"
         place, _, variables = after.read_text().partition("\n")
         self.place = Path(place)
         self.variables = dict(v.split("=", 1) for v in variables.split("\0") if "=" in v)
         if name:
             self.variables.pop(name, None)
-        return said
+        return text
 
     def _open(self, command: str, terminal: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -180,9 +180,9 @@ class Session:
         process = self._open(command, theirs)
         os.close(theirs)
         try:
-            said = _read_until(ours, process, "")
+            text = _read_until(ours, process, "")
             os.killpg(process.pid, signal.SIGINT)
-            self.log.append(said + _drained(ours))
+            self.log.append(text + _drained(ours))
             assert process.wait(PATIENCE_S) in (0, 130, -signal.SIGINT), self.tell()
         finally:
             os.close(ours)
@@ -196,9 +196,9 @@ class Session:
         self.terminals.append(process)
         end = time.monotonic() + PATIENCE_S
         while ready not in output.read_text(errors="replace"):
-            said = output.read_text(errors="replace")
-            assert process.poll() is None, f"{command} ended before it was ready:\n{said}"
-            assert time.monotonic() < end, f"{command} is not ready:\n{said}"
+            text = output.read_text(errors="replace")
+            assert process.poll() is None, f"{command} ended before it was ready:\n{text}"
+            assert time.monotonic() < end, f"{command} is not ready:\n{text}"
             time.sleep(0.05)
         self.log.append(output.read_text(errors="replace"))
 
@@ -225,26 +225,26 @@ def session(
 
 def _read_until(terminal: int, process: subprocess.Popen[bytes], text: str) -> str:
     """What a terminal shows until ``text`` (or anything) is there."""
-    said = b""
+    data = b""
     end = time.monotonic() + PATIENCE_S
-    while not said or text.encode() not in said:
+    while not data or text.encode() not in data:
         assert time.monotonic() < end, f"{process.args} printed nothing"
         if readable(terminal, 1.0):
             try:
-                said += os.read(terminal, 65536)
+                data += os.read(terminal, 65536)
             except OSError:
                 break
-    return said.decode(errors="replace")
+    return data.decode(errors="replace")
 
 
 def _drained(terminal: int) -> str:
     """The rest of what a terminal shows, until its program has closed it."""
-    said = b""
+    data = b""
     while True:
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # EIO: nobody has the other side open any more
-            return said.decode(errors="replace")
+        except OSError:  # EIO: no process has the other side open any more
+            return data.decode(errors="replace")
         if not piece:
-            return said.decode(errors="replace")
-        said += piece
+            return data.decode(errors="replace")
+        data += piece

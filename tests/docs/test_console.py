@@ -37,8 +37,8 @@ $ echo began; exec sleep 100
 
 
 def test_commands_and_what_they_say():
-    found = commands(Block("console", "$ a \\\n> b\nsaid\n$ c\n", ""))
-    assert [(c.text, c.says) for c in found] == [("a \\\nb", ["said"]), ("c", [])]
+    entries = commands(Block("console", "$ a \\\n> b\nsaid\n$ c\n", ""))
+    assert [(c.text, c.says) for c in entries] == [("a \\\nb", ["said"]), ("c", [])]
 
 
 def test_output_without_a_command_is_refused():

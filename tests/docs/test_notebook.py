@@ -17,11 +17,11 @@ NOTEBOOK = ROOT / "docs" / "first-sweep.ipynb"
 
 def texts(cell) -> list[str]:
     """What a cell showed as text."""
-    found = []
+    result = []
     for output in cell.outputs:
         assert output.output_type != "error", output
-        found.append(output.get("text") or output.data["text/plain"])
-    return found
+        result.append(output.get("text") or output.data["text/plain"])
+    return result
 
 
 def test_the_notebook_as_it_stands(tmp_path, monkeypatch):
@@ -52,8 +52,8 @@ def test_the_notebook_as_it_stands(tmp_path, monkeypatch):
     assert float(texts(values)[0].splitlines()[-1].split()[2]) == pytest.approx(
         9 * 0.8**18, rel=1e-4
     )
-    said = "".join(texts(swept))
-    assert said.count(" begins: lr 0.") == said.count(" complete ") == 2
+    sweep_log = "".join(texts(swept))
+    assert sweep_log.count(" begins: lr 0.") == sweep_log.count(" complete ") == 2
     assert texts(best) == ["({'lr': 0.5}, 0.0)"]
     assert [line.split()[1] for line in texts(table)[0].splitlines()[1:]] == ["0.50", "0.25"]
     assert sorted(eval(texts(jobs)[0])) == [("valley-0", "completed"), ("valley-1", "completed")]

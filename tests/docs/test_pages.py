@@ -100,6 +100,7 @@ def test_every_command_that_is_not_run_says_why(name):
             assert commands(block)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_the_first_pages_of_a_scientist(reader, home):
     with session(reader, home) as shell:
@@ -132,9 +133,9 @@ def machine(home) -> Iterator[list[str]]:
     )
     try:
         assert holder.stdout is not None
-        said = holder.stdout.readline()
-        if said != "ready\n":
-            pytest.skip(f"this machine allows no folders of one's own: {said}")
+        line = holder.stdout.readline()
+        if line != "ready\n":
+            pytest.skip(f"this machine allows no folders of one's own: {line}")
         yield ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt"]
     finally:
         holder.kill()
@@ -152,5 +153,5 @@ def test_the_pages_of_an_operator_of_slurm(reader, home, machine):
             for name, least in OPERATOR.items():
                 assert shell.page(page(name)) >= least
     finally:
-        left = slurm.stop()
-    assert not left, left
+        survivors = slurm.stop()
+    assert not survivors, survivors

@@ -25,6 +25,6 @@ def test_every_file_that_a_page_names_exists(page):
 def test_the_places_that_a_newcomer_looks_for_are_named():
     """A search by file name alone finds the answer on the page for newcomers."""
     page = (ROOT / "docs" / "development.md").read_text("utf-8")
-    for wanted in ("preemption notice", "lease is chosen", "bid is made", "worker is stopped"):
-        (line,) = [line for line in page.splitlines() if line.startswith("| ") and wanted in line]
+    for topic in ("preemption notice", "lease is chosen", "bid is made", "worker is stopped"):
+        (line,) = [line for line in page.splitlines() if line.startswith("| ") and topic in line]
         assert PLACE.search(line)

@@ -60,7 +60,7 @@ def slow(world: World) -> None:
     place = _node(world)
     world.say("fault", f"the messages of {place} take long")
     world.network.slow[place] = world.rng.choice((0.1, 0.5, 2.0))
-    world.promises.touch(place)
+    world.invariants.touch(place)
     world.network.later(world.rng.uniform(1.0, 8.0), world.network.slow.pop, place, None)
 
 

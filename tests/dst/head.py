@@ -185,10 +185,10 @@ class VirtualTransport:
 
 def short(message: Any) -> str:
     """A message in the trace: nothing that differs between two runs of one seed."""
-    held = getattr(message, "assignment", None)
+    assignment = getattr(message, "assignment", None)
     parts = [type(message).__name__]
-    if held is not None:
-        parts.append(f"{held.job} {held.phase} {held.generation}")
+    if assignment is not None:
+        parts.append(f"{assignment.job} {assignment.phase} {assignment.generation}")
     for name in ("job", "op", "generation", "group_rank", "group_size", "number", "samples"):
         value = getattr(message, name, None)
         if value not in (None, "", ()):
@@ -233,12 +233,12 @@ class Head:
         self.listens = False
         """The daemon started last takes messages: it has read what was before."""
         self.sends_left: int | None = None
-        """So many messages more it tells, then it is killed; None: as many as it likes."""
+        """Number of messages that it still sends before it is killed; None: it is not killed."""
         self.turns_left: int | None = None
-        """So many turns of several messages more it takes in, then it is killed in one; None: as
-        many as come."""
+        """Number of turns of several messages that it still handles before it is killed in one;
+        None: it is not killed."""
         self.heard: Callable[[Any], None] = lambda message: None
-        """Is called with every message that it hears."""
+        """Called with every message that it receives."""
 
     @property
     def service(self) -> Any:
@@ -251,7 +251,7 @@ class Head:
 
     @property
     def deaf(self) -> bool:
-        """Whether nobody is heard: it is dead, or still begins."""
+        """Whether it receives no messages: it is dead, or still starts."""
         return not (self.alive and self.listens)
 
     def start(self) -> None:

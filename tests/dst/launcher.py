@@ -29,8 +29,8 @@ CRASHED = "ValueError: the script has a mistake"
 
 
 class VirtualFlags:
-    """What :class:`malletrain.protocol.flags.FlagsWriter` is to the agent; the worker hears of it
-    at its next step.
+    """What :class:`malletrain.protocol.flags.FlagsWriter` is to the agent; the worker reads it at
+    its next step.
     """
 
     def __init__(self, path: str) -> None:

@@ -39,7 +39,7 @@ class LiveWorker:
         """Of how many processes the step was that it has given up."""
         self.group: LiveGroup | None = None
         self.place: Round | None = None
-        """The newest round that it was told of."""
+        """The newest round that it received."""
         self.tried = 0
         """The round that it was in, or tried to enter, last."""
         self.entering: LiveGroup | None = None
@@ -58,7 +58,7 @@ class LiveWorker:
 
     # --- news ---
 
-    def told(self, place: Round) -> None:
+    def receive(self, place: Round) -> None:
         """A round of its own: it checks in while it trains on."""
         self.place = place
         if self.up:
@@ -69,7 +69,7 @@ class LiveWorker:
         """The script is ready."""
         self.up = True
         if self.place is not None:
-            self.told(self.place)
+            self.receive(self.place)
 
     def abort(self, generation: int) -> None:
         """A member of that round is lost."""
@@ -99,7 +99,7 @@ class LiveWorker:
         return other is self.launcher or (self.launcher.node.up and other.node.up)
 
     def ready_to_go(self) -> bool:
-        """Whether everybody of a newer round has checked in."""
+        """Whether all members of a newer round have checked in."""
         place, group = self.place, self.group
         if place is None or group is None or place.generation <= group.generation:
             return False
@@ -235,7 +235,7 @@ class LiveNodeLauncher(VirtualLauncher):
         self._worker: LiveWorker | None = None
         self._round: Round | None = None
         self._generation = 0
-        self._told: tuple[AssignmentPhase | None, int] = (None, 0)
+        self._last_report: tuple[AssignmentPhase | None, int] = (None, 0)
         self._pid = 0
         self._serves: set[int] = set()
         self._farewell = False
@@ -275,12 +275,12 @@ class LiveNodeLauncher(VirtualLauncher):
             self.groups.group(self.job, message.generation, message.group_size).store = self
             self._say(StoreUp(self.job, message.generation, self.node.name, 29500))
         assert self._worker is not None
-        self._worker.told(message)
+        self._worker.receive(message)
 
     def _tell(
         self, phase: AssignmentPhase, generation: int, failures: tuple[Failure, ...] = ()
     ) -> None:
-        self._told = (phase, generation)
+        self._last_report = (phase, generation)
         self._phase(phase, generation, failures)
 
     def _flagged(self, number: int) -> None:
@@ -305,7 +305,7 @@ class LiveNodeLauncher(VirtualLauncher):
 
     def _up(self, worker: LiveWorker) -> None:
         if worker.alive:
-            if self._told[0] in (None, AssignmentPhase.READY):
+            if self._last_report[0] in (None, AssignmentPhase.READY):
                 self._tell(AssignmentPhase.READY, 0)
             worker.came_up()
 
@@ -319,7 +319,7 @@ class LiveNodeLauncher(VirtualLauncher):
     def lost(self, worker: LiveWorker, generation: int) -> None:
         """The worker's group broke."""
         newest = self._round.generation if self._round is not None else 0
-        if generation == newest and self._told != (AssignmentPhase.LOST, newest):
+        if generation == newest and self._last_report != (AssignmentPhase.LOST, newest):
             self._tell(AssignmentPhase.LOST, newest)
 
     def succeeded(self, worker: LiveWorker) -> None:

@@ -1,10 +1,13 @@
 """The groups of live jobs: how workers check in, leave the old group together, form the new one,
 share their state, step, and what a loss does to them.
 
-As :mod:`malletrain.elastic` has it: the old group is left after a step of which all agree that it
-is the last, and not before everybody of the new one has checked in; whoever is furthest gives its
-state to those that are not so far; a step that a loss has interrupted is given up, by all or, where
-some had done it already, by some.
+As in :mod:`malletrain.elastic`:
+
+* All agree on the last step of the old group. It is left after that step, and not before every
+  member of the new one has checked in.
+* The member that is furthest gives its state to those that are behind.
+* A step that a loss has interrupted is given up: by all, or by some where others had done it
+  already.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class LiveGroup:
     generation: int
     size: int
     came: dict[int, LiveWorker] = field(default_factory=dict)
-    """By rank: who has checked in."""
+    """By rank: the members that have checked in."""
     entering: list[LiveWorker] = field(default_factory=list)
     members: list[LiveWorker] = field(default_factory=list)
     """In rank order, once it is formed."""
@@ -78,9 +81,9 @@ class LiveGroups:
     # --- the way in ---
 
     def checked_in(self, group: LiveGroup, rank: int, worker: LiveWorker) -> bool:
-        """The worker says that it is there. Whether everybody is, now."""
+        """A worker checks in. Returns whether all have now."""
         if rank in group.came:
-            return False  # who had this place has died: the round cannot be formed any more
+            return False  # The worker of this place has died: the round cannot be formed any more.
         group.came[rank] = worker
         if group.everyone:
             for other in list(group.came.values()):
@@ -108,13 +111,13 @@ class LiveGroups:
         if furthest is None:
             furthest = truth.saved
         self._none_is_further(group, furthest)
-        known = self._workers.setdefault(group.job, [])
+        workers = self._workers.setdefault(group.job, [])
         group.members, group.entering = members, []
         trainings.say("training", f"{group.job} round {group.generation} goes on at {furthest:g}")
         for rank, member in enumerate(members):
             member.entered(group, rank, furthest)
-            if member not in known:
-                known.append(member)
+            if member not in workers:
+                workers.append(member)
         self._alone(group)
         if furthest >= truth.length:
             self._done(group)

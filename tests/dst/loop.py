@@ -82,8 +82,8 @@ class _NoFiles(selectors.BaseSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``rng``: what the time of calls in worker threads is drawn from; ``failed`` hears of what
-    was raised where nobody awaits it.
+    """``rng``: draws the duration of calls in worker threads. ``failed`` is called with exceptions
+    that nobody awaits.
     """
 
     def __init__(self, rng: Random, failed: Callable[[str], None]) -> None:
@@ -169,7 +169,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         whole = self.thread_s()
         first = whole * self._rng.random()
 
-        def told(result: Any, error: BaseException | None) -> None:
+        def complete(result: Any, error: BaseException | None) -> None:
             if future.cancelled():
                 return
             if error is not None:
@@ -183,7 +183,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 result = func(*args)
             except Exception as raised:
                 error = raised
-            self.call_later(whole - first, told, result, error)
+            self.call_later(whole - first, complete, result, error)
 
         self.call_later(first, do)
         return future
@@ -197,10 +197,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._failed(f"{context.get('message')}: {error!r}")
 
     def finish(self) -> None:
-        """Unwind what is left, so that the collector has nothing to do."""
+        """Unwind the remaining tasks, so that the collector has nothing to do."""
         self.ending = True
-        left = [task for process in self.processes for task in process.tasks if not task.done()]
-        tasks = [task for task in left if not _never_begun(task.get_coro())]
+        pending = [task for process in self.processes for task in process.tasks if not task.done()]
+        tasks = [task for task in pending if not _never_begun(task.get_coro())]
         for process in self.processes:
             process.alive = True
         for task in tasks:
@@ -212,11 +212,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 def _never_begun(coro: Any) -> bool:
     """Whether a process was killed before this coroutine took its first step. If so it is closed,
-    with those that it was given to await: nobody will, and Python would warn of each.
+    with the coroutines that it was to await. Python would warn of each of them otherwise.
     """
     if not inspect.iscoroutine(coro) or inspect.getcoroutinestate(coro) != inspect.CORO_CREATED:
         return False
-    for given in inspect.getcoroutinelocals(coro).values():
-        _never_begun(given)
+    for value in inspect.getcoroutinelocals(coro).values():
+        _never_begun(value)
     coro.close()
     return True

@@ -32,7 +32,7 @@ REAPED_S = 0.3
 
 @dataclass
 class MachineLease:
-    """A lease as the main scheduler has it."""
+    """The main scheduler's record of a lease."""
 
     request: LeaseRequest
     state: LeaseState = LeaseState.PENDING
@@ -52,7 +52,7 @@ class Node:
     name: str
     up: bool = True
     busy_until: float = 0.0
-    """A job of the main scheduler has it until then."""
+    """A job of the main scheduler runs on it until then."""
     lease: str = ""
     idle_since: float = 0.0
     launchers: list[Any] = field(default_factory=list)
@@ -134,8 +134,8 @@ class Machine:
         taken = []
         for request in requests:
             if self.trouble == "refuses":
-                said = "The account has no right to submit."
-                taken.append(Lease(request.id, "", LeaseState.ENDED, request.node, said))
+                refusal = "The account has no right to submit."
+                taken.append(Lease(request.id, "", LeaseState.ENDED, request.node, refusal))
                 continue
             if request.id not in self.leases:
                 self.leases[request.id] = MachineLease(request)
@@ -260,6 +260,6 @@ class Machine:
         self._network.mend(name)
 
     @property
-    def held(self) -> list[str]:
+    def active_leases(self) -> list[str]:
         """The leases that have not ended."""
         return [i for i, each in self.leases.items() if each.state is not LeaseState.ENDED]

@@ -2,9 +2,9 @@
 
 What it promises here is what ZeroMQ over TCP promises: the messages of one connection come in the
 order in which they were sent, each once or never; those of different connections come in any order.
-A connection that breaks takes with it what was on the way, and both ends hear of it, each at its
-own time; then the socket connects anew, under a new identity. A way that is cut (no packet passes)
-holds everything up without a word, until it is mended or one of the ends gives up.
+A connection that breaks loses the messages under way. Both ends notice, each at its own time; then
+the socket connects again, under a new identity. A way that is cut (no packet passes) delays
+everything and reports nothing, until it is mended or one of the ends gives up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Server(Protocol):
     """The end that listens."""
 
     def admits(self, key: bytes) -> bool:
-        """Whether who has this public key may connect."""
+        """Whether the owner of this public key may connect."""
 
     def arrived(self, connection: Connection, frames: list[bytes]) -> None:
         """A message."""
@@ -93,7 +93,7 @@ class Connection:
         self.down = _Lane(network, caller.place, lambda frames: caller.arrived(self, frames))
 
     def end_caller(self, in_s: float) -> None:
-        """The caller's end hears that the connection is over."""
+        """The caller's end notices that the connection is over."""
         self.network.later(in_s, self._caller_over)
 
     def _caller_over(self) -> None:
@@ -105,7 +105,7 @@ class Connection:
             self.caller.broken(self)
 
     def end_server(self, in_s: float) -> None:
-        """The server's end hears that the connection is over."""
+        """The server's end notices that the connection is over."""
         self.network.later(in_s, self._server_over)
 
     def _server_over(self) -> None:
@@ -163,7 +163,7 @@ class Network:
         return place in self._cut
 
     def cut_off(self, place: str) -> None:
-        """No packet passes from now on. An end that hears nothing for long gives up."""
+        """No packet passes from now on. An end that receives nothing for long gives up."""
         self._cut.add(place)
         for connection in list(self.connections.values()):
             if connection.caller.place == place:

@@ -15,7 +15,7 @@ LATE_S = 3.0
 """So long after its time a profile is over at the latest, as it is seen here."""
 
 
-class ProfilePromises:
+class ProfileInvariants:
     """Of one world, by the daemon's audit log and by what it holds of its jobs."""
 
     def __init__(self, world: World) -> None:

@@ -188,4 +188,4 @@ class RestartLauncher(VirtualLauncher):
     def _stop_worker(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            self._trainings.left(self.job, group, self)
+            self._trainings.member_ended(self.job, group, self)

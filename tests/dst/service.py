@@ -1,8 +1,8 @@
 """A launcher with the process of a service, as :mod:`malletrain.launch.service` and
 :mod:`malletrain.membership` do it.
 
-The process holds something for the others, and hands it over when it is told that it leaves. A
-service whose work is done has all its processes end by themselves.
+The process holds something for the others and hands it over when it learns that it leaves. When the
+work of a service is done, all its processes end by themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ServiceNodeLauncher(VirtualLauncher):
 
     def _begin(self) -> None:
         self.view: Round | None = None
-        """The newest that it was told of."""
+        """The newest view that it received."""
         self.up = False
         """Its process has joined, and has not ended."""
         self._generation = 0
@@ -35,8 +35,8 @@ class ServiceNodeLauncher(VirtualLauncher):
             return
         self.up = True
         self._address = f"{self.node.name}:{self.number}"
-        known = AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY
-        self._phase(known, self._generation, (), self._address)
+        phase = AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY
+        self._phase(phase, self._generation, (), self._address)
         self._pass_on()
         self._after(STEP_S, self._serve)
 

@@ -25,8 +25,8 @@ from malletrain.agent import jobrun, link, session
 from malletrain.agent.config import AgentConfig
 from malletrain.config.model import Config
 from malletrain.core.settings import ControllerSettings
+from malletrain.daemon import daemon_state
 from malletrain.daemon import main as daemon_main
-from malletrain.daemon import parts
 from malletrain.daemon.notices import Notices
 from malletrain.daemon.settings import controller_settings
 from malletrain.identity.keys import user_name
@@ -65,9 +65,9 @@ def _impatient(config: Config) -> ControllerSettings:
     """A node that a job has rejected is tried again sooner than at a site; the solver's time limit
     is real time, and may not decide.
     """
-    found = controller_settings(config)
-    planning = replace(found.planning, time_limit_s=NEVER_S)
-    return replace(found, planning=planning, rejected_s=REJECTED_S)
+    settings = controller_settings(config)
+    planning = replace(settings.planning, time_limit_s=NEVER_S)
+    return replace(settings, planning=planning, rejected_s=REJECTED_S)
 
 
 class VirtualWorkers:
@@ -94,7 +94,7 @@ class VirtualWorkers:
 
 class NoForkServers:
     """What :class:`malletrain.agent.fork_servers.NodeForkServers` is to an agent that keeps none
-    warm, and how it kills what is left on its node.
+    warm, and how it kills the remaining processes of its node.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -298,7 +298,7 @@ class Site:
             ),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
             (Notices, "run", _nobody_told),
-            (parts, "controller_settings", _impatient),
+            (daemon_state, "controller_settings", _impatient),
             (session, "STEP_S", STEP_S),
             *clocks(self.loop),
         ]

@@ -141,7 +141,7 @@ class DealerSocket(_Waitable):
         self.hang_up(self._rng.random() < 0.5 and bool(linger))
 
     def hang_up(self, orderly: bool) -> None:
-        """Its process has ended: the server hears of it, or of nothing where the host is gone."""
+        """Its process has ended: the server notices, unless the host is gone."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.here = connection.down.open = False
@@ -169,7 +169,7 @@ class RouterSocket(_Waitable):
 
     @property
     def alive(self) -> bool:
-        """Whether somebody hears what is said to it."""
+        """Whether somebody receives what is sent to it."""
         return not self.closed and (self._process is None or self._process.alive)
 
     def hear(self, identity: bytes, frames: list[bytes]) -> None:

@@ -26,15 +26,20 @@ from malletrain.rounds.settings import RoundSettings
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 
+pytestmark = pytest.mark.slow
+
 PARTS, SEEDS_EACH = 20, 10
-PARTS_OF_EVERY_CHANGE = 10
-"""The other parts are marked ``thorough``."""
+PARTS_OF_EVERY_CHANGE = 6
+"""60 days are part of ``make check``; the other parts are marked ``thorough``."""
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        pytest.param(part, marks=() if part < PARTS_OF_EVERY_CHANGE else pytest.mark.thorough)
+        pytest.param(
+            part,
+            marks=pytest.mark.check if part < PARTS_OF_EVERY_CHANGE else pytest.mark.thorough,
+        )
         for part in range(PARTS)
     ],
 )
@@ -98,9 +103,9 @@ def test_what_was_killed_before_its_first_step_is_closed_and_nobody_is_warned():
     async def answer():
         steps.append("answer")
 
-    async def reply(given):
+    async def reply(awaitable):
         steps.append("reply")
-        await given
+        await awaitable
 
     async def main():
         asyncio.get_running_loop().create_task(reply(answer()))
@@ -130,8 +135,8 @@ def _sent_at_once(self, peer, message):
 
 def _whatever_round(self, node, generation):
     """What agents hold, whichever round it is of."""
-    said = self.phases.get(node)
-    return said is not None and said.generation == generation
+    phase = self.phases.get(node)
+    return phase is not None and phase.generation == generation
 
 
 _peers, _round = RoundShell.peers, NodeJob.round
@@ -270,9 +275,9 @@ LATE = (
     ],
 )
 def test_a_planted_defect_is_found(defect, monkeypatch):
-    """One of 50 seeds breaks the promise that it is planted for."""
-    changes, promise, kinds, modes = PLANTED[defect]
+    """One of 50 seeds breaks the invariant that the defect is planted for."""
+    changes, invariant, kinds, modes = PLANTED[defect]
     for room, name, wrong in changes:
         monkeypatch.setattr(room, name, wrong)
     days = (live(seed, kinds, None, modes, defect in PROFILED) for seed in range(50))
-    assert any(promise in broken for day in days for broken in day.broken), defect
+    assert any(invariant in broken for day in days for broken in day.broken), defect

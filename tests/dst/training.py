@@ -36,11 +36,11 @@ class Group:
     done: float = 0.0
     """Samples that it has trained."""
     store: Any = None
-    """The launcher that serves the round's store; None: nobody does yet."""
+    """The launcher that serves the round's store; None: no launcher does yet."""
 
 
 class Trainings:
-    """All jobs' work. ``broken`` hears of promises that do not hold."""
+    """All jobs' work. ``broken`` is called with invariants that do not hold."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Trainings:
         self.lengths: dict[str, float] = {}
         """Job's name → its samples."""
         self.least: dict[str, int] = {}
-        """Job's name → the fewest nodes that its user ever said it may have."""
+        """Job's name → the lowest minimum of nodes that its user ever set."""
         self.live = LiveGroups(self)
         """Of the jobs in live mode."""
         self._step_due = False
@@ -97,12 +97,12 @@ class Trainings:
             self.later(STEP_S, self._step)
 
     def enough(self, job: str, nodes: int) -> None:
-        """A round of so many nodes begins to train."""
+        """A round of ``nodes`` nodes begins to train."""
         least = self.least[self.jobs[job].spec.name]
         if nodes < least:
             self.broken(f"{job} trains on {nodes} nodes, and its least are {least}")
 
-    def left(self, job: str, group: Group, launcher: Any) -> None:
+    def member_ended(self, job: str, group: Group, launcher: Any) -> None:
         """The workers of one member have ended; its peers notice."""
         if launcher not in group.members:
             return

@@ -31,8 +31,8 @@ def list_users(path: Path) -> Path:
 
 
 class User:
-    """One user of the site, with the daemon's own key or that of the list. ``failed`` hears of
-    refusals.
+    """One user of the site, with the daemon's own key or that of the list. ``failed`` is called
+    with refusals.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class User:
         self._connection: Connection | None = None
         self._dialling = False
         self._count = 0
-        self._asked: dict[str, tuple[str, dict[str, Any], Callable[[Any], None]]] = {}
+        self._requests: dict[str, tuple[str, dict[str, Any], Callable[[Any], None]]] = {}
         self._refusable: set[str] = set()
         """Requests that the daemon may have reasons to refuse."""
         self.jobs: dict[str, str] = {}
@@ -62,16 +62,16 @@ class User:
     @property
     def waits(self) -> bool:
         """Whether an answer is to come yet."""
-        return bool(self._asked)
+        return bool(self._requests)
 
     def submit(self, spec: messages.JobSpec) -> None:
         """Submit until there is an answer."""
 
         def answered(data: Any) -> None:
             job = data["job"]["id"]
-            known = self.jobs.setdefault(spec.key, job)
-            if known != job:
-                self._failed(f"submission {spec.key} is two jobs, {known} and {job}")
+            first_job = self.jobs.setdefault(spec.key, job)
+            if first_job != job:
+                self._failed(f"submission {spec.key} is two jobs, {first_job} and {job}")
 
         self._ask("submit", {"spec": msgspec.to_builtins(spec)}, answered)
 
@@ -96,15 +96,15 @@ class User:
     def _ask(self, op: str, params: dict[str, Any], answered: Callable[[Any], None]) -> str:
         self._count += 1
         number = f"r{self._count}"
-        self._asked[number] = op, params, answered
+        self._requests[number] = op, params, answered
         self._send(number)
         return number
 
     def _send(self, number: str) -> None:
-        if number not in self._asked:
+        if number not in self._requests:
             return
         if self._connection is not None:
-            op, params, _ = self._asked[number]
+            op, params, _ = self._requests[number]
             self._connection.up.put(wire.encode(wire.request(number, op, params)))
         elif not self._dialling:
             self._dialling = True
@@ -115,8 +115,8 @@ class User:
 
     def connected(self, connection: Connection) -> None:
         self._connection, self._dialling = connection, False
-        for number in list(self._asked):
-            op, params, _ = self._asked[number]
+        for number in list(self._requests):
+            op, params, _ = self._requests[number]
             connection.up.put(wire.encode(wire.request(number, op, params)))
 
     def refused(self) -> None:
@@ -128,12 +128,12 @@ class User:
 
     def arrived(self, connection: Connection, frames: list[bytes]) -> None:
         reply = wire.decode(frames)
-        if not isinstance(reply, messages.Reply) or reply.id not in self._asked:
+        if not isinstance(reply, messages.Reply) or reply.id not in self._requests:
             return
         if not reply.ok and reply.code == "internal":
             self._failed(f"the daemon failed at a request: {reply.error}")
         elif not reply.ok and reply.id not in self._refusable:
             self._failed(f"a request was refused: {reply.error}")
-        _, _, answered = self._asked.pop(reply.id)
+        _, _, answered = self._requests.pop(reply.id)
         if reply.ok:
             answered(reply.data)

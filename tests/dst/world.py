@@ -20,10 +20,10 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import LeaseStatus
 from tests.dst import faults
 from tests.dst.head import Head
+from tests.dst.invariants import Invariants
 from tests.dst.loop import Stuck, VirtualLoop
 from tests.dst.machine import Machine
 from tests.dst.network import Network
-from tests.dst.promises import Invariants
 from tests.dst.site import Site
 from tests.dst.training import Trainings
 from tests.dst.truth import BATCH
@@ -114,7 +114,7 @@ class World:
         ]
         self.profiles_begun = self.donated = 0
         """Profiles, and how often a job gave nodes to one."""
-        self.promises = Invariants(self)
+        self.invariants = Invariants(self)
         self._endless: list[str] = []
         """Submissions of services that go on until they are cancelled."""
         self.submitter: dict[str, User] = {}
@@ -164,7 +164,7 @@ class World:
             self._shown(line)
 
     def fail(self, sentence: str) -> None:
-        """A promise does not hold."""
+        """An invariant does not hold."""
         if not self.loop.ending:
             self.say("BROKEN", sentence)
             self.broken.append(f"at {self.loop.time() - 1000.0:.3f} s: {sentence}")
@@ -175,7 +175,7 @@ class World:
         """
         node = launcher.node.name
         broke = self.network.parted.get(node, -1e9)
-        return self.promises.out_of_touch(node) or (now and self.loop.time() - broke < MOMENT_S)
+        return self.invariants.out_of_touch(node) or (now and self.loop.time() - broke < MOMENT_S)
 
     def mend(self, place: str) -> None:
         """A way that was cut is whole again."""
@@ -236,35 +236,39 @@ class World:
         if not self.head.alive and self.rng.random() < 0.4:
             self.head.start()
         try:
-            self.promises.look()
+            self.invariants.look()
         except Exception as error:  # a mistake of the world's own
             self.fail("the world itself fails:\n" + "".join(traceback.format_exception(error)))
         at = self.loop.time() - 1000.0
         if self.broken:
             self._over.set_result(None)
         elif self.quiet_since is not None and self._settled():
-            self.promises.at_the_end()
+            self.invariants.at_the_end()
             self._over.set_result(None)
         elif at > self._until_s + QUIET_S:
-            self.fail("the world does not come to rest: " + self._left())
+            self.fail("the world does not come to rest: " + self._leftovers())
             self._over.set_result(None)
         else:
             self.network.later(1.0, self._look)
 
     def _settled(self) -> bool:
-        if self.machine.held or any(user.waits for user in self.users) or not self.head.alive:
+        if (
+            self.machine.active_leases
+            or any(user.waits for user in self.users)
+            or not self.head.alive
+        ):
             return False
         rows = self.head.store.list_jobs()
         ended = len(rows) >= len(self.specs) and all(JobState(row.state).ended for row in rows)
         return ended and not self.head.store.active_leases()
 
-    def _left(self) -> str:
+    def _leftovers(self) -> str:
         rows = self.head.store.list_jobs()
         jobs = [f"{r.id} is {r.state} ({r.reason})" for r in rows if not JobState(r.state).ended]
-        held = [f"lease {lease} is held" for lease in self.machine.held]
+        leases = [f"lease {lease} is held" for lease in self.machine.active_leases]
         for row in self.head.store.active_leases():
-            held.append(f"lease {row.id} of {row.node} is {LeaseStatus(row.state).value}")
-        return "; ".join([*jobs, *held])
+            leases.append(f"lease {row.id} of {row.node} is {LeaseStatus(row.state).value}")
+        return "; ".join([*jobs, *leases])
 
 
 def live(

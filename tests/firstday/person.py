@@ -8,7 +8,7 @@ from pathlib import Path
 from malletrain.client import Connection
 from malletrain.protocol.views import EventView, JobView
 from tests import waiting
-from tests.firstday.terminal import Said, Terminal
+from tests.firstday.terminal import CommandOutput, Terminal
 
 LOCAL = """\
 [daemon]
@@ -35,7 +35,7 @@ hang_after = "1 h"
 debounce = "300 ms"
 min_interval = "0 s"
 """
-"""The quickstart's configuration, for somebody impatient, whose machine may stand still."""
+"""The quickstart's configuration with shorter waits, for a machine that may stand still."""
 
 
 class Person:
@@ -53,7 +53,7 @@ class Person:
         self._terminals.append(Terminal(self.variables, self.work, script, **size))
         return self._terminals[-1]
 
-    def types(self, command: str) -> Said:
+    def types(self, command: str) -> CommandOutput:
         """Type a command into the terminal that is open all day."""
         if self._main is None:
             self._main = self.terminal()
@@ -86,7 +86,7 @@ class Person:
             return client.job(job).job
 
     def notices(self, job: str) -> Sequence[str]:
-        """What the owner of a job was told."""
+        """The notices to the owner of a job."""
         with self._client() as client:
             return client.job(job).notices
 
@@ -104,7 +104,7 @@ class Person:
         return self.job(job)
 
     def until_it_trains_on(self, job: str, nodes: int) -> None:
-        """Wait until a job trains on so many nodes."""
+        """Wait until a job trains on ``nodes`` nodes."""
 
         def there() -> bool:
             events = self.events(job)

@@ -19,12 +19,12 @@ CONTROL = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])
 
 
 def plain(shown: str) -> str:
-    """The words of what a terminal shows, without colours and whatever lines they stand on."""
+    """The words on a terminal in one line, without colours."""
     return " ".join(CONTROL.sub("", shown).split())
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandOutput:
     """What a command printed, and how it ended."""
 
     text: str
@@ -62,13 +62,13 @@ class Terminal:
         self._bash.logfile = typescript.open("w", buffering=1)
         self._prompt()
 
-    def _prompt(self) -> Said:
+    def _prompt(self) -> CommandOutput:
         self._bash.expect(PROMPT)
         shown = self._bash.before
         lines = tuple(line.rstrip() for line in CONTROL.sub("", shown).splitlines())
-        return Said(plain(shown), lines, int(self._bash.match[1]))
+        return CommandOutput(plain(shown), lines, int(self._bash.match[1]))
 
-    def type(self, command: str) -> Said:
+    def type(self, command: str) -> CommandOutput:
         """Type a command and wait until it has ended."""
         self.start(command)
         return self.ended()
@@ -88,7 +88,7 @@ class Terminal:
         else:
             self._bash.send(key)
 
-    def ended(self) -> Said:
+    def ended(self) -> CommandOutput:
         """Wait until the running command has ended."""
         return self._prompt()
 

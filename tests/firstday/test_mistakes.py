@@ -21,7 +21,7 @@ AT_SUBMISSION = {
     ),
     "a service without value": ("--service fashion.py", ["--value FILE"]),
 }
-"""What is told at once: what follows ``malletrain submit``, and what the sentence has."""
+"""Mistakes reported at once: the rest of ``malletrain submit``, and words of the sentence."""
 
 UNSAVED = """\
 import pathlib, time
@@ -71,7 +71,7 @@ what ``malletrain show`` has.
 
 @pytest.fixture(scope="module")
 def student(person):
-    """Somebody with a daemon who has submitted all the mistakes, as in a hurry."""
+    """A user with a daemon who has submitted all the mistakes."""
     for name, text in SCRIPTS.items():
         person.writes(name, text)
     fashion = (person.work / "fashion.py").read_text()
@@ -81,32 +81,33 @@ def student(person):
     person.writes("go", "")
     person.starts_a_daemon(tries=1)
     for name, (rest, _) in ON_THE_NODE.items():
-        said = person.types(f"malletrain submit --no-profile --name {name} {rest}")
-        assert said.status == 0, said.text
+        output = person.types(f"malletrain submit --no-profile --name {name} {rest}")
+        assert output.status == 0, output.text
     return person
 
 
 @pytest.mark.parametrize("mistake", AT_SUBMISSION)
 def test_told_at_submission(student, mistake):
     command, words = AT_SUBMISSION[mistake]
-    said = student.types(f"malletrain submit {command}")
-    assert said.status == 2
-    assert len(said.lines) == 1, said.lines
+    output = student.types(f"malletrain submit {command}")
+    assert output.status == 2
+    assert len(output.lines) == 1, output.lines
     for word in words:
-        assert word in said.text
+        assert word in output.text
 
 
 @pytest.mark.parametrize("mistake", ON_THE_NODE)
 def test_told_by_the_job(student, mistake):
     _, words = ON_THE_NODE[mistake]
     assert student.types(f"malletrain wait {mistake}").status == 1
-    said = student.types(f"malletrain show {mistake}")
-    assert said.status == 0
-    reason = said.text.partition("Script ")[0]
+    output = student.types(f"malletrain show {mistake}")
+    assert output.status == 0
+    reason = output.text.partition("Script ")[0]
     for word in words:
         assert word in reason
 
 
+@pytest.mark.thorough
 def test_two_jobs_with_one_snapshot(student):
     holds = [student.work / f"hold-{rate}" for rate in ("0.1", "0.2")]
     for hold in holds:
@@ -127,7 +128,7 @@ def test_two_jobs_with_one_snapshot(student):
         hold.unlink()
         states.append(student.until_ended(name).state)
     assert states == ["completed", "failed"]
-    # Whoever comes later is told by the snapshot itself.
+    # The snapshot itself reports it to a job that comes later.
     student.types("malletrain submit --name third swept.py --epochs 1 --lr 0.3")
     assert student.until_ended("third").state == "failed"
     reason = student.types("malletrain show third").text.partition("Script ")[0]
@@ -139,13 +140,13 @@ def test_no_snapshot(student):
     student.until(lambda: student.job("unsaved").samples > 0, "it trains")
     student.types("malletrain submit --weight 10 --name urgent unsaved.py")
     student.until(lambda: student.notices("unsaved"), "it is told")
-    said = student.types("malletrain show unsaved")
-    assert "The script keeps no snapshot: the job started from the beginning" in said.text
-    assert "Add malletrain.Snapshot to it (docs/training-scripts.md)" in said.text
+    output = student.types("malletrain show unsaved")
+    assert "The script keeps no snapshot: the job started from the beginning" in output.text
+    assert "Add malletrain.Snapshot to it (docs/training-scripts.md)" in output.text
 
 
 def test_options_after_the_script(student):
-    said = student.types("malletrain submit --name late unsaved.py --nodes 1:2")
-    assert said.status == 0
-    assert "went to the script, because they stand after it: --nodes" in said.text
-    assert "Options of MalleTrain stand before unsaved.py" in said.text
+    output = student.types("malletrain submit --name late unsaved.py --nodes 1:2")
+    assert output.status == 0
+    assert "went to the script, because they stand after it: --nodes" in output.text
+    assert "Options of MalleTrain stand before unsaved.py" in output.text

@@ -18,26 +18,26 @@ def records(student, name):
 
 
 def test_a_first_day(student):
-    said = student.types("malletrain submit fashion.py")
-    assert said.status == 1
-    assert "No daemon is running" in said.text
-    assert "Start one with: malletrain daemon --config FILE" in said.text
+    output = student.types("malletrain submit fashion.py")
+    assert output.status == 1
+    assert "No daemon is running" in output.text
+    assert "Start one with: malletrain daemon --config FILE" in output.text
 
     student.writes("typo.toml", '[scheduler]\nkind = "local"\n\n[scheduler.local]\nnode = 4\n')
-    said = student.types("malletrain check --config typo.toml")
-    assert said.status == 1
-    assert "line 5" in said.text
-    assert "nodes" in said.text
+    output = student.types("malletrain check --config typo.toml")
+    assert output.status == 1
+    assert "line 5" in output.text
+    assert "nodes" in output.text
 
     daemon = student.starts_a_daemon()
-    said = student.types("malletrain check --config local.toml")
-    assert said.status == 0, said.text
-    assert "would not work" not in said.text
+    output = student.types("malletrain check --config local.toml")
+    assert output.status == 0, output.text
+    assert "would not work" not in output.text
 
     # Her training grows to all nodes, makes room for two urgent ones, and grows again.
-    said = student.types("malletrain submit --no-profile --nodes 1:3 fashion.py --epochs 4")
-    assert said.status == 0, said.text
-    assert "Submitted fashion as job j1. Follow it with: malletrain logs fashion -f" in said.text
+    output = student.types("malletrain submit --no-profile --nodes 1:3 fashion.py --epochs 4")
+    assert output.status == 0, output.text
+    assert "Submitted fashion as job j1. Follow it with: malletrain logs fashion -f" in output.text
     follower = student.terminal()
     follower.start("malletrain logs fashion -f")
     student.until_it_trains_on("j1", 3)
@@ -45,10 +45,10 @@ def test_a_first_day(student):
         one_more = f"--weight 10 --name lr-{lr} fashion.py --lr {lr} --record lr-{lr}.jsonl"
         assert student.types(f"malletrain submit {one_more}").status == 0
         student.until_it_trains_on("j1", 3 - number)
-    said = student.types("malletrain status")
-    assert said.status == 0
+    output = student.types("malletrain status")
+    assert output.status == 0
     for name in ("fashion", "lr-0.1", "lr-0.2"):
-        assert name in said.text
+        assert name in output.text
 
     top = student.terminal(columns=80, rows=24)
     top.start("malletrain top")
@@ -56,9 +56,9 @@ def test_a_first_day(student):
     top.press("q")
     assert top.ended().status == 0
 
-    said = student.types("malletrain cancel lr-0.1 lr-0.2")
-    assert said.status == 0
-    assert said.text == "Job j2 (lr-0.1) is cancelled. Job j3 (lr-0.2) is cancelled."
+    output = student.types("malletrain cancel lr-0.1 lr-0.2")
+    assert output.status == 0
+    assert output.text == "Job j2 (lr-0.1) is cancelled. Job j3 (lr-0.2) is cancelled."
     assert student.types("malletrain wait lr-0.1").status == 3, "it was cancelled"
     student.until_it_trains_on("j1", 3)
     student.writes("go", "")
@@ -70,16 +70,16 @@ def test_a_first_day(student):
     for epoch in range(1, 5):
         assert f"epoch {epoch} of 4 done" in followed.text
 
-    said = student.types("malletrain show fashion")
-    assert said.status == 0
-    assert "completed" in said.text
-    assert "accuracy" in said.text
+    output = student.types("malletrain show fashion")
+    assert output.status == 0
+    assert "completed" in output.text
+    assert "accuracy" in output.text
 
     exactly_once_and_as_alone(student, followed.text)
 
-    said = student.types("malletrain cancel fashion")
-    assert said.status == 1
-    assert said.text == "Job j1 is completed already."
+    output = student.types("malletrain cancel fashion")
+    assert output.status == 1
+    assert output.text == "Job j1 is completed already."
     daemon.press("^C")
     assert daemon.ended().status in (0, 130)
     assert student.types("malletrain status").status == 1

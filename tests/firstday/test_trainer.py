@@ -25,11 +25,11 @@ def test_three_epochs_over_rescales(user):
 
     user.starts_a_daemon()
     (user.work / "go").unlink()
-    said = user.types(
+    output = user.types(
         "malletrain submit --no-profile --nodes 1:3 --env MALLETRAIN_PRELOAD=torch,transformers "
         "finetune.py"
     )
-    assert said.status == 0, said.text
+    assert output.status == 0, output.text
     user.until_it_trains_on("finetune", 3)
     user.writes("busy.py", "import time, malletrain\nwhile True:\n    time.sleep(0.1)\n")
     user.types("malletrain submit --weight 10 --name urgent busy.py")

@@ -70,16 +70,16 @@ def machine() -> dict[str, str]:
     """What the figures were measured on."""
     import torch
 
-    said = {"python": platform.python_version(), "kernel": platform.release()}
-    said["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda}"
-    said["cores"] = str(os.cpu_count())
+    facts = {"python": platform.python_version(), "kernel": platform.release()}
+    facts["torch"] = f"{torch.__version__}, CUDA {torch.version.cuda}"
+    facts["cores"] = str(os.cpu_count())
     if torch.cuda.is_available():
-        said["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout
-        said["GPU"] = "; ".join(answer.splitlines()[1:])
-    return said
+        facts["GPU"] = "; ".join(answer.splitlines()[1:])
+    return facts
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -56,17 +56,17 @@ def memory_used() -> int:
 
 def device_files(pid: int) -> list[str]:
     """NVIDIA's device files that a process has open: a CUDA context has some."""
-    found = []
+    files = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             target = str(entry.readlink())
             if target.startswith("/dev/nvidia"):
-                found.append(target)
-    return found
+                files.append(target)
+    return files
 
 
 def state_of(pid: int) -> str:
-    """Its state as the kernel has it, "" once it is gone."""
+    """Its state in the kernel, "" once it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -58,8 +58,8 @@ def test_a_peer_that_is_killed_costs_at_most_one_step(tmp_path, kind, figure):
         for lost in (members[1], members[0]):
             done = max((r["step"] + 1 for r in records(tmp_path)), default=0)
             change_at(c, tmp_path, done + 20)
-            left = c.lose(lost)
-            c.round(left)
+            survivors = c.lose(lost)
+            c.round(survivors)
         done = max(r["step"] + 1 for r in records(tmp_path))
         change_at(c, tmp_path, done + 20)
         (tmp_path / "stop").touch()
@@ -75,8 +75,8 @@ def test_processes_that_share_a_gpu_without_a_word_are_refused_in_a_sentence(tmp
         members = c.start(2)
         c.round(members, wait=False)
         c.until(lambda: not any(w.alive for w in members), "NCCL refuses")
-        said = c.outputs()
-    assert "use the same GPU, which NCCL refuses" in said, said
+        outputs = c.outputs()
+    assert "use the same GPU, which NCCL refuses" in outputs, outputs
 
 
 def test_one_process_over_nccl(tmp_path):

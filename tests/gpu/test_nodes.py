@@ -56,14 +56,14 @@ def test_a_healthy_gpu_is_fit_by_what_nvidia_smi_says(figure):
     done = subprocess.run(list(gpus.COMMAND), capture_output=True, text=True, check=False)
     printed = done.stdout + done.stderr
     fields = {path for _, path, _ in gpus.listing(printed)}
-    known = [
+    patterns = [
         pattern.pattern for pattern, _, _ in gpus.FIELDS if any(map(pattern.fullmatch, fields))
     ]
     figure("fields", f"{len(fields)}")
-    figure("known ones", ", ".join(known))
+    figure("known ones", ", ".join(patterns))
     assert gpus.trouble(done.returncode, printed) == ""
-    assert "Remapped Rows/Pending" in known
-    assert len(known) >= 3
+    assert "Remapped Rows/Pending" in patterns
+    assert len(patterns) >= 3
     assert len(checks_of(HealthPlan(), 1)) == 1
 
 

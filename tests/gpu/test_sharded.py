@@ -29,8 +29,8 @@ def test_live_mode_of_one_process(tmp_path):
     with conducted(tmp_path, training.sharded_live, str(tmp_path), 30) as c:
         c.round(c.start(1))
         c.finish()
-    (said,) = tmp_path.glob("losses-*")
-    losses = json.loads(said.read_text())
+    (path,) = tmp_path.glob("losses-*")
+    losses = json.loads(path.read_text())
     assert len(losses) == 30
     assert losses[-5] < losses[0]
 
@@ -43,8 +43,8 @@ def test_live_mode_of_processes_that_share_a_gpu_is_refused(tmp_path):
         members = c.start(2)
         c.round(members, wait=False)
         c.until(lambda: not any(w.alive for w in members), "it is refused")
-        said = c.outputs()
-    assert "move by NCCL only" in said, said
+        outputs = c.outputs()
+    assert "move by NCCL only" in outputs, outputs
 
 
 def test_two_processes_of_one_gpu_by_gloo(tmp_path, figure):

@@ -28,11 +28,11 @@ class Account:
         self, bed: Bed, work: Path, user: str = "", environment: Mapping[str, str] | None = None
     ) -> None:
         self.bed, self.work, self.user = bed, work, user
-        given = dict(environment or {})
+        variables = dict(environment or {})
         if user:
             login = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "USER": user}
-            given = {**login, "HOME": str(work), **given}
-        self.environment = given if user else {**os.environ, **given}
+            variables = {**login, "HOME": str(work), **variables}
+        self.environment = variables if user else {**os.environ, **variables}
 
     def become(self, *argv: str) -> list[str]:
         """The command that runs ``argv`` as this user, wherever it is run."""
@@ -59,18 +59,18 @@ class Account:
     def ask(self, *argv: str) -> Any:
         """What a command of ``malletrain`` says, from its JSON."""
         made = self.command(argv[0], "--json", *argv[1:])
-        assert made.returncode == 0, f"{argv}: {made.stderr}\n{self.bed.head.said()}"
+        assert made.returncode == 0, f"{argv}: {made.stderr}\n{self.bed.head.log_ends()}"
         lines = made.stdout.strip().splitlines()
         return json.loads(made.stdout) if argv[0] != "events" else [json.loads(x) for x in lines]
 
     def submit(self, name: str, text: str, nodes: str, *options: str) -> str:
         """Submit a script; returns the job's id."""
         (self.work / name).write_text(text)
-        given = ("--nodes", nodes, "--no-profile", "--env", "MALLETRAIN_PRELOAD=0", *options)
-        return str(self.ask("submit", *given, name)["id"])
+        arguments = ("--nodes", nodes, "--no-profile", "--env", "MALLETRAIN_PRELOAD=0", *options)
+        return str(self.ask("submit", *arguments, name)["id"])
 
     def job(self, job: str) -> Any:
-        """A job as ``malletrain show`` has it."""
+        """A job as ``malletrain show`` prints it."""
         return self.ask("show", job)["job"]
 
     def events(self, *kinds: str) -> list[Any]:
@@ -78,10 +78,10 @@ class Account:
         return [e for e in self.ask("events") if not kinds or e["kind"] in kinds]
 
     def until(self, condition: Any, what: str) -> Any:
-        """Wait, and say what the hosts said if it was in vain."""
+        """Wait; a failure shows the ends of the hosts' logs."""
         return until(
             condition,
             what,
             pause_s=1.0,
-            details=lambda: "\n".join(host.said() for host in self.bed.hosts),
+            details=lambda: "\n".join(host.log_ends() for host in self.bed.hosts),
         )

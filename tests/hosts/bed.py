@@ -132,7 +132,7 @@ class Host:
                 *(str(self.folder), self.name),
             ]
         )
-        until((self.folder / "up").exists, f"{self.name} is up", details=self.said)
+        until((self.folder / "up").exists, f"{self.name} is up", details=self.log_ends)
         children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
         self.pid = int(children.read_text())
 
@@ -142,7 +142,7 @@ class Host:
         return ["nsenter", f"--target={self.pid}", *names, "--wd=/", "--", *argv]
 
     def run(self, *argv: str) -> str:
-        """What a command printed on this host; fails with what it said."""
+        """What a command printed on this host; a failure shows its output."""
         made = subprocess.run(
             self.inside(*argv), capture_output=True, text=True, timeout=PATIENCE_S
         )
@@ -169,14 +169,14 @@ class Host:
 
     def traffic(self, interface: str) -> int:
         """Bytes that this host has sent and received by an interface."""
-        [found] = json.loads(self.run("ip", "-json", "-statistics", "link", "show", interface))
-        return sum(int(found["stats64"][way]["bytes"]) for way in ("rx", "tx"))
+        [link] = json.loads(self.run("ip", "-json", "-statistics", "link", "show", interface))
+        return sum(int(link["stats64"][way]["bytes"]) for way in ("rx", "tx"))
 
     def log(self, name: str) -> str:
         """All that is in a log of its."""
         return (self.folder / "log" / name).read_text(errors="replace")
 
-    def said(self) -> str:
+    def log_ends(self) -> str:
         """The ends of all its logs."""
         ends = [
             f"--- {self.name}: {path.name}\n{tail(path)}"
@@ -260,7 +260,7 @@ class Bed:
                 *("--pid-file=/run/munge/munged.pid", "--key-file=/etc/munge/munge.key"),
                 log="munged.out.log",
             )
-            until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.said)  # noqa: B023
+            until(lambda: self._can_munge(host), f"munged on {host.name}", details=host.log_ends)  # noqa: B023
         self.head.run("ip", "addr", "add", f"{FRONT}/{MASK}", "dev", "eth0")
         self.begin(self.head, "-c")
         for node in self.nodes:
@@ -268,7 +268,7 @@ class Bed:
         until(
             lambda: self.states() == ["idle"] * len(self.nodes),
             "all nodes are idle",
-            details=lambda: "\n".join(host.said() for host in self.hosts),
+            details=lambda: "\n".join(host.log_ends() for host in self.hosts),
         )
         return self
 
@@ -316,7 +316,7 @@ class Bed:
         self.on_switch("ip", "link", "set", f"p-{host.name}", "up" if up else "down")
 
     def throttle(self, host: Host, mbit: float) -> None:
-        """The host's link carries so many Mbit/s each way from now on."""
+        """Limit the host's link to ``mbit`` Mbit/s each way."""
         shape = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "100ms")
         host.run("tc", "qdisc", "replace", "dev", "eth0", *shape)
         self.on_switch("tc", "qdisc", "replace", "dev", f"p-{host.name}", *shape)
@@ -328,7 +328,7 @@ class Bed:
         host.run(*("ip", "neigh", "replace", address, "lladdr", nobody), *("dev", interface))
 
     def refuse(self, host: Host, address: str) -> None:
-        """``host`` lets nobody of this address connect to it, and says so, as firewalld does."""
+        """``host`` refuses connections from this address with an answer, as firewalld does."""
         chain = "{ type filter hook input priority 0; }"
         rule = f"ip saddr {address} tcp flags & (syn | ack) == syn"
         for line in (
@@ -339,7 +339,7 @@ class Bed:
             host.run("nft", line)
 
     def states(self) -> list[str]:
-        """The state of every node, as sinfo has it."""
+        """The state of every node in sinfo."""
         argv = self.head.inside("sinfo", "-h", "-N", "-p", "batch", "-o", "%T")
         made = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S)
         return made.stdout.split()

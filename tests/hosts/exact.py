@@ -44,9 +44,9 @@ def tell(rank):
         times = torch.round(-model.parameter.detach() * {BATCH}).to(torch.int64)
         off = (model.parameter.detach() * {BATCH} + times).abs().max().item()
         once, more = (times == 1).nonzero().flatten(), (times > 1).nonzero().flatten()
-        said = dict(where=where(), once=once.tolist(), more=more.tolist(), off=off)
+        record = dict(where=where(), once=once.tolist(), more=more.tolist(), off=off)
         with open("said.new", "w") as file:
-            json.dump(said, file)
+            json.dump(record, file)
         os.rename("said.new", "said")
 
 model = Tally()
@@ -144,7 +144,7 @@ class Training:
         return [Step(int(at), int(size), node) for at, size, node in map(str.split, lines)]
 
     def trains(self, size: int) -> None:
-        """Wait until steps are made by so many ranks that have not been made yet."""
+        """Wait until ``size`` ranks have made new steps."""
         begun = len(self.trace())
 
         def done() -> bool:
@@ -168,13 +168,13 @@ class Training:
         self.site.until(lambda: self.site.job(self.id)["state"] in ended, "the job ends")
         job = self.site.job(self.id)
         assert job["state"] == "completed", self.site.bed.head.log("malletraind.log")
-        said = json.loads((self.site.work / "said").read_text())
+        record = json.loads((self.site.work / "said").read_text())
         order = ElasticSampler(
             SAMPLES, global_batch_size=BATCH, seed=SEED, rank=0, world_size=1, max_world_size=1
         )
-        due = list(itertools.islice(itertools.chain.from_iterable(order), said["where"]))
-        assert said["where"] == self.trace()[-1].position
-        assert said["more"] == [], "these were trained on twice"
-        assert said["once"] == sorted(due)
-        assert said["off"] < 1e-3
+        due = list(itertools.islice(itertools.chain.from_iterable(order), record["where"]))
+        assert record["where"] == self.trace()[-1].position
+        assert record["more"] == [], "these were trained on twice"
+        assert record["once"] == sorted(due)
+        assert record["off"] < 1e-3
         return job

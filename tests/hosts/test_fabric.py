@@ -81,14 +81,14 @@ def begin(site, mode, nodes):
 
 def sizes(site):
     """Node → the sizes of the group in its steps, the newest of its workers last."""
-    found = {}
+    by_node = {}
     for path in sorted(site.work.glob("steps.*"), key=lambda path: path.stat().st_mtime):
-        found.setdefault(path.name.split(".")[2], []).extend(map(int, path.read_text().split()))
-    return found
+        by_node.setdefault(path.name.split(".")[2], []).extend(map(int, path.read_text().split()))
+    return by_node
 
 
 def trains(site, *nodes):
-    """Wait until the job makes steps on exactly so many nodes, these among them."""
+    """Wait until the job makes steps on as many nodes as these, and on these."""
 
     def together():
         now = sizes(site)
@@ -150,19 +150,19 @@ def test_nodes_that_do_not_reach_each_other_are_named_and_the_job_goes_on(boot, 
         lambda: any(len(s) > 3 and s[-3:] == [2] * 3 for s in sizes(site).values()),
         "two nodes that reach each other train",
     )
-    told = " ".join(e["sentence"] for e in site.events("round-stuck", "node-rejected"))
-    assert "n2" in told
-    assert "firewall" in told
+    sentences = " ".join(e["sentence"] for e in site.events("round-stuck", "node-rejected"))
+    assert "n2" in sentences
+    assert "firewall" in sentences
     assert site.job(job)["state"] == "running"
     finish(site, job)
 
 
 @pytest.mark.sites
 @MODES
-@pytest.mark.parametrize("wanted", ["ib0", f"{FAST}.0/16", "auto"])
-def test_a_job_goes_by_the_network_that_the_site_names(boot, wanted, mode):
+@pytest.mark.parametrize("interface", ["ib0", f"{FAST}.0/16", "auto"])
+def test_a_job_goes_by_the_network_that_the_site_names(boot, interface, mode):
     """Told by the kernel's own count of bytes: a step sends and receives every gradient once."""
-    site = boot(2, fabric=f'interface = "{wanted}"').start()
+    site = boot(2, fabric=f'interface = "{interface}"').start()
     training = Training(site, mode, "2:2")
     training.trains(2)
     for chosen in site.events("network-chosen"):
@@ -181,8 +181,8 @@ def test_a_job_goes_by_the_network_that_the_site_names(boot, wanted, mode):
     [measured] = site.until(lambda: site.events("bandwidth-measured"), "it was measured")
     assert measured["data"]["reached"]
     assert measured["data"]["mbit"] > 100
-    told = f"ib0 {measured['data']['mbit'] / 1000:.3g}"[:4]
-    assert told in site.ask("show", training.id)["network"]
+    bandwidth = f"ib0 {measured['data']['mbit'] / 1000:.3g}"[:4]
+    assert bandwidth in site.ask("show", training.id)["network"]
     training.finish()
     assert not training.back()
 
@@ -201,8 +201,8 @@ def test_what_of_a_job_listens_beyond_its_node_knows_the_jobs_key(boot):
         if not line.split()[3].startswith(("127.", "[::1]"))
     }
     assert ports
-    said = n2.run(sys.executable, "-I", "-c", STRANGER, n1.address, *sorted(ports))
-    assert said.splitlines() == ["nothing"] * len(ports)
+    output = n2.run(sys.executable, "-I", "-c", STRANGER, n1.address, *sorted(ports))
+    assert output.splitlines() == ["nothing"] * len(ports)
     before = {node: len(s) for node, s in sizes(site).items()}
     site.until(
         lambda: all(len(s) > before[node] + 5 for node, s in sizes(site).items()),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sites
 MODES = pytest.mark.parametrize("mode", ["restart", "live"])
 FAILED = "poll failed"
 ENOUGH_S = 3600
-"""Grace of preemption for who should leave because it was told: if it stayed, no test would end."""
+"""Grace of preemption. A process that stayed until its end would keep the test from ending."""
 
 
 class MainJob:
@@ -125,10 +125,10 @@ def test_where_the_disk_is_full_training_goes_on_and_what_is_kept_is_whole(boot,
     for node in site.bed.nodes:
         node.run("mount", "-o", "remount,size=50m", str(disk))
 
-    def kept():
+    def nodes_with_snapshot():
         return [n for n in site.bed.nodes if "run.pt" in n.run("ls", str(disk)).split()]
 
-    site.until(kept, "the state is kept")
+    site.until(nodes_with_snapshot, "the state is kept")
     job = training.finish()
     assert not training.back()
     assert job["tries"] == 0

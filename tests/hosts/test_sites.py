@@ -52,6 +52,7 @@ def running(site, count):
     return job
 
 
+@pytest.mark.thorough
 def test_a_head_that_calls_itself_localhost_and_a_user_who_takes_the_agents_place(boot):
     """The short form: agents of other hosts report, whatever the head's /etc/hosts says."""
     site = boot(2, CALLS_ITSELF)
@@ -72,12 +73,12 @@ def test_a_node_behind_a_firewall_is_cancelled_with_its_words_and_left_alone(boo
     site.bed.drop(site.bed.nodes[0], FRONT)
     site.start()
     job = site.submit("train.py", COUNT, "1:2")
-    [told] = site.until(lambda: site.events("lease-unheard"), "the silent lease is cancelled")
-    assert told["node"] == "n1"
-    assert FRONT in told["sentence"]
-    assert "firewall" in told["sentence"]
+    [event] = site.until(lambda: site.events("lease-unheard"), "the silent lease is cancelled")
+    assert event["node"] == "n1"
+    assert FRONT in event["sentence"]
+    assert "firewall" in event["sentence"]
     site.until(
-        lambda: [e for e in site.events("lease-ended") if e["lease"] == told["lease"]],
+        lambda: [e for e in site.events("lease-ended") if e["lease"] == event["lease"]],
         "its end is known",
     )
     site.until(lambda: not [j for j in site.bed.jobs() if " n1 " in j], "n1 is free")

@@ -1,5 +1,5 @@
-"""One daemon for two users, as docs/several-users.md has it: its own account, sudo with the rule of
-that page, MUNGE; and what nobody may do there.
+"""One daemon for two users, set up as in docs/several-users.md: its own account, sudo with the rule
+of that page, MUNGE; and what nobody may do there.
 """
 
 import os
@@ -41,7 +41,7 @@ def site(hosts):
 
 @pytest.fixture
 def gated_site(hosts):
-    """The same with malletrain-lease, as the page has it but for where things lie."""
+    """The same with malletrain-lease, as on the page except for the paths."""
     return made(hosts, GATE_RULE.read_text().replace(GATE, GATE_HERE), GATED, put_gate)
 
 
@@ -54,10 +54,10 @@ def put_gate(etc):
     text = text.replace("main(sys.argv[1:])", 'main(sys.argv[1:], Path("/etc/gate.conf"))')
     program.write_text(text.replace("import sys\n", "import sys\nfrom pathlib import Path\n"))
     program.chmod(0o755)
-    said = (source / "malletrain-lease.conf").read_text()
-    said = said.replace("/opt/malletrain/bin/python", sys.executable)
-    said = said.replace("/usr/local/lib/malletrain/lease.sh", "/etc/lease.sh")
-    rules.write_text(said.replace("least_uid = 1000", f"least_uid = {ANN}"))
+    rules_text = (source / "malletrain-lease.conf").read_text()
+    rules_text = rules_text.replace("/opt/malletrain/bin/python", sys.executable)
+    rules_text = rules_text.replace("/usr/local/lib/malletrain/lease.sh", "/etc/lease.sh")
+    rules.write_text(rules_text.replace("least_uid = 1000", f"least_uid = {ANN}"))
     script.write_text((source.parent / "jobscripts/slurm/lease.sh").read_text())
     for path in (rules, script):
         path.chmod(0o644)
@@ -67,8 +67,8 @@ def made(hosts, rule_text, submit_as, more=lambda etc: None):
     if shutil.which("sudo") is None:
         pytest.skip("sudo is not installed; run tests/slurm/install.sh as root")
     page = PAGE.read_text()
-    known = (RULE, ACCOUNT, SUBMIT_AS, GATE, ANNOUNCED, "munge = true")
-    assert all(line in page for line in known)
+    excerpts = (RULE, ACCOUNT, SUBMIT_AS, GATE, ANNOUNCED, "munge = true")
+    assert all(line in page for line in excerpts)
     bed = hosts(4, users=("ann", "bob"))
     more(bed.head.folder / "etc")
     rule = bed.head.folder / "etc" / "sudoers.d" / "malletrain"
@@ -137,9 +137,9 @@ def test_each_users_processes_are_that_users_on_every_node(site, mode):
 
 def test_the_rule_lets_the_daemons_account_submit_and_cancel_and_nothing_else(site):
     ann = Account(site.bed, site.bed.home("ann"), "ann", VARIABLES)
-    told = site.command("check", "--config", str(site.config))
+    check = site.command("check", "--config", str(site.config))
     trial = "sudo -n -u {owner} -- /usr/bin/sbatch --version"
-    assert trial in " ".join((told.stdout + told.stderr).split())
+    assert trial in " ".join((check.stdout + check.stderr).split())
     for user in ("ann", "bob"):
         made = site.shell(*trial.replace("{owner}", user).split())
         assert (made.returncode, made.stdout.split()[0]) == (0, "slurm-wlm")
@@ -172,8 +172,8 @@ def test_another_user_of_a_jobs_node_reaches_nothing_of_it(site):
     assert ports
     for address in ("127.0.0.1", node.address):
         client = (sys.executable, "-I", "-c", STRANGER, address, *sorted(ports))
-        said = node.run(*bob.become(*client))
-        assert said.splitlines() == ["nothing"] * len(ports)
+        output = node.run(*bob.become(*client))
+        assert output.splitlines() == ["nothing"] * len(ports)
     training.trains(2)
     assert not site.events("workers-failed", "node-lost")
     job = training.finish()

@@ -89,8 +89,8 @@ class BatchSite(Site):
         """Every process of a job of the scheduler."""
         raise NotImplementedError
 
-    def clear(self, left: Collection[str]) -> None:
-        """End the leases that are left over, and wait until no process is."""
+    def clear(self, leases: Collection[str]) -> None:
+        """End leases that are left over, and wait until no process remains."""
         raise NotImplementedError
 
     def tell(self) -> str:
@@ -113,23 +113,23 @@ class BatchSite(Site):
         )
 
     def agents(self) -> dict[str, psutil.Process]:
-        found = {}
+        by_node = {}
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 if "malletrain.agent" in process.cmdline() and (
                     node := process.environ().get("MALLETRAIN_NODE")
                 ):
-                    found[node] = process
-        return found
+                    by_node[node] = process
+        return by_node
 
     def workers(self, script: Path) -> list[psutil.Process]:
-        found = []
+        processes = []
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
                 if str(script) in line and "-u" in line[:3] and "supervisor" not in " ".join(line):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def stop(self) -> None:
         """End the daemon and its leases; fails when a lease or a process is left over."""
@@ -145,9 +145,9 @@ class BatchSite(Site):
             with contextlib.suppress(AssertionError):
                 self.until(lambda: not self.leases(), "all leases are given back")
             self.kill_daemon(15)
-        left = self.leases()
-        self.clear(left)
-        assert not left, f"Leases were left over: {left}\n{self.daemon_log()}"
+        leases = self.leases()
+        self.clear(leases)
+        assert not leases, f"Leases were left over: {leases}\n{self.daemon_log()}"
 
 
 SiteT = TypeVar("SiteT", bound=BatchSite)
@@ -161,11 +161,11 @@ def running(made: SiteT) -> Iterator[SiteT]:
         yield made
     except BaseException:
         # pytest shows this beside the failure.
-        said = [
+        lease_logs = [
             f"{path}\n{path.read_text(errors='replace')[-600:]}"
             for path in sorted(made.state.glob("leases/*.out"))
         ]
-        print(made.daemon_log(200), *said, made.tell(), sep="\n")
+        print(made.daemon_log(200), *lease_logs, made.tell(), sep="\n")
         raise
     finally:
         made.stop()

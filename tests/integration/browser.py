@@ -60,7 +60,7 @@ class Browser:
         self._use(selector, typed)
 
     def _use(self, selector: str, do: Callable[[object], None]) -> None:
-        """Do something with an element when it is there; the page may be just drawing it anew."""
+        """Do something with an element once it is there. Retries while the page redraws it."""
         errors = importlib.import_module("selenium.common.exceptions")
         not_now = (
             errors.StaleElementReferenceException,
@@ -69,13 +69,13 @@ class Browser:
         )
 
         def done() -> bool:
-            found = self.driver.find_elements("css selector", selector)
+            elements = self.driver.find_elements("css selector", selector)
             try:
-                for element in found[:1]:
+                for element in elements[:1]:
                     do(element)
             except not_now:
                 return False
-            return bool(found)
+            return bool(elements)
 
         self.until(done, f"{selector} can be used")
 

@@ -56,8 +56,8 @@ class Site:
     """Many tests use it, one after another."""
     _waiting = 0
     """The thread that is in :meth:`until`."""
-    _kept: Connection | None = None
-    """Its connection: it asks many times, and one made anew for each is most of what that costs."""
+    _connection: Connection | None = None
+    """The connection of that thread: a wait asks many times, and most of its cost is connecting."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class Site:
         if self.daemon.poll() is not None:
             self.start_daemon()
         with self.client() as client:
-            left = [job.id for job in client.jobs() if job.ended is None]
-            if left:
-                client.cancel(left)
-            self.until(lambda: all(self.job(job).ended is not None for job in left), "all end")
+            jobs = [job.id for job in client.jobs() if job.ended is None]
+            if jobs:
+                client.cancel(jobs)
+            self.until(lambda: all(self.job(job).ended is not None for job in jobs), "all end")
             self.until(
                 lambda: all(node.state in ("free", "idle") for node in client.nodes()),
                 "no node is in use",
@@ -162,18 +162,18 @@ class Site:
             with Connection.of(self.state) as own:
                 yield own
             return
-        if self._kept is None:
-            self._kept = Connection.of(self.state)
+        if self._connection is None:
+            self._connection = Connection.of(self.state)
         try:
-            yield self._kept
+            yield self._connection
         except RuntimeError:
             self._forget()
             raise
 
     def _forget(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-        self._kept = None
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
     def script(self, name: str, text: str) -> Path:
         path = self.work / name
@@ -216,8 +216,8 @@ class Site:
 
     def events(self, kind: str = "", job: str | None = None) -> list:
         with self.client() as client:
-            told = client.events(since=self._since, limit=1000, job=job)
-            return [e for e in told if not kind or e.kind == kind]
+            events = client.events(since=self._since, limit=1000, job=job)
+            return [e for e in events if not kind or e.kind == kind]
 
     def until(self, condition: Callable[[], object], what: str) -> object:
         """Wait until ``condition`` holds; fails with the daemon's log."""
@@ -240,29 +240,29 @@ class Site:
 
     def agents(self) -> dict[str, psutil.Process]:
         """The agent processes, by node."""
-        found = {}
+        by_node = {}
         for process in psutil.Process(self.cluster.pid).children():
             with contextlib.suppress(psutil.Error):
                 if "malletrain.agent" in process.cmdline():
-                    found[process.environ()["MALLETRAIN_NODE"]] = process
-        return found
+                    by_node[process.environ()["MALLETRAIN_NODE"]] = process
+        return by_node
 
     def workers(self, script: Path) -> list[psutil.Process]:
         """Training processes of this script; forks of the template are named after it."""
-        found = []
+        processes = []
         for process in psutil.Process(self.cluster.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 forked = process.name() == script.name[:15]
                 if forked or process.cmdline()[1:4:2] == ["-u", str(script)]:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
-    def said(self, words: str) -> bool:
-        """Whether the daemon has said so at any time."""
+    def has_logged(self, words: str) -> bool:
+        """Whether these words are in the daemon's log."""
         return words in self.daemon_log(10**9)
 
     def daemon_log(self, lines: int = 60) -> str:
-        """The last lines of what the daemon said."""
+        """The last lines of the daemon's log."""
         return tail(self.root / "daemon.log", lines)
 
     def stop(self) -> None:
@@ -276,13 +276,13 @@ class Site:
             self.kill_daemon(signal.SIGTERM)
 
         def ended() -> bool:
-            if self.cluster.alive():  # asked once more, it does not wait for the grace time
+            if self.cluster.alive():  # a second SIGTERM ends it before the grace time
                 os.kill(self.cluster.pid, signal.SIGTERM)
             return not self.cluster.alive()
 
         waiting.until(ended, "the cluster ends", 0.1)
-        _, left = psutil.wait_procs(mine, timeout=PATIENCE_S)
-        assert not left, f"Processes left over: {left}"
+        _, survivors = psutil.wait_procs(mine, timeout=PATIENCE_S)
+        assert not survivors, f"Processes left over: {survivors}"
 
 
 @contextlib.contextmanager

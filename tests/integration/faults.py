@@ -1,5 +1,5 @@
 """A site whose processes can be killed at any point of :mod:`malletrain.protocol.fault_points`, and
-what must be so afterwards: the job runs on every node, once, and every lease is somebody's.
+what must hold afterwards: the job runs on every node, once, and every lease has an owner.
 """
 
 from __future__ import annotations
@@ -107,15 +107,15 @@ class FaultySite(Site):
 
     # --- what must be so ---
 
-    def held(self) -> dict[str, str]:
+    def scheduler_leases(self) -> dict[str, str]:
         """Node → lease, of the leases that the main scheduler runs."""
-        found = self.cluster.scavenger().poll().leases
-        running = [lease for lease in found if lease.state is LeaseState.RUNNING]
+        leases = self.cluster.scavenger().poll().leases
+        running = [lease for lease in leases if lease.state is LeaseState.RUNNING]
         assert len({lease.node for lease in running}) == len(running), "two leases on a node"
         return {lease.node: lease.id for lease in running}
 
-    def known(self) -> dict[str, str]:
-        """The same, as the daemon has it."""
+    def daemon_leases(self) -> dict[str, str]:
+        """Node → lease, as the daemon has it."""
         with self.client() as client:
             return {node.node: node.lease for node in client.nodes() if node.lease}
 
@@ -138,18 +138,25 @@ class FaultySite(Site):
             assert view.state in ("queued", "running", "suspended"), view.reason
             members = self.members(job)
             ours = sorted(members.values()) == self.pids(script)
-            if len(members) == self.nodes and ours and self.held() == self.known():
+            if (
+                len(members) == self.nodes
+                and ours
+                and self.scheduler_leases() == self.daemon_leases()
+            ):
                 return members
             return None
 
-        found = self.until(whole, f"{job} runs on all nodes again")
-        assert isinstance(found, dict)
-        return found
+        members = self.until(whole, f"{job} runs on all nodes again")
+        assert isinstance(members, dict)
+        return members
 
     def until_nothing_is_held(self) -> None:
-        """Wait until every lease has been given back, and nobody thinks otherwise."""
-        self.until(lambda: not self.held() and not self.known(), "all leases are given back")
+        """Wait until every lease has been given back, for the daemon and for the main scheduler."""
+        self.until(
+            lambda: not self.scheduler_leases() and not self.daemon_leases(),
+            "all leases are given back",
+        )
 
     def words(self) -> str:
-        """What the daemon has said, for a failure."""
+        """The daemon's log, for a failure."""
         return re.sub(r"\x1b\[[0-9;]*m", "", self.daemon_log(200))

@@ -30,14 +30,14 @@ from tests.waiting import PATIENCE_S
 
 APP = shipped("site-configs/ood/form.yml").parent
 NAME = "127.0.0.2"
-"""By which a browser calls the portal; the page knows it only where it is told."""
+"""The portal's name for browsers; the page knows it only from the session's form."""
 NODE = "127.0.0.3"
 RENDER = """
 require 'erb'; require 'json'; require 'shellwords'; require 'ostruct'
-given = JSON.parse($stdin.read)
-scope = OpenStruct.new(given['names'])
-scope.context = OpenStruct.new(given['context'])
-print ERB.new(given['text'], trim_mode: '-').result(scope.instance_eval { binding })
+request = JSON.parse($stdin.read)
+scope = OpenStruct.new(request['names'])
+scope.context = OpenStruct.new(request['context'])
+print ERB.new(request['text'], trim_mode: '-').result(scope.instance_eval { binding })
 """
 SCRIPT = """
 cd "$1"
@@ -60,9 +60,9 @@ STRIPPED = {"connection", "transfer-encoding", "keep-alive"}
 
 def render(text: str, context: dict[str, str], **names: Any) -> str:
     """A template as the dashboard renders it, by Ruby."""
-    given = json.dumps({"text": text, "context": context, "names": names})
+    request = json.dumps({"text": text, "context": context, "names": names})
     done = subprocess.run(
-        ["ruby", "-e", RENDER], input=given, capture_output=True, text=True, check=False
+        ["ruby", "-e", RENDER], input=request, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -113,11 +113,11 @@ class _Rnode(BaseHTTPRequestHandler):
         if self.path == "/card":
             self._say(self.server.card.encode())  # type: ignore[attr-defined]
             return
-        found = re.fullmatch(r"(/rnode/([^/]+)/(\d+))(/.*|)", self.path)
-        if found is None:
+        match = re.fullmatch(r"(/rnode/([^/]+)/(\d+))(/.*|)", self.path)
+        if match is None:
             self.send_error(404)
             return
-        base, host, port, uri = found.groups()
+        base, host, port, uri = match.groups()
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         sent = {k: v for k, v in self.headers.items() if k.lower() not in {"host", *STRIPPED}}
         sent |= {"X-Forwarded-Proto": "http", "X-Forwarded-User": "ann"}

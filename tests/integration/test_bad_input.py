@@ -1,5 +1,5 @@
-"""What goes wrong in practice, each tried on a running site: the sender is told, the daemon goes
-on, nothing is lost.
+"""What goes wrong in practice, each tried on a running site: the sender gets a sentence, the daemon
+goes on, nothing is lost.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ PATIENCE_MS = int(PATIENCE_S * 1000)
 SHORT = "import malletrain\nfor _ in range(50): malletrain.report(1)\n"
 
 
+@pytest.mark.thorough
 def test_a_script_that_crashes_at_import_fails_with_its_last_words(embedded):
     script = embedded.script(
         "crash.py", "print('loading', flush=True)\nimport no_such_module_of_mine\n"
@@ -171,11 +172,12 @@ def test_a_second_daemon_on_the_state_directory_refuses(refusing):
 
 def test_the_command_line_says_how_to_start_a_daemon_that_is_not_there(tmp_path):
     argv = [sys.executable, "-m", "malletrain", "status", "--state-dir", str(tmp_path)]
-    asked = subprocess.run(argv, capture_output=True, text=True)
-    assert asked.returncode == 1
-    assert "malletrain daemon --config" in asked.stderr
+    result = subprocess.run(argv, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "malletrain daemon --config" in result.stderr
 
 
+@pytest.mark.thorough
 def test_a_daemon_whose_store_breaks_ends_with_a_sentence_and_the_job_goes_on(embedded):
     script = embedded.script(
         "steady.py",
@@ -186,7 +188,7 @@ def test_a_daemon_whose_store_breaks_ends_with_a_sentence_and_the_job_goes_on(em
     worker = embedded.workers(script)[0]
     embedded.kill_daemon(signal.SIGKILL)
     database = embedded.state / "malletrain.db"
-    kept = database.read_bytes()
+    content = database.read_bytes()
     for extra in ("-wal", "-shm"):
         (database.parent / (database.name + extra)).unlink(missing_ok=True)
     database.write_bytes(b"this is no database at all" * 100)
@@ -196,4 +198,4 @@ def test_a_daemon_whose_store_breaks_ends_with_a_sentence_and_the_job_goes_on(em
     assert "Traceback" not in broken.stderr
     assert "malletrain.db" in broken.stderr
     assert worker.is_running()
-    database.write_bytes(kept)
+    database.write_bytes(content)

@@ -1,5 +1,5 @@
 """Daemon, agent, launcher, supervisor and process are killed at every point that a service passes:
-no job is lost, none runs twice, no lease leaks, and who was not struck does not notice.
+no job is lost, none runs twice, no lease leaks, and processes that were not struck do not notice.
 
 Each test is one site, on which the points of its row are tried one after another. The other points,
 of trainings, are in test_fault_points_training.py.
@@ -39,7 +39,7 @@ START = (P.DAEMON_BOUND, P.DAEMON_RESTORED, P.DAEMON_ADOPTS, P.DAEMON_ADOPTED)
 END = (P.DAEMON_RELEASES, P.DAEMON_RELEASED, P.LAUNCHER_STOPS, P.AGENT_SAYS, P.AGENT_LEAVES)
 
 LATE = (P.DAEMON_RELEASES, P.DAEMON_RELEASED)
-"""Nobody comes there unless an agent that was told to go stays."""
+"""No process comes there unless an agent stays that was told to go."""
 
 ALL = {
     "daemon": LOSS,
@@ -102,8 +102,10 @@ def tries(site, job, points, provoke):
         provoke(victim)
         site.struck(point)
         after = site.until_whole(job, site.service)
-        kept = spared(site, point, before, agents, victim)
-        assert kept.items() <= after.items(), f"{point.name}: who was not struck was restarted"
+        expected = spared(site, point, before, agents, victim)
+        assert expected.items() <= after.items(), (
+            f"{point.name}: a process that was not struck was restarted"
+        )
         before = after
 
 

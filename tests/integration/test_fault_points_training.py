@@ -82,15 +82,15 @@ def test_all_points(tmp_path, kind, nodes):
             view = site.job(job)
             assert view.state in ("queued", "running", "suspended"), view.reason
             more = view.samples > before and len(view.nodes) == site.nodes
-            return more and site.held() == site.known()
+            return more and site.scheduler_leases() == site.daemon_leases()
 
         def is_over(rounds, victim, lease):
-            """Whether the job is on all nodes in a round that came after so many, and a node that
-            was taken is back.
+            """Whether the job is on all nodes in a round after the first ``rounds``, and a node
+            that was taken is back.
             """
             formed = site.events("round-formed", job)
             on_all = len(formed) > rounds and f"has {site.nodes} members" in formed[-1].sentence
-            return on_all and trains(0.0) and site.held().get(victim) != lease
+            return on_all and trains(0.0) and site.scheduler_leases().get(victim) != lease
 
         site.until(lambda: trains(0.0), "it trains on all nodes")
         rows = [(do, point) for do, points in TRAININGS[kind].items() for point in points]
@@ -98,11 +98,11 @@ def test_all_points(tmp_path, kind, nodes):
             site.arm(point)
             came = False
             while not came:  # a change that another overtakes may pass none of the points
-                rounds, held = len(site.events("round-formed", job)), site.held()
-                victim = sorted(held)[number % site.nodes] if provocation else "none"
+                rounds, leases = len(site.events("round-formed", job)), site.scheduler_leases()
+                victim = sorted(leases)[number % site.nodes] if provocation else "none"
                 if provocation:
                     {"lose": site.lose, "want": site.want}[provocation](victim)
-                before = rounds, victim, held.get(victim, "")
+                before = rounds, victim, leases.get(victim, "")
                 site.until(
                     lambda at=before, point=point: site.came_to(point) or is_over(*at),
                     f"a process comes to {point.name}, or all nodes are back",

@@ -1,5 +1,5 @@
-"""A worker that stops reporting while it lives: its owner is told where it stands, and it is
-started again where the owner wishes that.
+"""A worker that stops reporting while it lives: its owner gets its stack, and it is started again
+if the owner asked for that.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
         path = embedded.script("hangs.py", HANGS)
         job = embedded.submit(path, on_hang="restart", nproc_per_node=1)
 
-        def told():
+        def hang_events():
             events = embedded.events("job-hung", job)
             return [e for e in events if "wait_for_a_file_system" in e.sentence]
 
-        embedded.until(told, "the hang is told with where the worker stands")
-        # On a machine that stood still it is told of the worker at other places, too.
+        embedded.until(hang_events, "an event says where the worker hangs")
+        # On a machine that stood still there may be events of other places, too.
         embedded.until(
             lambda: any(
                 who.startswith("rank 0 on ") and "in wait_for_a_file_system_that_is_stuck" in stack
@@ -71,8 +71,8 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
 
 @pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=pytest.mark.thorough)])
 def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind):
-    """One of two ranks waits for ever and the other for it: both are told to give the step up, who
-    cannot is started again, and gets the state from the other.
+    """One of two ranks waits for ever and the other for it: both are told to give the step up. The
+    one that cannot is started again and gets the state from the other.
     """
     embedded = impatient(tmp_path, nodes=2)
     try:
@@ -84,11 +84,11 @@ def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind)
         embedded.until_samples(job, 400)
         (embedded.work / "hang").touch()
 
-        def told():
+        def hang_events():
             events = embedded.events("job-hung", job)
             return [e for e in events if "in wait_for_ever" in e.sentence]
 
-        embedded.until(told, "the hang is told, with where the one waits that all wait for")
+        embedded.until(hang_events, "an event says where the rank hangs that the other waits for")
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 200)
         done = ChaosJob(job, kind, embedded.work)

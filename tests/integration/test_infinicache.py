@@ -71,8 +71,8 @@ def test_objects_outlive_the_nodes_that_held_them(tmp_path, monkeypatch):
 
         def addresses():
             with s.client() as client:
-                found = client.members(job)
-            return {m.node: m.address for m in found.members}, bytes.fromhex(found.key)
+                view = client.members(job)
+            return {m.node: m.address for m in view.members}, bytes.fromhex(view.key)
 
         s.until(lambda: len(addresses()[0]) == 5, "five members")
         members, key = addresses()

@@ -52,8 +52,8 @@ def nodes(made):
 
 def test_operators_pause_drain_and_exclude(tmp_path):
     with site(tmp_path, nodes=2, config=COLD) as made:
-        said = command_line(made, "pause", "--why", "a look at the network")
-        assert said.startswith("Nothing new is leased")
+        output = command_line(made, "pause", "--why", "a look at the network")
+        assert output.startswith("Nothing new is leased")
         script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
         job = made.submit(script, str(stop), "loss", nodes=(1, 2), profile=False)
         polled(made)

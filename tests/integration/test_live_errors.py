@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 WRONG_ARGUMENTS = """
 import argparse
 print("reading arguments", flush=True)
@@ -22,6 +24,7 @@ def output(made, job: str) -> str:
     return subprocess.run(argv, capture_output=True, check=True, text=True).stdout
 
 
+@pytest.mark.thorough
 def test_the_reason_of_a_live_job_that_never_began(embedded):
     wrong = embedded.submit(
         embedded.script("wrong.py", WRONG_ARGUMENTS), "--epochz", mode="live", name="wrong",

@@ -1,4 +1,6 @@
-"""The stored log is what the job printed, to the last byte; where it cannot be, its end says so."""
+"""The stored log is what the job printed, to the last byte; where bytes are missing, its end says
+how many.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+
+import pytest
 
 from tests.integration.embedded import site
 
@@ -33,6 +37,7 @@ def command_line(made, job: str, *options: str) -> str:
     return done.stdout.decode()
 
 
+@pytest.mark.thorough
 def test_all_that_a_job_printed_is_kept_though_it_ends_at_once(tmp_path):
     lines = 130_000
     with site(tmp_path, nodes=2) as made:
@@ -55,6 +60,7 @@ def test_all_that_a_job_printed_is_kept_though_it_ends_at_once(tmp_path):
         )
 
 
+@pytest.mark.thorough
 def test_a_log_whose_end_was_lost_with_its_node_says_how_much_is_missing(tmp_path):
     lines = 400_000
     with site(tmp_path, nodes=1, grace_s=2.0) as made:
@@ -76,6 +82,6 @@ def test_a_log_whose_end_was_lost_with_its_node_says_how_much_is_missing(tmp_pat
         assert marker is not None, text[-300:]
         whole = printed(0, lines).encode()
         missing = int(marker[1].replace(b",", b""))
-        kept = len(whole) - missing
-        assert text[:kept] == whole[:kept]
-        assert text[kept:] in (marker[0], marker[0].removeprefix(b"\n")), "nothing else is there"
+        length = len(whole) - missing
+        assert text[:length] == whole[:length]
+        assert text[length:] in (marker[0], marker[0].removeprefix(b"\n")), "nothing else is there"

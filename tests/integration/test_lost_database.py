@@ -23,13 +23,14 @@ def embedded(tmp_path):
 
 
 def does_not_start(site):
-    """What it says."""
-    said = len(site.daemon_log(10**9))
+    """The daemon does not start; returns what it logs."""
+    log_length = len(site.daemon_log(10**9))
     site.launch_daemon()
     assert site.daemon.wait() == 1
-    return " ".join(site.daemon_log(10**9)[said:].split())
+    return " ".join(site.daemon_log(10**9)[log_length:].split())
 
 
+@pytest.mark.thorough
 def test_a_daemon_without_its_database_says_so_and_with_a_copy_it_goes_on(embedded):
     script = embedded.script("steady.py", STEADY)
     job = embedded.submit(script)

@@ -75,7 +75,7 @@ def test_a_server_that_goes_costs_no_job_and_no_sample(site, server, how):
     assert submitting.under_way.wait(60.0)
     server.stop(how)
     assert site.daemon.wait() == 1
-    assert site.said("Start its server or make it reachable")
+    assert site.has_logged("Start its server or make it reachable")
     submitting.join()
     for _ in range(1 if how == "kill" else 6):  # as its service manager does
         assert "cannot be opened" in does_not_start(site)
@@ -90,8 +90,8 @@ def test_a_server_that_goes_costs_no_job_and_no_sample(site, server, how):
     assert {agent.pid for agent in site.agents().values()} == agents
     assert [e.kind for e in site.events() if e.kind.startswith("lease-")] == ["lease-requested"]
     with site.client() as client:
-        known = [row.name for row in client.jobs()]
-    assert len(known) == len(set(known))
-    # What was on its way at that moment is there or is not; whoever asked for it was told so.
+        names = [row.name for row in client.jobs()]
+    assert len(names) == len(set(names))
+    # A submission under way at that moment is there or is not; its client got the matching reply.
     last = f"more{len(submitting.taken)}"
-    assert {"job", *submitting.taken} <= set(known) <= {"job", *submitting.taken, last}
+    assert {"job", *submitting.taken} <= set(names) <= {"job", *submitting.taken, last}

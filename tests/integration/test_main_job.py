@@ -9,6 +9,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.integration.embedded import gone
 
 STEADY = """
@@ -46,11 +48,12 @@ for epoch in sampler.epochs(1):
 snapshot.save()
 dist.destroy_process_group()
 """
-"""Writes down every sample it has trained on, step by step; crawls after 300 of 2000 until it may
-go on, so that it is there for what is done to it.
+"""Writes down every sample it has trained on, step by step. It crawls after 300 of 2000 until it
+may go on, so that it still runs when the test acts on it.
 """
 
 
+@pytest.mark.check
 def test_a_job_trains_and_completes(shared):
     script = shared.script("steady.py", STEADY)
     job = shared.submit(script, nodes=(2, 2), env={"SECONDS": "3600"})
@@ -133,7 +136,7 @@ def test_a_clean_stop_leaves_the_job_running_and_says_so(shared):
     shared.until_samples(job, 50)
     worker = shared.workers(script)[0]
     assert shared.kill_daemon(signal.SIGTERM) == 0
-    assert shared.said("1 jobs continue without it")
+    assert shared.has_logged("1 jobs continue without it")
     assert worker.is_running()
     shared.start_daemon()
     assert shared.until_state(job, "running").samples >= 50

@@ -1,4 +1,4 @@
-"""The port of the metrics where another daemon of the host has it: two people who follow the
+"""The port of the metrics where another daemon of the host uses it: two people follow the
 quickstart on one login node.
 """
 
@@ -21,7 +21,7 @@ DEFAULT = DaemonSection.model_fields["metrics_listen"].default
 CONFIG = """
 [daemon]
 state_dir = "state"
-{asked}
+{setting}
 [scheduler]
 kind = "local"
 [scheduler.local]
@@ -31,7 +31,7 @@ autostart = false
 
 @pytest.fixture
 def taken():
-    """The default port is somebody else's: ours, once a daemon of another test leaves it."""
+    """The default port is in use: by this fixture, once a daemon of another test leaves it."""
     host, _, port = DEFAULT.rpartition(":")
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -47,9 +47,9 @@ def taken():
         yield
 
 
-def command(folder, asked, word):
+def command(folder, setting, word):
     config = folder / "site.toml"
-    config.write_text(CONFIG.format(asked=asked))
+    config.write_text(CONFIG.format(setting=setting))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     argv = [sys.executable, "-m", "malletrain", word, "--config", str(config)]
     return argv, environment
@@ -62,6 +62,7 @@ def answers(state, daemon):
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("taken")
 def test_a_daemon_whose_file_names_no_port_does_without_metrics(tmp_path):
     argv, environment = command(tmp_path, "", "check")

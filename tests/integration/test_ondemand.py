@@ -25,10 +25,10 @@ pytest.importorskip("fastapi")
 def ruby() -> None:
     """Ruby is there."""
     if shutil.which("ruby") is None:
-        told = "There is no ruby (Debian: ruby); run tests/slurm/install.sh as root"
+        reason = "There is no ruby (Debian: ruby); run tests/slurm/install.sh as root"
         if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(told)
-        pytest.skip(told)
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 def test_the_form_has_a_field_for_each_word_of_the_templates():
@@ -93,4 +93,6 @@ def test_a_person_looks_and_cancels_by_way_of_the_portal(ruby, tmp_path):
                 tab.until_text("#job-facts", "cancelled")
                 assert made.job(job).state == "cancelled"
                 # The portal itself has no icon.
-                assert [said for said in tab.complaints() if "/favicon.ico " not in said] == []
+                assert [
+                    complaint for complaint in tab.complaints() if "/favicon.ico " not in complaint
+                ] == []

@@ -1,4 +1,4 @@
-"""A daemon that stands still for longer than its agents may be silent: nobody is lost by it."""
+"""A daemon that stands still for longer than its agents may be silent: no agent is lost by it."""
 
 import signal
 import time

@@ -39,17 +39,17 @@ class PbsSite(BatchSite):
         return self.pbs.leases()
 
     def processes(self) -> list[psutil.Process]:
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if (
                     process.environ().get("FAKE_PBS") == str(self.pbs.state_dir)
                     and process.status() != psutil.STATUS_ZOMBIE
                 ):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
-    def clear(self, left: Collection[str]) -> None:
+    def clear(self, leases: Collection[str]) -> None:
         self.pbs.stop()
         self.until(lambda: not self.processes(), "no process is left")
 
@@ -61,13 +61,14 @@ def pbs_site(
 
 
 def client_with(site: PbsSite, pair: KeyPair) -> Connection:
-    """The client of somebody else."""
+    """The client of another user."""
     info = read_daemon_info(site.state / INFO)
     return Connection(
         info.endpoint, info.server_key.encode(), pair.public.encode(), pair.secret.encode()
     )
 
 
+@pytest.mark.check
 def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
     with pbs_site(tmp_path, hosts=3) as site:
         first = site.pbs.submit("sleep 600", "-l", "walltime=00:30:00")
@@ -94,6 +95,7 @@ def test_a_job_grows_on_idle_hosts_gives_way_and_completes(tmp_path):
         site.until(lambda: not site.pbs.leases(), "every lease is given back")
 
 
+@pytest.mark.thorough
 def test_suspended_hosts_are_done_without_and_leave_nothing_running(tmp_path):
     with pbs_site(tmp_path, hosts=2, preempt_order="S") as site:
         script = site.script("steady.py", STEADY)
@@ -119,6 +121,7 @@ def test_suspended_hosts_are_done_without_and_leave_nothing_running(tmp_path):
         site.pbs.edit(lambda state: state["jobs"][main].update(delete=True))
 
 
+@pytest.mark.thorough
 def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
     with pbs_site(tmp_path, hosts=1, preempt_order="R") as site:
         job = site.submit(site.script("steady.py", STEADY), nodes=(1, 1))
@@ -129,10 +132,10 @@ def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
             "qstat", "qstat: cannot connect to server pbs0"
         )  # so that only the agent itself can give it away
         site.pbs.submit("exit 0")
-        said = site.state / "leases" / f"{old['name'].rpartition('-')[2]}.out"
+        log = site.state / "leases" / f"{old['name'].rpartition('-')[2]}.out"
         site.until(
-            lambda: "This lease has left" in said.read_text(),
-            "the agent that begins again hears that it is not wanted",
+            lambda: "This lease has left" in log.read_text(),
+            "the agent that begins again hears that its lease has left",
         )
         site.pbs.works("qstat")
         site.until(lambda: len(site.job(job).nodes) == 1, "a lease of the day after")
@@ -141,6 +144,7 @@ def test_a_requeued_lease_that_begins_again_is_sent_away(tmp_path):
         assert site.until_state(job, "completed", "failed").state == "completed"
 
 
+@pytest.mark.thorough
 def test_two_users_share_the_hosts_each_on_leases_of_their_own(tmp_path):
     ann, bob, eve = new_pair(), new_pair(), new_pair()
     listed = tmp_path / "users"

@@ -87,6 +87,7 @@ def test_a_job_is_profiled_down_the_stairs_and_shows_its_curve(profiled):
     (profiled.work / "stop").touch()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("profiled", [DEAF], indirect=True, ids=[""])
 def test_a_job_that_reports_nothing_runs_all_the_same_and_its_owner_is_told(profiled):
     job = profiled.submit(profiled.script("silent.py", SILENT), nodes=(1, 3))
@@ -100,6 +101,7 @@ def test_a_job_that_reports_nothing_runs_all_the_same_and_its_owner_is_told(prof
     assert profiled.until_state(job, "completed", "failed").state == "completed"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("profiled", [ENDLESS], indirect=True, ids=[""])
 def test_a_job_that_ends_while_it_is_profiled_is_completed(profiled):
     script = profiled.script("steady.py", STEADY)
@@ -126,6 +128,7 @@ def test_a_daemon_killed_during_a_profile_takes_it_up_again(profiled):
     assert profiled.until_state(job, "completed", "failed").state == "completed"
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_profiled_is_refused_and_what_is_not_wanted_not_done(profiled):
     script = profiled.script("shared.py", SHARED)
     with pytest.raises(Exception, match="size to profile"):

@@ -51,23 +51,23 @@ VARIABLES = {
 def installed() -> None:
     """Prometheus and its tool are there."""
     if lacking := [name for name in ("prometheus", "promtool") if shutil.which(name) is None]:
-        told = f"There is no {' and no '.join(lacking)}; run tests/slurm/install.sh as root"
+        reason = f"There is no {' and no '.join(lacking)}; run tests/slurm/install.sh as root"
         if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(told)
-        pytest.skip(told)
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 def queries() -> list[tuple[str, str]]:
     """(board and panel, query) of all panels, as Grafana would send it."""
-    found = []
+    rows = []
     for name, path in BOARDS.items():
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel.get("targets", ()):
                 query = target["expr"]
                 for variable, value in VARIABLES.items():
                     query = query.replace(variable, value)
-                found.append((f"{name}: {panel['title']}", query))
-    return found
+                rows.append((f"{name}: {panel['title']}", query))
+    return rows
 
 
 def rules() -> list[dict[str, str]]:
@@ -83,8 +83,8 @@ def test_panels_and_rules_use_metrics_that_there_are():
         served |= {name, f"{name}_total", f"{name}_bucket"}
     served |= {rule["record"] for rule in rules() if "record" in rule}
     shown = [query for _, query in queries()]
-    wanted = " ".join([*shown, *(rule["expr"] for rule in rules())])
-    assert set(re.findall(r"\bmalletrain[_:][\w:]+", wanted)) <= served
+    expressions = " ".join([*shown, *(rule["expr"] for rule in rules())])
+    assert set(re.findall(r"\bmalletrain[_:][\w:]+", expressions)) <= served
     assert "$" not in " ".join(shown)
 
 
@@ -106,15 +106,15 @@ def test_panels_do_not_lie_upon_each_other():
             places |= here
 
 
-def lost(board, kept, at=""):
-    """Where Grafana's own types have no place for what a board says, or understand it otherwise."""
-    if isinstance(board, dict) and isinstance(kept, dict):
-        inside = [lost(board[key], kept.get(key), f"{at}/{key}") for key in board]
-    elif isinstance(board, list) and isinstance(kept, list) and len(board) == len(kept):
-        pairs = enumerate(zip(board, kept, strict=True))
+def lost(board, round_trip, at=""):
+    """The places of a board that Grafana's own types drop or understand otherwise."""
+    if isinstance(board, dict) and isinstance(round_trip, dict):
+        inside = [lost(board[key], round_trip.get(key), f"{at}/{key}") for key in board]
+    elif isinstance(board, list) and isinstance(round_trip, list) and len(board) == len(round_trip):
+        pairs = enumerate(zip(board, round_trip, strict=True))
         inside = [lost(mine, theirs, f"{at}/{n}") for n, (mine, theirs) in pairs]
     else:
-        return [] if board == kept else [at]
+        return [] if board == round_trip else [at]
     return [place for places in inside for place in places]
 
 
@@ -221,8 +221,8 @@ class Prometheus:
 
     def series(self, query: str) -> list[dict[str, Any]]:
         """What a query returns now. One that cannot be answered just now is asked again."""
-        (said,) = waiting.until(lambda: self._answer(query), f"it answers {query}", 0.5, self.log)
-        return said["data"]["result"]
+        (reply,) = waiting.until(lambda: self._answer(query), f"it answers {query}", 0.5, self.log)
+        return reply["data"]["result"]
 
     def _answer(self, query: str) -> tuple[Any, ...]:
         """The answer; nothing where there is none yet."""
@@ -233,9 +233,9 @@ class Prometheus:
                 return (json.load(answer),)
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read().decode()
+                body = error.read().decode()
             if error.code != 503:
-                pytest.fail(f"{query}: {error.code} {said}")
+                pytest.fail(f"{query}: {error.code} {body}")
         except (urllib.error.URLError, ConnectionError):
             pass
         return ()
@@ -291,22 +291,22 @@ def test_every_panel_returns_data(installed, tmp_path):
             "node": stack.enter_context(served(exporter)),
         }
         (tmp_path / "prometheus").mkdir()
-        asked = stack.enter_context(
+        server = stack.enter_context(
             prometheus(tmp_path / "prometheus", targets, {"node": {"instance": "n1:9100"}})
         )
         # Before its first plan: what was counted before the first look is no increase.
         of_it = 'malletrain_samples_total{job="malletrain"}'
-        made.until(lambda: asked.ask(of_it), "the daemon is scraped")
+        made.until(lambda: server.ask(of_it), "the daemon is scraped")
         script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
         job = made.submit(script, str(stop), "loss", nodes=(1, 1), profile=False)
         missing = queries()
 
         def all_answer() -> bool:
-            missing[:] = [each for each in missing if not asked.ask(each[1])]
+            missing[:] = [each for each in missing if not server.ask(each[1])]
             return not missing
 
         def unanswered() -> str:
-            up = {each["metric"]["job"]: each["value"][1] for each in asked.series("up")}
+            up = {each["metric"]["job"]: each["value"][1] for each in server.series("up")}
             return f"No data: {missing}\nScraped: {up}\n{made.daemon_log(20)}"
 
         waiting.until(all_answer, "every panel shows data", 1.0, unanswered)
@@ -314,12 +314,12 @@ def test_every_panel_returns_data(installed, tmp_path):
             f'malletrain_job_nodes{{exported_job="{job}"}}',
             "malletrain_jobs_ended_total",
         )
-        made.until(lambda: asked.ask(nodes) == [1.0], "its node is shown")
+        made.until(lambda: server.ask(nodes) == [1.0], "its node is shown")
         stop.touch()
         made.until_state(job, "completed")
         of_daemon = f'{ended}{{job="malletrain",state="completed"}}'
-        made.until(lambda: asked.ask(of_daemon) == [1.0], "its end is counted")
-        made.until(lambda: not asked.ask(nodes), "it is shown no more")
+        made.until(lambda: server.ask(of_daemon) == [1.0], "its end is counted")
+        made.until(lambda: not server.ask(nodes), "it is shown no more")
         # MalleTrainDown is about scrapes that fail, which they may where a machine is busy.
         firing = 'ALERTS{alertstate="firing",alertname!="MalleTrainDown"}'
-        assert [each["metric"] for each in asked.series(firing)] == []
+        assert [each["metric"] for each in server.series(firing)] == []

@@ -95,8 +95,8 @@ def test_the_session_of_the_page_and_known_answers(tmp_path, monkeypatch):
         monkeypatch.setattr(operations, "submit", without_torch)
         test = doctest.DocTestParser().get_doctest("\n".join(sessions), {}, PAGE.name, None, 0)
         assert len(test.examples) > 15
-        told: list[str] = []
-        result = doctest.DocTestRunner().run(test, out=told.append, clear_globs=False)
+        report: list[str] = []
+        result = doctest.DocTestRunner().run(test, out=report.append, clear_globs=False)
         test.globs["client"].close()
-        assert result.failed == 0, "".join(told)
+        assert result.failed == 0, "".join(report)
         known_answers(made)

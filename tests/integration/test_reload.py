@@ -49,16 +49,16 @@ def test_a_daemon_reads_its_configuration_again(tmp_path):
     try:
         waiting.until(answers, "the daemon answers", 0.05)
         config.write_text(SITE.format(daemon='heartbeat = "2 s"', jobs="max_running = 7"))
-        status, said = reloaded(state)
+        status, output = reloaded(state)
         assert status == 0
-        assert "Applied:\n  jobs.max_running: 20 -> 7\n" in said
-        assert "Needs a restart of the daemon:\n  daemon.heartbeat: 1 s -> 2 s\n" in said
+        assert "Applied:\n  jobs.max_running: 20 -> 7\n" in output
+        assert "Needs a restart of the daemon:\n  daemon.heartbeat: 1 s -> 2 s\n" in output
 
-        # What waits for a restart is told again; what was taken over is not.
+        # What waits for a restart is in the next event again; what was applied is not.
         daemon.send_signal(signal.SIGHUP)
         waiting.until(lambda: len(events()) == 2, "it was read again", 0.05)
-        told = events()[-1].data["changes"]
-        assert told == {
+        changes = events()[-1].data["changes"]
+        assert changes == {
             "applied": [],
             "next_jobs": [],
             "restart": ["daemon.heartbeat: 1 s -> 2 s"],
@@ -66,16 +66,16 @@ def test_a_daemon_reads_its_configuration_again(tmp_path):
 
         # A bad file changes nothing, by whichever way.
         config.write_text(SITE.format(daemon="", jobs='max_running = "many"\nmax_trys = 3'))
-        status, said = reloaded(state)
+        status, output = reloaded(state)
         assert status == 1
-        assert "Nothing has changed." in said
-        assert "max_running" in said
-        assert "max_tries" in said
+        assert "Nothing has changed." in output
+        assert "max_running" in output
+        assert "max_tries" in output
         daemon.send_signal(signal.SIGHUP)
         assert daemon.stderr is not None
-        found = (line for line in daemon.stderr if "not reloaded" in line)
-        assert "max_tries" in next(found)
-        assert "SIGHUP" in next(found)
+        lines = (line for line in daemon.stderr if "not reloaded" in line)
+        assert "max_tries" in next(lines)
+        assert "SIGHUP" in next(lines)
         assert len(events()) == 2
         daemon.terminate()
         assert daemon.wait(waiting.PATIENCE_S) == 0

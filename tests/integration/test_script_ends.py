@@ -141,6 +141,7 @@ def scale(made, job, low, high):
     made.until(lambda: made.events("job-rescaled", job=job), "the change is planned")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_a_planned_change_is_dropped_when_the_script_is_done(shared, kind):
     job = at_its_end(shared, kind)
@@ -152,6 +153,7 @@ def test_a_planned_change_is_dropped_when_the_script_is_done(shared, kind):
     assert len(shared.events("round-formed", job=job)) == 1
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_starts_again_leaves_the_script_alone(shared):
     job = at_its_end(shared, "restart")
     shared.kill_daemon()

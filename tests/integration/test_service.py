@@ -8,6 +8,8 @@ import json
 import os
 import signal
 
+import pytest
+
 from malletrain.submission.spec import build
 from tests.integration.embedded import site
 
@@ -27,16 +29,18 @@ with open(f"news-{group.me.node}-{os.getpid()}", "w", buffering=1) as news:
             print(json.dumps(["drained", group.me.node, f"{change.member.seconds_left:.1f}", 0]), file=news)
             group.report_drained()
 """  # noqa: E501
-"""Writes down every change it hears of, one file a process."""
+"""Writes down every change it receives, one file a process."""
 
 
 def news(site):
-    """Process (node, pid) → what it heard, in order."""
-    found = {}
+    """Process (node, pid) → the messages it received, in order."""
+    by_process = {}
     for path in site.work.glob("news-*"):
         _, node, pid = path.name.rsplit("-", 2)
-        found[node, int(pid)] = [json.loads(line) for line in path.read_text().splitlines() if line]
-    return found
+        by_process[node, int(pid)] = [
+            json.loads(line) for line in path.read_text().splitlines() if line
+        ]
+    return by_process
 
 
 def submit(site, nodes="1:3"):
@@ -62,7 +66,7 @@ def members(site, job):
 
 
 def up(site, job, count):
-    """Wait until so many members are there; their addresses by node."""
+    """Wait until ``count`` members are there; returns their addresses by node."""
     site.until(lambda: len(members(site, job)) == count, f"{count} members")
     return members(site, job)
 
@@ -72,6 +76,7 @@ def heard(site, kind, node, by):
     return any(line[:2] == [kind, node] for line in news(site).get(by, []))
 
 
+@pytest.mark.check
 def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
     job = submit(shared)
     first = up(shared, job, 3)
@@ -85,7 +90,7 @@ def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
     agents = shared.agents()
     agents[c].send_signal(
         signal.SIGTERM
-    )  # the main scheduler wants it back: it is told, drains and goes
+    )  # The main scheduler takes it back: the service gets notice, drains and goes.
     shared.until(
         lambda: heard(shared, "leaving", c, (a, pids[a])), "the others hear that it leaves"
     )
@@ -102,6 +107,7 @@ def test_members_hear_of_a_loss_with_and_without_notice_and_live_on(shared):
         assert "key of 32 bytes" in client.logs(job, stream="service").text
 
 
+@pytest.mark.thorough
 def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(shared):
     job = submit(shared)
     first = up(shared, job, 3)
@@ -122,6 +128,7 @@ def test_a_service_outlives_the_daemon_and_a_killed_process_comes_back(shared):
     shared.until_state(job, "cancelled")
 
 
+@pytest.mark.thorough
 def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(shared):
     job = submit(shared)
     first = up(shared, job, 3)
@@ -142,6 +149,7 @@ def test_a_node_that_leaves_while_there_is_no_daemon_still_hands_over(shared):
     assert others.items() <= first.items(), "the others go on"
 
 
+@pytest.mark.thorough
 def test_a_leaver_that_says_nothing_is_released_within_its_notice(tmp_path):
     with site(tmp_path, nodes=3, grace_s=3.0) as made:
         deaf(made)

@@ -30,14 +30,14 @@ def test_sharded_training_over_all_changes_equals_an_undisturbed_run(embedded):
     script = embedded.script("sharded.py", SHARDED.format(root=root, options=OPTIONS))
 
     def trains_on(size: int, after: int = 0) -> int:
-        """Wait until so many ranks train; returns their round."""
+        """Wait until ``size`` ranks train; returns their round."""
 
-        def found() -> list[int]:
+        def rounds_after() -> list[int]:
             rounds = [r["generation"] for r in records(embedded.work) if r["size"] == size]
             return [number for number in rounds if number > after]
 
-        embedded.until(found, f"it trains on {size} nodes after round {after}")
-        return max(found())
+        embedded.until(rounds_after, f"it trains on {size} nodes after round {after}")
+        return max(rounds_after())
 
     def agent_dies(signum: int) -> None:
         agent = embedded.agents()[embedded.job(job).nodes[0]]

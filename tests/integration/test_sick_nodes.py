@@ -48,6 +48,7 @@ def states(embedded):
         return {view.node: view.state for view in client.nodes()}
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_sick_from_the_beginning_gets_no_job(make):
     (make.sick / "n1").touch()
     with make("1 h") as embedded:
@@ -87,6 +88,7 @@ def test_a_node_that_falls_sick_gives_its_job_away_in_order_and_comes_back(make)
         assert (done.state, done.tries) == ("completed", 0)
 
 
+@pytest.mark.thorough
 def test_workers_that_fail_on_a_sick_node_cost_the_job_no_try(make):
     with make("1 h") as embedded:
         script = embedded.script("breaks.py", FAILS_ON_A_SICK_NODE.format(root=make.sick))

@@ -43,10 +43,10 @@ def test_the_sites_image_and_an_environment_without_malletrain(tmp_path):
         with s.client() as client:
             s.until(lambda: "in so" in client.logs(inside).text, "what the script printed")
         lines = shown(s.show(outside)).splitlines()
-        told = " ".join(" ".join(lines).split())
+        text = " ".join(" ".join(lines).split())
         assert (
             f"The virtual environment {bare} has no malletrain; install it there: "
-            f"{bare}/bin/python -m pip install malletrain" in told
+            f"{bare}/bin/python -m pip install malletrain" in text
         )
         assert s.job(outside).reason.startswith(f"The virtual environment {bare} has no malletrain")
         assert any(line.split()[:1] == ["Container"] for line in shown(s.show(inside)).splitlines())

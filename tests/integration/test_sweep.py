@@ -114,10 +114,10 @@ def test_a_sweep_whose_engine_and_daemon_are_killed(tmp_path, agents):
         go(*range(3, 9))
         assert attending.wait() == 0, (tmp_path / "engine.log").read_text()
 
-        found = trials()
-        assert len(found) == 2
-        assert {t.state.name for t in found} <= {"COMPLETE", "PRUNED"}
-        for trial in found:
+        outcomes = trials()
+        assert len(outcomes) == 2
+        assert {t.state.name for t in outcomes} <= {"COMPLETE", "PRUNED"}
+        for trial in outcomes:
             x = trial.params["x"]
             assert all(v == x + 1 / (1 + s) for s, v in trial.intermediate_values.items())
             begun = [int(n) for n in (made.work / f"begun-{trial.number}").read_text().split()]
@@ -126,10 +126,14 @@ def test_a_sweep_whose_engine_and_daemon_are_killed(tmp_path, agents):
             jobs = client.jobs()
         assert sorted(j.name for j in jobs) == [f"s-{n}" for n in range(2)]
         assert {j.state for j in jobs} <= {"completed", "cancelled"}
-        best = min((t for t in found if t.state.name == "COMPLETE"), key=lambda t: t.value)
-        said = CliRunner().invoke(main, ["sweep", "best", "s", "--json", "--state-dir", made.state])
-        told = json.loads(said.output)
-        assert told["trials"][0]["trial"] == best.number
-        kept = {name.split("-")[0] for name in os.listdir(made.work / "malletrain-snapshots")}
-        assert kept == {best.user_attrs["malletrain:job"]}
-        assert told["snapshot"].split("/")[-2].split("-")[0] in kept
+        best = min((t for t in outcomes if t.state.name == "COMPLETE"), key=lambda t: t.value)
+        result = CliRunner().invoke(
+            main, ["sweep", "best", "s", "--json", "--state-dir", made.state]
+        )
+        answer = json.loads(result.output)
+        assert answer["trials"][0]["trial"] == best.number
+        snapshot_jobs = {
+            name.split("-")[0] for name in os.listdir(made.work / "malletrain-snapshots")
+        }
+        assert snapshot_jobs == {best.user_attrs["malletrain:job"]}
+        assert answer["snapshot"].split("/")[-2].split("-")[0] in snapshot_jobs

@@ -71,6 +71,7 @@ def goes_on_once(site, job, script, worker):
     assert "looks for the daemon" in why
 
 
+@pytest.mark.thorough
 def test_the_second_daemon_of_a_database_waits_and_takes_over(site, database):
     with_database(site, database)
     site.start_daemon()
@@ -80,10 +81,10 @@ def test_the_second_daemon_of_a_database_waits_and_takes_over(site, database):
     [worker] = site.workers(script)
     second = site.elsewhere()
     second.launch_daemon()
-    site.until(lambda: second.said("this one waits and takes over"), "the second one says so")
-    site.until(lambda: site.said("another daemon waits"), "and the first one")
-    assert site.said(f"pid {second.daemon.pid} ")
-    assert second.said(f"pid {site.daemon.pid} ")
+    site.until(lambda: second.has_logged("this one waits and takes over"), "the second one says so")
+    site.until(lambda: site.has_logged("another daemon waits"), "and the first one")
+    assert site.has_logged(f"pid {second.daemon.pid} ")
+    assert second.has_logged(f"pid {site.daemon.pid} ")
     assert second.daemon.poll() is None
     assert worker.is_running()
     site.kill_daemon()

@@ -15,17 +15,17 @@ pytest.importorskip("fastapi")
 
 
 def conforms(web):
-    """Whatever a program sends, the answers are those that the OpenAPI description promises."""
+    """The answers to any request are as in the OpenAPI description."""
     # Here: it takes a second to import, which every process of the tests would spend.
     import schemathesis
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
     no_say = [positive_data_acceptance]  # no description can say which scripts there are
     schema = schemathesis.openapi.from_dict(web.get("openapi.json"))
-    known = {"Authorization": f"Bearer {TOKEN}", "X-MalleTrain": "test"}
-    asked = set()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    headers = {"Authorization": f"Bearer {TOKEN}", "X-MalleTrain": "test"}
+    operations = set()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if operation.path.endswith("/stream"):
             continue  # has no end
 
@@ -35,12 +35,12 @@ def conforms(web):
         )
         def answers_as_described(case):
             case.call_and_validate(
-                base_url=web.base, headers=known, excluded_checks=no_say, timeout=PATIENCE_S
+                base_url=web.base, headers=headers, excluded_checks=no_say, timeout=PATIENCE_S
             )
 
         answers_as_described()
-        asked.add((operation.method, operation.path))
-    assert len(asked) >= 12
+        operations.add((operation.method, operation.path))
+    assert len(operations) >= 12
 
 
 def test_the_api_shows_and_does_what_the_command_line_does(tmp_path):

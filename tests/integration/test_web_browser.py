@@ -53,7 +53,7 @@ def test_a_person_follows_submits_cancels_and_goes_on_after_the_daemon_was_kille
         assert tab.run("document.querySelectorAll('main img').length") == 0
         assert tab.run("window.pwned") is None
 
-        # Submitting: a mistake is told, then the job is there and is looked at.
+        # Submitting: a mistake is reported, then the job is there and is looked at.
         tab.click('a[href="#/submit"]')
         tab.type("#script", "/nowhere.py")
         tab.click("button.primary")

@@ -66,9 +66,9 @@ def wait_for(condition, log):
 
 
 def accuracy_in(text):
-    found = re.search(r"test accuracy (0\.\d+)", text)
-    assert found, text
-    return float(found.group(1))
+    match = re.search(r"test accuracy (0\.\d+)", text)
+    assert match, text
+    return float(match.group(1))
 
 
 def model_in(path):
@@ -98,6 +98,7 @@ def epoch_of(snapshot):
         return 0
 
 
+@pytest.mark.thorough
 def test_killed_on_one_worker_and_resumed_on_two_it_ends_as_if_undisturbed(
     tmp_path, monkeypatch, capsys
 ):

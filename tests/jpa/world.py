@@ -86,7 +86,7 @@ class World:
                 self.tell(AdvisorTick())
 
     def preempt(self, job: str, count: int) -> None:
-        """The main scheduler takes ``count`` nodes of the job; it restarts on what is left, or is
+        """The main scheduler takes ``count`` nodes of the job; it restarts on the rest, or is
         suspended under its minimum.
         """
         member = self.members[job]

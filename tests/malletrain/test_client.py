@@ -108,10 +108,10 @@ def test_deaf(daemon):
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"), [("", 10.0), ("90", 90.0), ("0", 1.0), ("inf", 86400.0), ("long", 10.0)]
+    ("text", "seconds"), [("", 10.0), ("90", 90.0), ("0", 1.0), ("inf", 86400.0), ("long", 10.0)]
 )
-def test_the_user_says_how_long_an_answer_may_take(given, seconds):
-    assert exchange.timeout_of(given) == seconds
+def test_the_user_says_how_long_an_answer_may_take(text, seconds):
+    assert exchange.timeout_of(text) == seconds
 
 
 def test_the_tests_wait_for_answers_longer_than_users_do():

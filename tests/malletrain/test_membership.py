@@ -21,7 +21,7 @@ def m(node, leaves=None, address=None):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "expected"),
     [
         ((), (m("a"), m("b")), ["joined a", "joined b"]),
         ((m("a"), m("b")), (m("a"),), ["left b"]),
@@ -32,8 +32,8 @@ def m(node, leaves=None, address=None):
         ((m("a"),), (m("a", address="a:2"),), ["left a", "joined a"]),
     ],
 )
-def test_differences(old, new, wanted):
-    assert [f"{c.kind} {c.member.node}" for c in differences(old, new)] == wanted
+def test_differences(old, new, expected):
+    assert [f"{c.kind} {c.member.node}" for c in differences(old, new)] == expected
 
 
 class Launcher:
@@ -57,13 +57,13 @@ class Launcher:
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    made = Launcher(tmp_path / "s")
+    launcher = Launcher(tmp_path / "s")
     monkeypatch.setenv("MALLETRAIN_SERVICE", str(tmp_path / "s"))
     monkeypatch.setenv("MALLETRAIN_NODE", "n1")
     monkeypatch.setenv("MALLETRAIN_HOST", "h")
     monkeypatch.setenv("MALLETRAIN_JOB_KEY", "ab" * 32)
-    yield made
-    made.listener.close()
+    yield launcher
+    launcher.listener.close()
 
 
 def test_a_process_joins_hears_and_drains(launcher):

@@ -89,19 +89,19 @@ def test_check_works_where_the_wheel_is_installed(installed, tmp_path):
     site = tmp_path / "site.toml"
     # Another test may have a daemon at the port of its metrics.
     site.write_text(Path(shipped.strip()).read_text().replace('"127.0.0.1:9464"', '""'))
-    said = run(installed, tmp_path, "malletrain", "check", "--config", str(site))
-    assert "is valid" in said
+    output = run(installed, tmp_path, "malletrain", "check", "--config", str(site))
+    assert "is valid" in output
 
 
 PATIENT_DEMO = """
 import sys
 from malletrain.demo import main, plan, stage
-def patient(*given, text=plan.config_text):
-    said = text(*given)
+def patient(*arguments, text=plan.config_text):
+    config = text(*arguments)
     for key in ("agent_timeout", "adopt_wait", "drain_timeout", "join_timeout"):
-        (line,) = [line for line in said.splitlines() if line.startswith(key + " = ")]
-        said = said.replace(line, f'{key} = "60 s"')
-    return said
+        (line,) = [line for line in config.splitlines() if line.startswith(key + " = ")]
+        config = config.replace(line, f'{key} = "60 s"')
+    return config
 def watch(watcher, stage, start, deadline, options, watch=main._watch):
     return watch(watcher, stage, start, start + 1500.0, options)
 plan.config_text, main._watch, stage.LIFETIME_S = patient, watch, 3600.0
@@ -118,6 +118,6 @@ takes to load.
 @pytest.mark.timeout(1800)
 def test_the_demo_works_where_the_wheel_is_installed(installed, tmp_path):
     short = ["--duration", "30", "--nodes", "2", "--plain"]
-    said = run(installed, tmp_path, "python", "-c", PATIENT_DEMO, *short, timeout=1700)
-    assert "completed" in said
+    output = run(installed, tmp_path, "python", "-c", PATIENT_DEMO, *short, timeout=1700)
+    assert "completed" in output
     assert (tmp_path / "demo-output" / "timeline.png").stat().st_size > 10_000

@@ -94,11 +94,13 @@ def test_the_estimate_matches_the_sample(age):
     rng = random.Random(4)
     sample = [rng.lognormvariate(6.0, 1.2) for _ in range(20_000)]
     estimator = fed([(x, True) for x in sample], half_life=None)
-    left = sorted(x - age for x in sample if x >= age)
-    assert estimator.expected_remaining(age) == pytest.approx(sum(left) / len(left), rel=0.08)
+    remaining = sorted(x - age for x in sample if x >= age)
+    assert estimator.expected_remaining(age) == pytest.approx(
+        sum(remaining) / len(remaining), rel=0.08
+    )
     for p in (0.1, 0.5, 0.9):
         assert estimator.quantile(p, age) == pytest.approx(
-            left[int(p * len(left))], rel=0.1, abs=5.0
+            remaining[int(p * len(remaining))], rel=0.1, abs=5.0
         )
 
 

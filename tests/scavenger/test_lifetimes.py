@@ -16,12 +16,14 @@ from scavenger.gap_features import NAMES, GapFeatures, group_of
 from scavenger.horizon import SurvivalEstimator
 from scavenger.lifetimes import BINS, EDGES_S, LifetimeModel, Lifetimes, expected
 
+pytestmark = pytest.mark.slow
+
 BEGAN = 1.7e9
 
 
-def world(seed, hours=12, nodes=24, every_s=60.0, mean_s=lambda k: 900.0, told=None):
+def world(seed, hours=12, nodes=24, every_s=60.0, mean_s=lambda k: 900.0, gap_ends=None):
     """Polls of nodes that are busy for ten minutes and idle for an exponential time, whose mean
-    depends on the node: (time, idle since). ``told``: gets the end of each gap that is seen.
+    depends on the node: (time, idle since). ``gap_ends``: gets the end of each gap that is seen.
     """
     rng = np.random.default_rng(seed)
     events = []
@@ -39,8 +41,8 @@ def world(seed, hours=12, nodes=24, every_s=60.0, mean_s=lambda k: 900.0, told=N
             seen.pop(name, None)
             if end is not None:
                 seen[name], ends[name] = BEGAN + now, end
-        if told is not None:
-            told.update({(name, now): ends[name] for name in seen})
+        if gap_ends is not None:
+            gap_ends.update({(name, now): ends[name] for name in seen})
         yield now, dict(seen)
 
 
@@ -92,26 +94,26 @@ class TestModel:
             ended = (rng.random(20) < 0.5 + 0.4 * np.sign(rows[:, 6]) * (-1) ** turn).astype(float)
             model.learn(0, rows, table[:, 0], ended, np.ones(20))
         rows[:, 6] = 2.0
-        said = 1.0 - model.survival(rows, table)[:, 1]
+        risk = 1.0 - model.survival(rows, table)[:, 1]
         assert model.trust[0].argmax() == 2
-        assert said == pytest.approx(np.full(20, 0.5), abs=0.05)
+        assert risk == pytest.approx(np.full(20, 0.5), abs=0.05)
 
 
 class TestLifetimes:
     def test_is_calibrated_on_gaps_of_one_law(self):
-        """Exponential gaps: who is open now is open 10 minutes later with exp(-600/900)."""
+        """Exponential gaps: one open now still is in 10 minutes with probability exp(-600/900)."""
         ends = {}
-        said, came = [], []
+        estimates, outcomes = [], []
         lifetimes = Lifetimes(SurvivalEstimator())
         k = EDGES_S.index(600.0)
-        for now, seen in world(1, told=ends):
+        for now, seen in world(1, gap_ends=ends):
             lifetimes.update(seen, BEGAN + now)
             if now > 4 * 3600 and now % 600 == 0:
                 names = sorted(seen)
-                said += lifetimes.survival(names, BEGAN + now)[:, k].tolist()
-                came += [ends[name, now] > now + 600.0 for name in names]
-        assert np.mean(said) == pytest.approx(math.exp(-600 / 900), abs=0.04)
-        assert np.mean(said) == pytest.approx(np.mean(came), abs=0.06)
+                estimates += lifetimes.survival(names, BEGAN + now)[:, k].tolist()
+                outcomes += [ends[name, now] > now + 600.0 for name in names]
+        assert np.mean(estimates) == pytest.approx(math.exp(-600 / 900), abs=0.04)
+        assert np.mean(estimates) == pytest.approx(np.mean(outcomes), abs=0.06)
 
     def test_finds_nodes_whose_gaps_last_longer(self):
         """Nodes of one rack are idle for twenty minutes on average, of the other for three."""
@@ -136,9 +138,9 @@ class TestLifetimes:
     def test_gaps_that_began_together_are_told_one_thing(self):
         lifetimes = Lifetimes(SurvivalEstimator())
         lifetimes.update({"a1": BEGAN, "a2": BEGAN, "b1": BEGAN - 500.0}, BEGAN + 60.0)
-        told = lifetimes.forecast(BEGAN + 60.0)
-        assert told["a1"][1] is told["a2"][1]
-        assert told["b1"][1] is not told["a1"][1]
+        forecasts = lifetimes.forecast(BEGAN + 60.0)
+        assert forecasts["a1"][1] is forecasts["a2"][1]
+        assert forecasts["b1"][1] is not forecasts["a1"][1]
 
     def test_uses_nothing_of_what_comes_later(self):
         """The same past, two futures: what is foretold at the fork is the same."""
@@ -160,8 +162,8 @@ class TestLifetimes:
 
     def test_goes_on_after_a_restart(self):
         lifetimes = fed(world(7, hours=2))
-        kept = json.loads(json.dumps(lifetimes.to_dict()))
-        again = Lifetimes.from_dict(kept, lifetimes.lengths)
+        state = json.loads(json.dumps(lifetimes.to_dict()))
+        again = Lifetimes.from_dict(state, lifetimes.lengths)
         since, now = dict(lifetimes.features.idle_since), lifetimes.features.now
         again.update(since, now)
         names = sorted(since)
@@ -173,9 +175,9 @@ class TestLifetimes:
 
     @pytest.mark.parametrize("change", [{"format": 0}, {"weights": [[1.0]]}, {"moment": None}])
     def test_a_damaged_file_is_refused_with_a_sentence(self, change):
-        kept = {**Lifetimes().to_dict(), **change}
+        state = {**Lifetimes().to_dict(), **change}
         with pytest.raises(ValueError, match="delete them to start again"):
-            Lifetimes.from_dict(kept, SurvivalEstimator())
+            Lifetimes.from_dict(state, SurvivalEstimator())
 
 
 class TestMoment:

@@ -202,7 +202,7 @@ class SlurmCluster:
                 )
         # A step of Slurm's says that it is over before it ends.
         end = time.monotonic() + PATIENCE_S
-        while (left := self._left()) and time.monotonic() < end:
+        while (leftovers := self._leftovers()) and time.monotonic() < end:
             time.sleep(0.05)
         for key in [k for k in self.processes if k not in ("munged", "slurmctld")]:
             self.processes[key].terminate()
@@ -215,15 +215,15 @@ class SlurmCluster:
         shutil.rmtree(self.root, ignore_errors=True)
         if self.ports is not None:
             self.ports.close()
-        return left
+        return leftovers
 
-    def _left(self) -> list[str]:
-        """The commands of what is left of jobs."""
-        found = []
+    def _leftovers(self) -> list[str]:
+        """The commands of processes of jobs that still run."""
+        commands = []
         for process in self.jobs_processes():
             with contextlib.suppress(psutil.Error):
-                found.append(" ".join(process.cmdline())[:200])
-        return found
+                commands.append(" ".join(process.cmdline())[:200])
+        return commands
 
     def __enter__(self) -> SlurmCluster:
         try:
@@ -274,13 +274,13 @@ class SlurmCluster:
         ).strip()
 
     def states(self) -> list[str]:
-        """The state of every node, as sinfo has it."""
+        """The state of every node in sinfo."""
         try:
             lines = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %T").splitlines()
         except subprocess.SubprocessError:
             return []
-        known = dict(line.split() for line in lines)
-        return [known.get(node, "unknown") for node in self.nodes]
+        state_of = dict(line.split() for line in lines)
+        return [state_of.get(node, "unknown") for node in self.nodes]
 
     def jobs(self, *options: str) -> dict[str, tuple[str, str, str]]:
         """Job id → (state, nodes, name) of everything Slurm remembers."""
@@ -304,7 +304,7 @@ class SlurmCluster:
     def jobs_processes(self) -> list[psutil.Process]:
         """Every process of a job of this Slurm (not its daemons)."""
         ours = {p.pid for p in self.processes.values()} | {os.getpid()}
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.pid in ours or process.status() == psutil.STATUS_ZOMBIE:
@@ -318,8 +318,8 @@ class SlurmCluster:
                     process.name().startswith("slurmstepd")
                     and process.cwd().startswith(str(self.root))
                 ):
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def until(self, condition, what: str):
         """Wait until ``condition()`` is true; fails with the controller's log."""

@@ -46,6 +46,6 @@ def cluster(root):
         return started[-1].start()
 
     yield start
-    left = [line for one in started for line in one.stop()]
-    assert not left, f"Processes of jobs were left over: {left}"
+    leftovers = [line for one in started for line in one.stop()]
+    assert not leftovers, f"Processes of jobs were left over: {leftovers}"
     assert not [path for path in root.glob("c*") if path.exists()]

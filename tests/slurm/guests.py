@@ -33,10 +33,10 @@ def missing() -> str:
 
 def users(count: int) -> list[str]:
     """Names of that many users of this machine besides root."""
-    known = sorted(
+    entries = sorted(
         (entry.pw_uid, entry.pw_name) for entry in pwd.getpwall() if 0 < entry.pw_uid < 65000
     )
-    return [name for _, name in known[:count]]
+    return [name for _, name in entries[:count]]
 
 
 @contextlib.contextmanager

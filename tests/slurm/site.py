@@ -31,9 +31,9 @@ class SlurmTestSite(BatchSite):
     def processes(self) -> list[psutil.Process]:
         return self.slurm.jobs_processes()
 
-    def clear(self, left: Collection[str]) -> None:
-        if left:
-            self.slurm.run("scancel", *left)
+    def clear(self, leases: Collection[str]) -> None:
+        if leases:
+            self.slurm.run("scancel", *leases)
         self.slurm.until(lambda: not self.slurm.leases(), "the leases end")
         self.slurm.until(lambda: not self.agents(), "no agent is left")
 

@@ -15,15 +15,15 @@ def test_the_nodes_of_all_components_are_left_alone_while_slurm_puts_one_off(clu
     """
     slurm = cluster(3)
     one = scavenger(slurm)
-    asked: list[LeaseRequest] = []
+    requests: list[LeaseRequest] = []
 
     def take_gaps():
         poll = one.poll()
         new = [
-            LeaseRequest(f"l{len(asked) + k}", gap.node, ("sleep", "600"))
+            LeaseRequest(f"l{len(requests) + k}", gap.node, ("sleep", "600"))
             for k, gap in enumerate(poll.gaps)
         ]
-        asked.extend(new)
+        requests.extend(new)
         one.take(new)
         return poll.leases
 
@@ -37,7 +37,7 @@ def test_the_nodes_of_all_components_are_left_alone_while_slurm_puts_one_off(clu
 
     def runs():
         take_gaps()
-        assert len(asked) == 3, "a node that Slurm collects was leased again"
+        assert len(requests) == 3, "a node that Slurm collects was leased again"
         return "RUNNING" in slurm.run("squeue", "-h", "-j", main, "-o", "%T")
 
     slurm.until(runs, "the job runs")
@@ -54,15 +54,15 @@ def test_the_nodes_of_tasks_and_of_jobs_that_follow_are_left_alone(cluster, kind
     """
     slurm = cluster(4)
     one = scavenger(slurm, hold_s=None)  # as long as a site that says nothing
-    asked: list[LeaseRequest] = []
+    requests: list[LeaseRequest] = []
 
     def take_gaps():
         poll = one.poll()
         new = [
-            LeaseRequest(f"l{len(asked) + k}", gap.node, ("sleep", "600"))
+            LeaseRequest(f"l{len(requests) + k}", gap.node, ("sleep", "600"))
             for k, gap in enumerate(poll.gaps)
         ]
-        asked.extend(new)
+        requests.extend(new)
         one.take(new)
         return poll.leases
 
@@ -81,7 +81,7 @@ def test_the_nodes_of_tasks_and_of_jobs_that_follow_are_left_alone(cluster, kind
     def run():
         take_gaps()
         states = slurm.run("squeue", "-h", "-r", "-j", ",".join(main), "-o", "%T").split()
-        assert len(asked) == 4, "a node that Slurm collects was leased again"
+        assert len(requests) == 4, "a node that Slurm collects was leased again"
         return states == ["RUNNING"] * 2
 
     slurm.until(run, "both run")

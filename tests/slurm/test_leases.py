@@ -82,6 +82,7 @@ def states(one):
     return {lease.id: lease.state for lease in one.poll().leases}
 
 
+@pytest.mark.check
 def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
     slurm = cluster(4)
     one = scavenger(slurm)
@@ -130,15 +131,15 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
 
 @pytest.mark.parametrize("controller", ["preempt_send_user_signal", "enable_configless"])
 def test_the_signal_of_a_preemption_reaches_the_command_at_once(cluster, root, controller):
-    # A lease that did not leave when it is told would keep its node for an hour.
+    # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(1, controller=controller, grace=3600)
     one = scavenger(slurm)
     one.poll()
-    told = root / "told"
-    one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", LEAVE, str(told)))])
+    mark = root / "told"
+    one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", LEAVE, str(mark)))])
     slurm.until(lambda: (root / "told.ready").exists(), "the command waits for its signal")
     main = slurm.submit("true", "--exclusive")
-    slurm.until(told.exists, "the command was told")
+    slurm.until(mark.exists, "the command was told")
     slurm.until(lambda: slurm.jobs()[main][0] in ("RUNNING", "COMPLETED"), "the main job runs")
 
 
@@ -146,38 +147,38 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     slurm = cluster(6, grace=600)
     one = scavenger(slurm)
     one.poll()
-    told = {f"l{i}": root / f"told{i}" for i in (1, 2, 3, 4)}
+    marks = {f"l{i}": root / f"told{i}" for i in (1, 2, 3, 4)}
     go = root / "go"
     one.take(
         [
             LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), str(go)))
-            for i, path in told.items()
+            for i, path in marks.items()
         ]
     )
     slurm.until(
-        lambda: all((root / f"{path.name}.ready").exists() for path in told.values()),
+        lambda: all((root / f"{path.name}.ready").exists() for path in marks.values()),
         "four leases run",
     )
     # It needs four nodes: the two idle ones, and two leases that Slurm preempts. Before those have
     # left, one of the idle ones breaks.
     main = slurm.submit("sleep 600", "--nodes=4", "--exclusive", "--time=20")
-    slurm.until(lambda: any(path.exists() for path in told.values()), "leases are preempted")
+    slurm.until(lambda: any(path.exists() for path in marks.values()), "leases are preempted")
     slurm.run("scontrol", "update", "NodeName=n6", "State=DRAIN", "Reason=fan")
     assert "n5" not in gaps(one), "the other one is left to the job"
     go.touch()
-    asked = set()
+    leave_requests = set()
 
     def starts():
         one.poll()
-        asked.update(one.ender.leave_requests)
+        leave_requests.update(one.ender.leave_requests)
         return slurm.jobs()[main][0] == "RUNNING"
 
     slurm.until(starts, "the main job runs")
-    assert len(asked) == 1
-    assert all(told[lease].exists() for lease in asked), (
-        "it was told by its signal, not just killed"
+    assert len(leave_requests) == 1
+    assert all(marks[lease].exists() for lease in leave_requests), (
+        "it got its signal, and was not just killed"
     )
-    assert sum(path.exists() for path in told.values()) == 3
+    assert sum(path.exists() for path in marks.values()) == 3
 
 
 @pytest.mark.parametrize("what", ["drained", "reserved"])
@@ -185,15 +186,15 @@ def test_leases_leave_nodes_that_are_drained_or_reserved(cluster, root, what):
     slurm = cluster(2, grace=3600)
     one = scavenger(slurm)
     one.poll()
-    told = {f"l{i}": root / f"told{i}" for i in (1, 2)}
+    marks = {f"l{i}": root / f"told{i}" for i in (1, 2)}
     one.take(
         [
             LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path)))
-            for i, path in told.items()
+            for i, path in marks.items()
         ]
     )
     slurm.until(
-        lambda: all((root / f"{path.name}.ready").exists() for path in told.values()),
+        lambda: all((root / f"{path.name}.ready").exists() for path in marks.values()),
         "two leases run",
     )
     assert all(lease.gone_at is None for lease in one.poll().leases)
@@ -242,10 +243,10 @@ def test_planned_nodes_are_left_alone_or_used_for_as_long_as_they_are_free(clust
             lambda one=one, name=name: states(one)[name] is LeaseState.RUNNING,
             "the lease runs on a planned node",
         )
-        asked = ((lease.scheduler_id, "%e"), (waiting, "%S"))
+        queries = ((lease.scheduler_id, "%e"), (waiting, "%S"))
         ends, starts = (
             float(slurm.run("squeue", "-h", "-j", job, "-o", field, env_time="%s"))
-            for job, field in asked
+            for job, field in queries
         )
         assert time.time() + 60 < ends <= starts, "it ends before the waiting job starts"
         one.give_back([lease])
@@ -333,17 +334,17 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
     assert gaps(one) == []
     slurm.run("scancel", main)
     slurm.until(lambda: slurm.states().count("idle") == 100, "all nodes are idle")
-    leases, asked, begin = [], 0, time.monotonic()
+    leases, count, begin = [], 0, time.monotonic()
     while len(leases) < 100:
         # None are shown while Slurm is too busy to be asked for more.
-        found = slurm.until(lambda: gaps(one), "there are gaps")
-        assert len(found) == min(60, 100 - len(leases))
-        names = [f"l{asked + i}" for i in range(len(found))]
-        asked += len(found)
+        nodes = slurm.until(lambda: gaps(one), "there are gaps")
+        assert len(nodes) == min(60, 100 - len(leases))
+        names = [f"l{count + i}" for i in range(len(nodes))]
+        count += len(nodes)
         taken = one.take(
             [
                 LeaseRequest(name, node, ("sleep", "600"))
-                for name, node in zip(names, found, strict=True)
+                for name, node in zip(names, nodes, strict=True)
             ]
         )
         states_now = [lease.state for lease in taken]

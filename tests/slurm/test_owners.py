@@ -68,6 +68,7 @@ class User:
         return json.loads(done.stdout)["id"]
 
 
+@pytest.mark.thorough
 def test_the_jobs_of_two_users_share_the_idle_nodes_each_as_its_owner(cluster, root):
     if reason := guests.missing():
         pytest.skip(reason)
@@ -122,12 +123,12 @@ def test_the_jobs_of_two_users_share_the_idle_nodes_each_as_its_owner(cluster, r
 
             def workers():
                 """User → what it runs and with what environment, of the workers there are now."""
-                found = {}
+                by_user = {}
                 for p in slurm.jobs_processes():
                     with contextlib.suppress(psutil.Error):
                         if "steady.py" in " ".join(_line(p)):
-                            found[p.uids().real] = (_line(p), p.environ())
-                return found if set(found) == {ann.uid, bob.uid} else None
+                            by_user[p.uids().real] = (_line(p), p.environ())
+                return by_user if set(by_user) == {ann.uid, bob.uid} else None
 
             of_users = until(workers, "both train, and nobody else")
             for user in (ann, bob):

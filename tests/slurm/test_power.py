@@ -23,7 +23,7 @@ def test_no_lease_resumes_a_node_that_is_powered_down_or_on_its_way(cluster, roo
     slurm.run("scontrol", "update", "nodename=n1", "state=power_down")
 
     def down():
-        """Whatever is seen on the way, no lease is taken."""
+        """No lease is taken in any state on the way."""
         [state] = slurm.run("sinfo", "-h", "-N", "-n", "n1", "-p", "batch", "-o", "%T").split()
         assert gaps(one) == ["n2"], state
         seen.add(state)
@@ -32,6 +32,8 @@ def test_no_lease_resumes_a_node_that_is_powered_down_or_on_its_way(cluster, roo
     slurm.until(down, "n1 is powered down")
     [lease] = one.take([LeaseRequest("l1", "n1", ("true",))])
     assert (lease.state, "is no longer a gap" in lease.reason) == (LeaseState.ENDED, True)
-    [told] = [e for e in one.poll().explanations if e.node == "n1"]
-    assert any("powered down" in sentence for _, passed, sentence in told.rules if not passed)
+    [explanation] = [e for e in one.poll().explanations if e.node == "n1"]
+    assert any(
+        "powered down" in sentence for _, passed, sentence in explanation.rules if not passed
+    )
     assert not resumed.exists(), seen

@@ -39,14 +39,16 @@ def test_leases_of_a_qos_that_others_preempt(slurm, root):
     )
     options = SlurmLeaseOptions(partition="batch", qos="scavenger")
     one = scavenger(slurm, lease=options, grace_s=3600.0)
-    found = one.check()
-    assert all(works for works, _ in found), found
-    assert any("Jobs of QOS normal preempt those of scavenger" in sentence for _, sentence in found)
+    findings = one.check()
+    assert all(works for works, _ in findings), findings
+    assert any(
+        "Jobs of QOS normal preempt those of scavenger" in sentence for _, sentence in findings
+    )
     assert gaps(one) == slurm.nodes
-    told = [root / f"told-{node}" for node in slurm.nodes]
+    marks = [root / f"told-{node}" for node in slurm.nodes]
     requests = [
         LeaseRequest(f"l{i}", node, (sys.executable, "-c", LEAVE, str(path)))
-        for i, (node, path) in enumerate(zip(slurm.nodes, told, strict=True), 1)
+        for i, (node, path) in enumerate(zip(slurm.nodes, marks, strict=True), 1)
     ]
     leases = one.take(requests)
     # The site allows three: the fourth is refused, and nothing more is asked for.
@@ -56,7 +58,7 @@ def test_leases_of_a_qos_that_others_preempt(slurm, root):
     [refused] = [lease for lease in leases if lease.state is LeaseState.ENDED]
     assert "limit" in refused.reason
     slurm.until(
-        lambda: sum(path.with_name(path.name + ".ready").exists() for path in told) == 3,
+        lambda: sum(path.with_name(path.name + ".ready").exists() for path in marks) == 3,
         "three leases run",
     )
     assert gaps(one) == []
@@ -69,7 +71,7 @@ def test_leases_of_a_qos_that_others_preempt(slurm, root):
     # A job of the normal QOS in the same partition takes two of them, and no other.
     main = slurm.submit("sleep 1", "--nodes=3", "--exclusive", "--time=1")
     slurm.until(lambda: slurm.jobs()[main][0] in ("RUNNING", "COMPLETED"), "the main job runs")
-    assert sum(path.exists() for path in told) == 2, "two leases were told to leave"
+    assert sum(path.exists() for path in marks) == 2, "two leases were told to leave"
     assert sorted(state for state in states(one).values() if state is not LeaseState.ENDED) == [
         LeaseState.RUNNING
     ]

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from tests.integration.test_main_job import COUNTING
 from tests.slurm.site import slurm_site
 
 
+@pytest.mark.thorough
 def test_a_lease_that_an_admin_cancels_lets_its_job_save(cluster, root):
     slurm = cluster(2, kill_wait=600, grace=600)  # steps of 2 s must fit in
     with slurm_site(root / "s", slurm) as site:

@@ -21,25 +21,25 @@ def shared(slurm, shape, **settings):
     return scavenger(slurm, shape=shape, **settings)
 
 
-def requests(root, *nodes):
-    """Leases l1, l2, … on these nodes, and where each says that it was told to leave."""
-    told = {node: root / f"told-{node}" for node in nodes}
-    asked = [
-        LeaseRequest(f"l{i}", node, (sys.executable, "-c", LEAVE, str(told[node])), {"A": node})
+def make_requests(root, *nodes):
+    """Requests for leases l1, l2, … on these nodes, and the file that each writes at its signal."""
+    marks = {node: root / f"told-{node}" for node in nodes}
+    requests = [
+        LeaseRequest(f"l{i}", node, (sys.executable, "-c", LEAVE, str(marks[node])), {"A": node})
         for i, node in enumerate(nodes, 1)
     ]
-    return asked, told
+    return requests, marks
 
 
-def ready(told):
-    return [node for node, path in told.items() if path.with_name(path.name + ".ready").exists()]
+def ready(marks):
+    return [node for node, path in marks.items() if path.with_name(path.name + ".ready").exists()]
 
 
-def take(slurm, one, asked, told):
+def take(slurm, one, requests, marks):
     one.poll()
-    leases = one.take(asked)
+    leases = one.take(requests)
     assert {lease.state for lease in leases} == {LeaseState.PENDING}, leases
-    slurm.until(lambda: len(ready(told)) == len(told), "an agent runs on each node")
+    slurm.until(lambda: len(ready(marks)) == len(marks), "an agent runs on each node")
     return leases
 
 
@@ -52,11 +52,11 @@ def here(one):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_one_submission_for_several_leases_each_on_its_own_node(cluster, root, shape):
-    slurm = cluster(5, grace=20, kill_wait=600)  # who is told leaves
+    slurm = cluster(5, grace=20, kill_wait=600)  # a lease leaves at its signal
     one = shared(slurm, shape)
     assert all(works for works, _ in one.check()), one.check()
-    asked, told = requests(root, "n2", "n5", "n3")
-    take(slurm, one, asked, told)
+    requests, marks = make_requests(root, "n2", "n5", "n3")
+    take(slurm, one, requests, marks)
     assert {leases_in(name[len(PREFIX) :]) for _, _, name in slurm.leases().values()} == {
         ("l1", "l2", "l3")
     }
@@ -66,8 +66,8 @@ def test_one_submission_for_several_leases_each_on_its_own_node(cluster, root, s
     one.give_back([lease for lease in one.poll().leases if lease.id == "l2"])
     slurm.until(lambda: "n5" in gaps(one), "its node is a gap again")
     assert here(one) == {"l1": "n2", "l3": "n3"}
-    assert not told["n2"].exists()
-    assert not told["n3"].exists()
+    assert not marks["n2"].exists()
+    assert not marks["n3"].exists()
     # A daemon that comes back after kill -9 knows ids, owners and nodes, and nothing else.
     after = shared(slurm, shape)
     after.know({"l1": "", "l3": ""}, {"l1": "n2", "l3": "n3"})
@@ -75,15 +75,15 @@ def test_one_submission_for_several_leases_each_on_its_own_node(cluster, root, s
     slurm.until(lambda: gaps(after) == ["n1", "n4", "n5"], "what is free is known to be")
     after.give_back(after.poll().leases)
     slurm.until(lambda: not slurm.leases(), "nothing is left")
-    assert told["n2"].exists()
-    assert told["n3"].exists()
+    assert marks["n2"].exists()
+    assert marks["n3"].exists()
 
 
 def test_the_first_node_of_a_block_goes_last(cluster, root):
     slurm = cluster(3, grace=20)
     one = shared(slurm, "block")
-    asked, told = requests(root, "n1", "n2", "n3")
-    take(slurm, one, asked, told)
+    requests, marks = make_requests(root, "n1", "n2", "n3")
+    take(slurm, one, requests, marks)
     one.give_back([lease for lease in one.poll().leases if lease.id == "l1"])
     assert here(one) == {"l2": "n2", "l3": "n3"}
     assert gaps(one) == []
@@ -93,7 +93,7 @@ def test_the_first_node_of_a_block_goes_last(cluster, root):
     assert here(after) == {"l2": "n2", "l3": "n3"}
     after.give_back([lease for lease in after.poll().leases if lease.id == "l2"])
     slurm.until(lambda: gaps(after) == ["n2"], "the second node is a gap")
-    assert not told["n3"].exists()
+    assert not marks["n3"].exists()
     after.give_back([lease for lease in after.poll().leases if lease.id == "l3"])
     slurm.until(lambda: gaps(after) == ["n1", "n2", "n3"], "and then all of them")
     assert not slurm.leases()
@@ -103,36 +103,36 @@ def test_a_block_gives_back_the_node_whose_agent_was_killed(cluster, root, monke
     monkeypatch.setattr("scavenger.slurm.steps.QUERY_INTERVAL_S", 0.0)
     slurm = cluster(3, grace=20)
     one = shared(slurm, "block")
-    asked, told = requests(root, "n1", "n2", "n3")
-    take(slurm, one, asked, told)
+    requests, marks = make_requests(root, "n1", "n2", "n3")
+    take(slurm, one, requests, marks)
     assert here(one) == {"l1": "n1", "l2": "n2", "l3": "n3"}
     [agent] = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"] == list(asked[1].argv)
+        if process.info["cmdline"] == list(requests[1].argv)
     ]
     agent.kill()
     slurm.until(lambda: here(one) == {"l1": "n1", "l3": "n3"}, "its lease is over")
     slurm.until(lambda: gaps(one) == ["n2"], "its node is a gap again")
     assert here(one) == {"l1": "n1", "l3": "n3"}
-    assert not told["n1"].exists()
-    assert not told["n3"].exists()
+    assert not marks["n1"].exists()
+    assert not marks["n3"].exists()
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "nothing is left")
 
 
 @pytest.mark.parametrize(("shape", "go"), [("array", ["n2"]), ("block", ["n2", "n3", "n4"])])
 def test_what_a_preemption_takes(cluster, root, shape, go):
-    # Who does not leave when it is told keeps its node for an hour.
+    # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(4, grace=3600)
     one = shared(slurm, shape)
-    asked, told = requests(root, "n2", "n3", "n4")
-    take(slurm, one, asked, told)
+    requests, marks = make_requests(root, "n2", "n3", "n4")
+    take(slurm, one, requests, marks)
     assert states(one) == dict.fromkeys(("l1", "l2", "l3"), LeaseState.RUNNING)
     main = slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
     slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
     slurm.until(lambda: len(here(one)) == 3 - len(go), "the leases are over")
-    assert sorted(node for node, path in told.items() if path.exists()) == go
+    assert sorted(node for node, path in marks.items() if path.exists()) == go
     slurm.run("scancel", main)
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "nothing is left")
@@ -142,11 +142,11 @@ def test_what_a_preemption_takes(cluster, root, shape, go):
 def test_one_of_them_is_asked_to_leave(cluster, root, shape):
     slurm = cluster(3, grace=3600)
     one = shared(slurm, shape)
-    asked, told = requests(root, "n1", "n2", "n3")
-    take(slurm, one, asked, told)
+    requests, marks = make_requests(root, "n1", "n2", "n3")
+    take(slurm, one, requests, marks)
     slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=fan")
     slurm.until(lambda: set(here(one)) == {"l1", "l3"}, "the lease on n2 has left")
-    assert [node for node, path in told.items() if path.exists()] == ["n2"]
+    assert [node for node, path in marks.items() if path.exists()] == ["n2"]
     slurm.until(lambda: slurm.states()[1] == "drained", "nobody is on n2 any more")
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "nothing is left")
@@ -157,14 +157,14 @@ def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     slurm = cluster(3, grace=20)
     one = shared(slurm, shape, start_within_s=0.5)
     one.poll()
-    asked, told = requests(root, "n1", "n2", "n3")
+    requests, marks = make_requests(root, "n1", "n2", "n3")
     view = one.look()
     slurm.submit("sleep 600", "--nodelist=n2", "--exclusive")
     slurm.until(lambda: slurm.states()[1] == "allocated", "somebody else is on n2 by now")
     one.look = lambda: view
-    one.take(asked)
+    one.take(requests)
     del one.look
-    slurm.until(lambda: len(ready(told)) == 2, "the other two run")
+    slurm.until(lambda: len(ready(marks)) == 2, "the other two run")
     slurm.until(
         lambda: (
             all(state != "PENDING" for state, _, _ in slurm.leases().values())

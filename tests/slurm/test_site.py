@@ -28,7 +28,7 @@ os.rename(f"new-{name}", f"told-{name}")  # whole, or not at all: it may be kill
 
 
 def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
-    # A lease that did not leave when it is told would keep its node for an hour.
+    # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(8, grace=3600)
     with slurm_site(root / "site", slurm) as site:
         script = site.script('it\'s a $(script) "of"\nmine.py', TELLING)
@@ -56,9 +56,9 @@ def test_main_jobs_do_not_wait_and_no_malleable_job_is_lost(cluster, root):
             assert done.state == "completed", site.show(job).failure
             assert done.tries == 0
         assert done.name == 'it\'s "$(three)" `3`'
-        told = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
-        assert all(said == [words, "\n".join(words), str(site.work)] for said in told)
-        assert len(told) > 3
+        records = [json.loads(path.read_text()) for path in site.work.glob("told-*")]
+        assert all(record == [words, "\n".join(words), str(site.work)] for record in records)
+        assert len(records) > 3
         assert len(preempted) >= sum(map(max, MAIN)), "they ran on nodes that were leased"
         site.until(lambda: not slurm.leases(), "every lease is given back")
     assert not slurm.jobs_processes()
@@ -106,7 +106,7 @@ def test_troubles_of_the_machine_lose_no_job(cluster, root):
         # slurmctld away for a while, and back: the job does not notice.
         rounds = len(site.events("round-formed", job))
         slurm.end("slurmctld")
-        site.until(lambda: site.said("poll failed"), "the daemon notices")
+        site.until(lambda: site.has_logged("poll failed"), "the daemon notices")
         site.until_samples(job, site.job(job).samples + 200)
         slurm.start_controller()
         slurm.until(lambda: len(slurm.leases()) == 3, "Slurm knows the leases again")

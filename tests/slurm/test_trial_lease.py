@@ -13,9 +13,9 @@ def test_a_lease_is_taken_to_its_end_and_those_of_a_daemon_stay(cluster):
     slurm.until(lambda: states(daemons)["l1"] is LeaseState.RUNNING, "the daemon's lease runs")
     trial = scavenger(slurm)
     use_trial_prefix(trial)
-    told = list(try_lease(trial))
-    assert [works for works, _ in told] == [True] * 4, told
-    assert told[1][1].startswith("The lease on n2 was taken as job ")
+    steps = list(try_lease(trial))
+    assert [works for works, _ in steps] == [True] * 4, steps
+    assert steps[1][1].startswith("The lease on n2 was taken as job ")
     assert states(daemons) == {"l1": LeaseState.RUNNING}
     daemons.give_back(daemons.poll().leases)
     slurm.until(lambda: not slurm.leases(), "no lease is left")

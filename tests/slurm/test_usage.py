@@ -56,10 +56,14 @@ def recounted(slurm):
 def test_usage_is_what_slurm_accounts_for(slurm, root):
     who = ("modify", "user", getpass.getuser())
     slurm.run("sacctmgr", "-i", *who, "set", "defaultaccount=all")
-    found = read_associations(Commands(CommandPolicy(), slurm.environment))
-    assert found.accounts[getpass.getuser()] == "all"
-    assert found.account_shares["optics"] == pytest.approx(found.account_shares["physics"])
-    assert found.account_shares["physics"] == pytest.approx(3 * found.account_shares["arts"])
+    associations = read_associations(Commands(CommandPolicy(), slurm.environment))
+    assert associations.accounts[getpass.getuser()] == "all"
+    assert associations.account_shares["optics"] == pytest.approx(
+        associations.account_shares["physics"]
+    )
+    assert associations.account_shares["physics"] == pytest.approx(
+        3 * associations.account_shares["arts"]
+    )
     with slurm_site(root / "site", slurm, allocation=SHARES) as site:
         script = site.script("steady.py", STEADY)
         job = site.submit(script, nodes=(1, 4))

@@ -24,7 +24,9 @@ def test_a_lease_is_as_long_as_its_partition_allows_and_starts(cluster):
     slurm.until(begun, "the lease runs")
     limit = slurm.run("squeue", "-h", "-j", lease.scheduler_id, "-o", "%l").strip()
     assert limit == "10:00"
-    assert any("600 s at most (MaxTime of partition short)" in said for _, said in one.check())
+    assert any(
+        "600 s at most (MaxTime of partition short)" in sentence for _, sentence in one.check()
+    )
     one.give_back(one.poll().leases)
     slurm.until(lambda: not slurm.leases(), "the lease is cancelled")
 

@@ -64,10 +64,10 @@ def main() -> int:
     return int(failed or bool(surprises))
 
 
-def _show(outcome: Outcome, known: str) -> None:
+def _show(outcome: Outcome, failure_reason: str) -> None:
     at = f"{outcome.script} {outcome.change} at {outcome.point} ({outcome.boundary})"
     if outcome.problems:
-        state = f"known failure ({known})" if known else "FAILED"
+        state = f"known failure ({failure_reason})" if failure_reason else "FAILED"
         problems = "\n    ".join(outcome.problems[:4])
         print(f"{at}: {state}\n    {problems}", flush=True)
 

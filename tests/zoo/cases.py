@@ -114,8 +114,8 @@ class Zoo:
         """Whether the script does the same on any number of ranks."""
         problems: list[str] = []
         for world in (1, 3):
-            found = differences(runs[2], runs[world])
-            problems += [f"on {world} ranks: {problem}" for problem in found]
+            sentences = differences(runs[2], runs[world])
+            problems += [f"on {world} ranks: {problem}" for problem in sentences]
         return Outcome(script.name, "", "", -1, tuple(problems))
 
     def outcomes(

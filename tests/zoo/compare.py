@@ -44,16 +44,18 @@ def differences(
     reference, disturbed = _by_key(expected.trace), _by_key(actual.trace)
     spared = {(record.kind, record.key) for record in lost}
     missing = [key for key in reference if key not in disturbed and key not in spared]
-    found = [f"{_name(key)} is missing" for key in missing]
-    found += [f"{_name(key)} is not in the undisturbed run" for key in _extra(disturbed, reference)]
+    problems = [f"{_name(key)} is missing" for key in missing]
+    problems += [
+        f"{_name(key)} is not in the undisturbed run" for key in _extra(disturbed, reference)
+    ]
     for key, records in disturbed.items():
         if key in reference:
             compare = {STEP: _steps, SAMPLE: _sample}.get(key[0], _notes)
-            found += compare(_name(key), reference[key], records, repeats)
-    if not found and not repeats:
-        found += _order(_sequence(expected.trace), _sequence(actual.trace))
+            problems += compare(_name(key), reference[key], records, repeats)
+    if not problems and not repeats:
+        problems += _order(_sequence(expected.trace), _sequence(actual.trace))
     gone = sum((record.kind, record.key) not in disturbed for record in lost)
-    return found + _files(expected.files, actual.files, repeats, gone)
+    return problems + _files(expected.files, actual.files, repeats, gone)
 
 
 def _by_key(trace: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -94,23 +96,23 @@ def _samples(records: list[Record]) -> list[int]:
 def _steps(name: str, reference: list[Record], records: list[Record], repeats: bool) -> list[str]:
     whole = _samples(reference)
     rounds = _by_round(records)
-    found = []
+    problems = []
     if len(rounds) > 1 and not repeats:
-        found.append(f"{name} is trained on again, in rounds {sorted(rounds)}")
+        problems.append(f"{name} is trained on again, in rounds {sorted(rounds)}")
     for number, own in rounds.items():
         partial = repeats and number == 1
         if not partial:
-            found += _times(name, own, set(range(own[0].world_size)))
+            problems += _times(name, own, set(range(own[0].world_size)))
         samples = _samples(own)
         surplus = list(samples)
         for sample in whole:
             if sample in surplus:
                 surplus.remove(sample)
         if surplus or (not partial and samples != whole):
-            found.append(f"{name} trains on samples {samples}, not {whole}")
+            problems.append(f"{name} trains on samples {samples}, not {whole}")
         for record in own:
-            found += _values(name, reference[0].values, record.values, without="samples")
-    return found
+            problems += _values(name, reference[0].values, record.values, without="samples")
+    return problems
 
 
 def _sample(name: str, reference: list[Record], records: list[Record], repeats: bool) -> list[str]:
@@ -122,27 +124,27 @@ def _sample(name: str, reference: list[Record], records: list[Record], repeats: 
 def _notes(name: str, reference: list[Record], records: list[Record], repeats: bool) -> list[str]:
     everybody = len({record.rank for record in reference}) > 1
     rounds = _by_round(records)
-    found = []
+    problems = []
     if len(rounds) > 1 and not repeats:
-        found.append(f"{name} is recorded again, in rounds {sorted(rounds)}")
+        problems.append(f"{name} is recorded again, in rounds {sorted(rounds)}")
     for number, own in rounds.items():
         if not repeats or number > 1:
-            found += _times(name, own, set(range(own[0].world_size)) if everybody else {0})
+            problems += _times(name, own, set(range(own[0].world_size)) if everybody else {0})
         for record in own:
-            found += _values(name, reference[0].values, record.values)
-    return found
+            problems += _values(name, reference[0].values, record.values)
+    return problems
 
 
 def _values(
     name: str, expected: dict[str, Any], actual: dict[str, Any], without: str = ""
 ) -> list[str]:
-    found = []
+    problems = []
     for key in sorted(expected.keys() | actual.keys()):
         if key == without or _equal(expected.get(key), actual.get(key), exact=key == "lr"):
             continue
         there, here = _short(expected.get(key)), _short(actual.get(key))
-        found.append(f"{name} has {key} {here}, not {there}")
-    return found
+        problems.append(f"{name} has {key} {here}, not {there}")
+    return problems
 
 
 def _equal(expected: Any, actual: Any, exact: bool = False) -> bool:
@@ -176,10 +178,10 @@ def _order(expected: list[tuple[str, str]], actual: list[tuple[str, str]]) -> li
 
 def _files(expected: dict[str, str], actual: dict[str, str], repeats: bool, lost: int) -> list[str]:
     """How files differ, of which ``lost`` lines in all may be missing."""
-    found = [f"file {name} is not in the undisturbed run" for name in actual.keys() - expected]
+    problems = [f"file {name} is not in the undisturbed run" for name in actual.keys() - expected]
     for name in sorted(expected):
         if name not in actual and not lost:
-            found.append(f"file {name} is missing")
+            problems.append(f"file {name} is missing")
             continue
         there, here = _rounded(expected[name]), _rounded(actual.get(name, ""))
         if repeats:
@@ -188,12 +190,12 @@ def _files(expected: dict[str, str], actual: dict[str, str], repeats: bool, lost
         more = [line for line in here if here.count(line) > there.count(line)]
         less = [line for line in there if there.count(line) > here.count(line)]
         if more or len(less) > lost or (there != here and not less):
-            found.append(
+            problems.append(
                 f"file {name} has {len(here)} lines, not {len(there)}; too many: {more[:2]}, "
                 f"missing: {less[:2]}"
             )
         lost = max(0, lost - len(less))
-    return found
+    return problems
 
 
 def _rounded(text: str) -> list[str]:

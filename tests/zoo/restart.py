@@ -129,7 +129,7 @@ class _Round:
         time.sleep(0.3)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for who is left after the grace time."""
+        """SIGTERM, and SIGKILL for processes that remain after the grace time."""
         for number, grace_s in ((signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, HANG_S)):
             for process in self.processes:
                 if process.is_alive():

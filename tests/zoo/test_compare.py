@@ -111,10 +111,10 @@ def test_rows_of_files_are_compared():
 
 def test_lines_that_are_missing_from_one_file_are_not_told_of_another():
     more = {**EXPECTED.files, "z.txt": "x\n"}
-    found = differences(
+    problems = differences(
         replace(EXPECTED, files=more), replace(EXPECTED, files={**more, "log.csv": ""})
     )
-    assert [sentence.split(" has ")[0] for sentence in found] == ["file log.csv"]
+    assert [sentence.split(" has ")[0] for sentence in problems] == ["file log.csv"]
 
 
 def test_records_may_repeat_after_a_loss_with_the_same_values():

@@ -11,7 +11,7 @@ from tests.zoo.known_failures import KNOWN_FAILURES, reason, resolved
 
 
 @pytest.fixture
-def known(monkeypatch):
+def failures(monkeypatch):
     keys = {("restart/sam", "grow", "tail of 1"): "one", ("restart/ema", "grow", ""): "some"}
     monkeypatch.setattr(known_failures, "KNOWN_FAILURES", keys)
 
@@ -25,13 +25,13 @@ def test_every_known_failure_is_of_a_script_and_a_change():
         assert change in CHANGES[SCRIPTS[script].mode]
 
 
-def test_a_known_failure_has_a_reason_and_another_has_none(known):
+def test_a_known_failure_has_a_reason_and_another_has_none(failures):
     assert reason(outcome("restart/sam", "tail of 1", "x")) == "one"
     assert reason(outcome("restart/sam", "tail of 0", "x")) == ""
     assert reason(outcome("restart/ema", "tail of 0", "x")) == "some"
 
 
-def test_a_known_failure_that_passes_is_reported(known):
+def test_a_known_failure_that_passes_is_reported(failures):
     assert resolved([outcome("restart/sam", "tail of 1", "x")], whole=True) == []
     assert resolved([outcome("restart/sam", "tail of 0")], whole=True) == []
     assert "tail of 1 passes" in resolved([outcome("restart/sam", "tail of 1")], whole=False)[0]

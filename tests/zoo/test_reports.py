@@ -23,6 +23,7 @@ SAMPLE = (
 )
 """Script, change and boundary at which each was wrong."""
 LONG = (
+    "restart/lightning_reports/saved_by_step",
     "restart/hugging_face_reports/two_kept",
     "restart/lightning_reports/epoch_means",
     "restart/lightning_reports/swa",

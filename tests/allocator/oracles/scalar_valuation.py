@@ -52,7 +52,7 @@ def read(curve: ScalingCurve, size: float) -> float:
 
 
 def expected(forecast: LossForecast, size: int) -> tuple[float, float, float]:
-    """As :meth:`allocator.survival.LossForecast.expected_loss` has it, for one size."""
+    """What :meth:`allocator.survival.LossForecast.expected_loss` computes, for one size."""
     counts = forecast.counts.tolist()
     if not counts:
         return forecast.window_s, 0.0, float(size)

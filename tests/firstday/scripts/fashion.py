@@ -104,10 +104,10 @@ def main():
     if sampler.rank == 0:
         model.eval()
         with torch.no_grad():
-            said = model(test.images)
-        accuracy = float((said.argmax(1) == test.labels).float().mean())
+            logits = model(test.images)
+        accuracy = float((logits.argmax(1) == test.labels).float().mean())
         malletrain.metric("accuracy", accuracy)
-        loss = float(nn.functional.cross_entropy(said, test.labels))
+        loss = float(nn.functional.cross_entropy(logits, test.labels))
         print(f"final accuracy {accuracy:.4f} loss {loss:.6f}", flush=True)
 
 

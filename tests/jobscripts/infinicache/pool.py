@@ -38,7 +38,7 @@ class Pool:
         return node
 
     def announce(self, leaving: tuple[CacheNode, ...] = ()) -> None:
-        """Tell everybody who is there."""
+        """Send every node the list of members."""
         self.number += 1
         for node in self.nodes:
             node.view([n.address for n in self.nodes], [n.address for n in leaving], self.number)
@@ -48,11 +48,11 @@ class Pool:
         self.announce()
         return node
 
-    async def lose(self, node: CacheNode, told: bool = True) -> None:
-        """The node dies; ``told``: the others hear of it at once."""
+    async def lose(self, node: CacheNode, announce: bool = True) -> None:
+        """The node dies; ``announce``: the others learn of it at once."""
         self.nodes.remove(node)
         await node.close()
-        if told:
+        if announce:
             self.announce()
 
     async def leave(self, node: CacheNode) -> None:
@@ -72,25 +72,25 @@ class Pool:
 async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
     """Wait until ``condition`` holds."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := await condition()):
+    while not (value := await condition()):
         assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
         await asyncio.sleep(0.01)
-    return found
+    return value
 
 
 async def heard(cache: AsyncCache, pool: Pool) -> None:
     """Wait until the proxy has heard of all nodes. It would wait for one that is lost before."""
 
     async def done() -> bool:
-        known = {address for p in await cache.summary() for address in p["nodes"]}
-        return {n.address for n in pool.nodes} <= known
+        addresses = {address for p in await cache.summary() for address in p["nodes"]}
+        return {n.address for n in pool.nodes} <= addresses
 
     await until(done, "the proxy has heard of all nodes")
 
 
 async def whole(cache: AsyncCache, nodes: int) -> None:
     """Wait until all nodes are known and every object has the protection it was stored with, or
-    that so many nodes allow.
+    the most that this number of nodes allows.
     """
 
     async def done() -> bool:

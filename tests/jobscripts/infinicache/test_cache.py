@@ -151,10 +151,10 @@ def test_a_full_pool_evicts_and_what_never_fits_is_refused():
         async with pool.cache(code=(4, 2)) as cache:
             for i in range(12):
                 await cache.put(f"k{i}", data(MIB, i))
-            found = [await cache.get(f"k{i}") for i in range(12)]
-            assert all(f is None or f == data(MIB, i) for i, f in enumerate(found))
-            assert 2 <= sum(f is not None for f in found) <= 4
-            assert found[11] is not None
+            values = [await cache.get(f"k{i}") for i in range(12)]
+            assert all(f is None or f == data(MIB, i) for i, f in enumerate(values))
+            assert 2 <= sum(f is not None for f in values) <= 4
+            assert values[11] is not None
             assert all(n.store.used <= MIB for n in pool.nodes)
             with pytest.raises(TooLarge, match="needs 5242880 bytes on each of 6 nodes"):
                 await cache.put("large", data(20 * MIB))
@@ -296,12 +296,13 @@ def test_backups_save_what_lost_too_many_nodes():
                     c for n in pool.nodes for c in n.store.chunks()
                 }
 
-            async def known():
+            async def backups_complete():
                 peers = pool.nodes[0].proxy.backup_of
                 return copied() and all(n.address in peers for n in pool.nodes)
 
             await until(
-                known, "every chunk has a copy, deleted ones have none, and the proxy knows where"
+                backups_complete,
+                "every chunk has a copy, deleted ones have none, and the proxy knows where",
             )
             ordered = list(pool.nodes)
             for node in (
@@ -390,7 +391,7 @@ def test_a_get_returns_the_right_bytes_or_a_miss(steps, rng):
                         if what == "lose unseen":
                             await heard(cache, pool)
                         lost += 1
-                        await pool.lose(node, told=what == "lose" or node is pool.nodes[0])
+                        await pool.lose(node, announce=what == "lose" or node is pool.nodes[0])
                         if lost == 2:  # p: before the next loss what is degraded has to be repaired
                             pool.announce()
                             while len(pool.nodes) < 6:

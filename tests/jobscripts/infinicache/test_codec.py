@@ -59,12 +59,12 @@ def test_stripes_cover_the_object(size, limit):
 
 @given(st.integers(1, 20), st.integers(0, 4), st.integers(1, 40))
 def test_a_code_fits_the_pool_or_shrinks(d, p, nodes):
-    wanted = Code(d, p)
-    code = fit(wanted, nodes)
+    target = Code(d, p)
+    code = fit(target, nodes)
     assert code.n <= nodes
-    assert code.p <= wanted.p
-    assert code == wanted or nodes < wanted.n
-    assert code.p == wanted.p or nodes <= wanted.p
+    assert code.p <= target.p
+    assert code == target or nodes < target.n
+    assert code.p == target.p or nodes <= target.p
 
 
 def test_codes_by_size():

@@ -10,29 +10,29 @@ from infinicache.demand import DemandCurve, KeyDemand, worth
 
 
 def played(stream, sizes, **options):
-    """A cache that puts what it misses, as seen by a KeyDemand; and the distances it told."""
+    """A cache that puts what it misses: its KeyDemand, and the distance at each read."""
     demand = KeyDemand(half_life_s=float("inf"), **options)
-    there, told = set(), []
+    there, read_distances = set(), []
     for t, key in enumerate(stream):
-        told.append(demand.read(key, float(t)))
+        read_distances.append(demand.read(key, float(t)))
         if key not in there:
             there.add(key)
             demand.wrote(key, sizes[key], sizes[key], float(t))
-    return demand, told
+    return demand, read_distances
 
 
 def distances(stream, sizes):
     """Stack distances, the slow way: the bytes of all that was used since, and its own."""
-    stack, found = [], []
+    stack, result = [], []
     for key in stream:
         if key in stack:
             at = stack.index(key)
-            found.append(sum(sizes[k] for k in stack[: at + 1]))
+            result.append(sum(sizes[k] for k in stack[: at + 1]))
             stack.pop(at)
         else:
-            found.append(None)
+            result.append(None)
         stack.insert(0, key)
-    return found
+    return result
 
 
 def zipf(keys, reads, seed):
@@ -45,8 +45,8 @@ def zipf(keys, reads, seed):
 def test_distances_are_those_of_the_stack(numbers, rng):
     stream = [f"k{i}" for i in numbers]
     sizes = {key: rng.randint(1, 1000) for key in stream}
-    _, told = played(stream, sizes, sample=16)
-    assert told == distances(stream, sizes)
+    _, read_distances = played(stream, sizes, sample=16)
+    assert read_distances == distances(stream, sizes)
 
 
 def test_a_cyclic_scan_hits_not_at_all_or_always():
@@ -65,21 +65,23 @@ def test_a_sample_of_a_zipf_stream_tells_the_hits_of_the_whole():
     stream = zipf(keys, reads, 5)
     rng = random.Random(6)
     sizes = {f"k{i}": int(10 ** rng.uniform(3, 5)) for i in range(keys)}
-    found = sorted(d for d in played(stream, sizes)[1] if d is not None)
+    exact_distances = sorted(d for d in played(stream, sizes)[1] if d is not None)
     sampled, _ = played(stream, sizes, sample=400)
     assert sampled.share < 0.2
     curve = sampled.curve(float(reads - 1))
     for share in (0.05, 0.1, 0.2, 0.4, 0.7, 1.0):
         memory = share * sum(sizes.values())
-        exact = sum(d <= memory for d in found) / reads
+        exact = sum(d <= memory for d in exact_distances) / reads
         assert abs(curve.at(memory)[0] * (reads - 1) / reads - exact) < 0.05
 
 
 def test_the_sample_is_bounded_and_the_slots_are_used_again():
     stream = zipf(3000, 12_000, 7)
-    demand, told = played(stream, dict.fromkeys(stream, 10), sample=64)
+    demand, read_distances = played(stream, dict.fromkeys(stream, 10), sample=64)
     assert 0 < demand.share < 0.1
-    assert sum(d is not None for d in told) > 200, "long after the first slots were used up"
+    assert sum(d is not None for d in read_distances) > 200, (
+        "long after the first slots were used up"
+    )
     demand = KeyDemand(half_life_s=10.0)
     demand.wrote("old", 1, 1, 0.0)
     for t in range(40_000):

@@ -224,12 +224,12 @@ def test_one_reader_makes_a_copy_and_leaves_one_that_is_there():
         async with pool.cache(code=(2, 1)) as cache:
             await cache.put("k", data(1000))
             name = copy_name("k", (await cache.stat("k")).version, 1)
-            asked = {"key": "k", "size": 1000, "code": [2, 1], "stripe_bytes": 1000, "copy": name}
+            request = {"key": "k", "size": 1000, "code": [2, 1], "stripe_bytes": 1000, "copy": name}
             peers = Peers(KEY)
             proxies = Proxies([node.address for node in pool.nodes], peers, PATIENCE_S)
-            first = await proxies.ask("k", "begin", **asked)
+            first = await proxies.ask("k", "begin", **request)
             with pytest.raises(CacheError, match="Another reader"):
-                await proxies.ask("k", "begin", **asked)
+                await proxies.ask("k", "begin", **request)
             assert proxy.table.objects[name].version == first["version"]
             peers.close()
 

@@ -45,27 +45,27 @@ def test_among_equals_the_emptiest():
 )
 def test_as_many_distinct_nodes_as_there_are(nodes, count):
     prospects = {a: Prospect(lasts, tuple(bonds)) for a, (lasts, bonds) in nodes.items()}
-    found = chosen(prospects, count)
-    assert len(found) == len(set(found)) == min(count, len(nodes))
-    assert set(found) <= set(nodes)
+    choice = chosen(prospects, count)
+    assert len(choice) == len(set(choice)) == min(count, len(nodes))
+    assert set(choice) <= set(nodes)
 
 
 def test_who_came_first_is_expected_to_stay_unless_the_site_foretells():
-    known = NodeArrivals()
-    known.came("a", "rack1n01", 300.0, 1000.0)
-    known.came("b", "rack1n02", 0.0, 1000.0)
-    assert known.prospect("a", 1000.0).lasts_s == 300.0
-    assert known.prospect("b", 1060.0).lasts_s == 60.0
-    assert set(known.prospect("a", 0.0).bonds) & set(known.prospect("b", 0.0).bonds) == {
+    arrivals = NodeArrivals()
+    arrivals.came("a", "rack1n01", 300.0, 1000.0)
+    arrivals.came("b", "rack1n02", 0.0, 1000.0)
+    assert arrivals.prospect("a", 1000.0).lasts_s == 300.0
+    assert arrivals.prospect("b", 1060.0).lasts_s == 60.0
+    assert set(arrivals.prospect("a", 0.0).bonds) & set(arrivals.prospect("b", 0.0).bonds) == {
         "rack rack1n"
     }
-    known.came("a", "rack1n01", 0.0, 2000.0)
-    assert known.prospect("a", 1100.0).lasts_s == 400.0, "registered anew, it is no newcomer"
-    known.update_lifetimes({"b": 7200.0}, 1100.0)
-    assert known.prospect("b", 1100.0).lasts_s == 7200.0
-    assert known.prospect("b", 1200.0).lasts_s == 7100.0
-    known.remove("b")
-    assert known.prospect("b", 1200.0) == NO_PROSPECT
+    arrivals.came("a", "rack1n01", 0.0, 2000.0)
+    assert arrivals.prospect("a", 1100.0).lasts_s == 400.0, "registered anew, it is no newcomer"
+    arrivals.update_lifetimes({"b": 7200.0}, 1100.0)
+    assert arrivals.prospect("b", 1100.0).lasts_s == 7200.0
+    assert arrivals.prospect("b", 1200.0).lasts_s == 7100.0
+    arrivals.remove("b")
+    assert arrivals.prospect("b", 1200.0) == NO_PROSPECT
 
 
 def test_copies_are_kept_by_a_node_that_does_not_leave_with_it():

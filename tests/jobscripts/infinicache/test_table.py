@@ -133,12 +133,12 @@ def test_a_lost_memory_is_made_anew_and_old_versions_stay_gone():
     stale = []
     for i, (index, node) in enumerate(new.at.items()):
         again.add_node(node, 1000)
-        held = (
+        objects = (
             [StoredObject("a", 5, shape, [index], 0.0)]
             if i < 3
             else [StoredObject("a", 1, shape, [index], 0.0)]
         )
-        stale += again.restore(node, held, settled=False)
+        stale += again.restore(node, objects, settled=False)
     half = again.settle()
     assert [e.version for e in half] == [5], (
         "three chunks of the new version are too few, and the old one is not looked at"
@@ -182,14 +182,14 @@ def test_reservations_are_what_the_entries_say(steps):
                     t.set_chunk(t.objects[move.key], move.index, move.target)
         except (TooLarge, Unavailable):
             pass
-        held = Counter()
+        shares = Counter()
         for entry in t.objects.values():
             assert entry.protection >= 0
             for node in entry.at.values():
                 assert entry.key in t.nodes[node].chunks
             for node in entry.at.values():
-                held[node] += entry.shape.share
-        assert {a: n.reserved for a, n in t.nodes.items()} == {a: held[a] for a in t.nodes}
+                shares[node] += entry.shape.share
+        assert {a: n.reserved for a, n in t.nodes.items()} == {a: shares[a] for a in t.nodes}
         assert all(n.reserved <= n.capacity for n in t.nodes.values())
 
 
@@ -239,12 +239,12 @@ def test_puts_leave_the_reserve_free_and_leavers_may_use_it():
         put(t, f"k{i}")
     assert max(n.reserved for n in t.nodes.values()) <= 750
     assert t.evicted > 0
-    held = len(t.objects)
+    count = len(t.objects)
     t.nodes["n0"].leaving = True
     for move in moves.drain(t, "n0"):
         t.set_chunk(t.objects[move.key], move.index, None)
         t.set_chunk(t.objects[move.key], move.index, move.target)
     assert t.lose_node("n0") == ([], [])
-    assert len(t.objects) == held
+    assert len(t.objects) == count
     with pytest.raises(TooLarge, match="750 each at most"):
         put(t, "large", 4 * 800)

@@ -10,13 +10,13 @@ from tests.jobscripts.infinicache.test_cache import data, run
 
 
 class Group:
-    """A membership that hears what is said."""
+    """A membership that records the calls of ``worth``."""
 
     def __init__(self):
-        self.said = []
+        self.calls = []
 
     def set_values(self, nodes):
-        self.said.append(nodes)
+        self.calls.append(nodes)
 
 
 def test_between_sizes_it_is_read_off_as_a_plan_does():
@@ -25,7 +25,7 @@ def test_between_sizes_it_is_read_off_as_a_plan_does():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         ({}, {1: LEAST}, True),
         ({1: 10.0}, {1: 10.5}, False),
@@ -35,8 +35,8 @@ def test_between_sizes_it_is_read_off_as_a_plan_does():
         ({1: LEAST}, {1: LEAST}, False),
     ],
 )
-def test_only_a_change_that_matters_is_said_anew(old, new, said):
-    assert differs(old, new) is said
+def test_only_a_change_that_matters_is_said_anew(old, new, expected):
+    assert differs(old, new) is expected
 
 
 def test_one_process_speaks_for_all_of_what_clients_read_again():
@@ -46,13 +46,13 @@ def test_one_process_speaks_for_all_of_what_clients_read_again():
         async with pool.cache(code=(1, 1)) as cache:
             for i in range(5):
                 await cache.put(f"k{i}", data(10_000, i))
-            told = [
+            tasks = [
                 asyncio.create_task(keep_telling(n, g, 1e9, every_s=0.01, observed_s=0.0))
                 for n, g in zip(pool.nodes, groups, strict=True)
             ]
 
             async def something():
-                return groups[0].said
+                return groups[0].calls
 
             first = await until(something, "it says what there is")
             assert first[0] == {1: LEAST}, "nobody has read anything again"
@@ -60,12 +60,12 @@ def test_one_process_speaks_for_all_of_what_clients_read_again():
             async def more():
                 for i in range(5):
                     await cache.get(f"k{i}")
-                return groups[0].said[-1][1] > 1000.0
+                return groups[0].calls[-1][1] > 1000.0
 
             await until(more, "what is read again is worth something")
-            for task in told:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*told, return_exceptions=True)
-        assert not any(g.said for g in groups[1:])
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert not any(g.calls for g in groups[1:])
 
     run(work)

@@ -62,7 +62,7 @@ def test_the_text_is_that_of_the_tables():
     cell = parse_cell(7, bits, digits)
     assert text(cell) == f"{bits}:{digits}"
     assert text(decode(*encode(cell))) == f"{bits}:{digits}"
-    assert network(cell, size=32, classes=10).parameters == 3729162  # as NAS-Bench-101 has it
+    assert network(cell, size=32, classes=10).parameters == 3729162  # as in NAS-Bench-101
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def test_no_cell_is_tried_twice_while_others_still_train():
     study = optuna.create_study(sampler=EvolvingCells(seed=5, population=2, tournament=2))
     for _ in range(2):
         study.tell(study.ask(SPACE), 1.0)
-    asked = [study.ask(SPACE) for _ in range(60)]  # all of them children of one cell
-    cells = {(t.params["edges"], t.params["ops"]) for t in asked}
+    candidates = [study.ask(SPACE) for _ in range(60)]  # all of them children of one cell
+    cells = {(t.params["edges"], t.params["ops"]) for t in candidates}
     assert len(cells) == 60
     few = optuna.create_study(sampler=EvolvingCells(seed=5, population=2, tournament=2))
     for n in range(100):
@@ -78,8 +78,8 @@ def test_a_trials_size_is_known_before_it_trains_and_is_what_it_says_itself(file
     """The preset of the size is that of the training."""
     sweep = load_sweep(NAS / f"{file}.toml")
     trials.check(sweep)  # with values that are no cell
-    said = []
-    monkeypatch.setattr(malletrain, "describe", lambda *size: said.append(size))
+    sizes = []
+    monkeypatch.setattr(malletrain, "describe", lambda *size: sizes.append(size))
     monkeypatch.setattr(nas.train, "subsets", lambda *_: 1 / 0)  # nothing is trained
     monkeypatch.delenv("RANK", raising=False)  # another test's trainer may have left it
     rng = np.random.default_rng(7)
@@ -88,5 +88,5 @@ def test_a_trials_size_is_known_before_it_trains_and_is_what_it_says_itself(file
         job = trials.build_job(sweep, "s-0", {"edges": edges, "ops": ops}, 0)
         with pytest.raises(ZeroDivisionError):
             nas.train.train(nas.train.arguments(job.args))
-        assert (job.parameters, job.flops) == said[-1]
-    assert len(set(said)) > 1
+        assert (job.parameters, job.flops) == sizes[-1]
+    assert len(set(sizes)) > 1

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    """Whatever ran in this process before: this training has no other ranks."""
+    """This training has no other ranks, whatever ran in this process before."""
     monkeypatch.delenv("RANK", raising=False)
 
 
@@ -52,11 +52,14 @@ def test_a_network_has_as_many_parameters_as_its_cell_says(seed):
     cell = random_cell(np.random.default_rng(seed))
     size = PRESETS["cpu"]
     model = CellNetwork(cell, size)
-    said = network(cell, size=28, classes=10, planes=1, stem=size.stem, per_stack=size.per_stack)
-    assert sum(p.numel() for p in model.parameters()) == said.parameters
+    expected = network(
+        cell, size=28, classes=10, planes=1, stem=size.stem, per_stack=size.per_stack
+    )
+    assert sum(p.numel() for p in model.parameters()) == expected.parameters
     assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
+@pytest.mark.thorough
 def test_a_cell_learns(folder):
     edges, ops = encode(random_cell(np.random.default_rng(4)))
     words = ["--edges", edges, "--ops", ops, "--data", folder, "--train", 200, "--validation", 100]

@@ -80,13 +80,13 @@ def test_larger_thresholds_never_make_the_radius_smaller(seed, one, other):
 
 @given(observations, radii)
 @settings(max_examples=60, deadline=None)
-def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(found, radius):
-    mask, _ = soft_mask((21, 21), found, [radius] * len(found))
+def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(observations, radius):
+    mask, _ = soft_mask((21, 21), observations, [radius] * len(observations))
     rows, columns = np.indices((21, 21))
-    nearest = np.min([np.hypot(rows - o.row, columns - o.column) for o in found], axis=0)
+    nearest = np.min([np.hypot(rows - o.row, columns - o.column) for o in observations], axis=0)
     assert mask.min() >= 0
     assert mask.max() <= 1
-    assert all(mask[o.row, o.column] == 1 for o in found)
+    assert all(mask[o.row, o.column] == 1 for o in observations)
     assert (mask[nearest > radius] == 0).all()
     inside = (nearest <= radius) & (nearest > 0)
     if radius:
@@ -98,16 +98,16 @@ def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(found, rad
 @given(observations, radii, st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
 def test_the_composite_lies_between_model_and_observations_and_keeps_far_places(
-    found, radius, seed
+    observations, radius, seed
 ):
     model = np.random.default_rng(seed).uniform(0, 30, (2, 21, 21))
-    made, mask, used = assimilate(model, FLAT, found, radius)
-    low = np.minimum(model, min(o.value for o in found))
-    high = np.maximum(model, max(o.value for o in found))
+    made, mask, used = assimilate(model, FLAT, observations, radius)
+    low = np.minimum(model, min(o.value for o in observations))
+    high = np.maximum(model, max(o.value for o in observations))
     assert (made >= low - 1e-3).all()
     assert (made <= high + 1e-3).all()
     np.testing.assert_array_equal(made[:, mask == 0], model[:, mask == 0])
-    assert used == [radius] * len(found)
+    assert used == [radius] * len(observations)
 
 
 def test_each_station_keeps_its_own_value_beside_another():

@@ -97,18 +97,18 @@ def test_observations_go_into_what_the_model_sees(trained, capsys):
 
 def test_evaluate_prints_and_writes_all_scores(trained, capsys):
     run("evaluate", trained / "drawn" / "samples.nc", "--json", trained / "scores.json")
-    said = capsys.readouterr().out
-    assert "bicubic" in said
-    assert "drawn" in said
-    kept = json.loads((trained / "scores.json").read_text())
-    assert set(kept["scores"]) == {"bicubic", "drawn"}
+    text = capsys.readouterr().out
+    assert "bicubic" in text
+    assert "drawn" in text
+    evaluation = json.loads((trained / "scores.json").read_text())
+    assert set(evaluation["scores"]) == {"bicubic", "drawn"}
     drawn = output.read(trained / "drawn" / "samples.nc")
-    assert kept["scores"]["drawn"]["mae"] == pytest.approx(
+    assert evaluation["scores"]["drawn"]["mae"] == pytest.approx(
         float(np.abs(drawn.mean - drawn.truth).mean()), rel=1e-4
     )
-    assert kept["cdfs"]
-    assert {"spread_skill", "ranks", "fine_power", "tails"} <= set(kept["scores"]["drawn"])
-    assert "sp/skill" in said
+    assert evaluation["cdfs"]
+    assert {"spread_skill", "ranks", "fine_power", "tails"} <= set(evaluation["scores"]["drawn"])
+    assert "sp/skill" in text
 
 
 def test_plot_draws_what_can_be_drawn(trained, capsys):
@@ -197,6 +197,6 @@ def test_refusals_are_sentences(trained, words, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         run(*(word.format(t=trained) for word in words))
     assert ended.value.code != 0
-    said = str(ended.value.code) + capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
+    text = str(ended.value.code) + capsys.readouterr().err
+    assert sentence in text
+    assert "Traceback" not in text

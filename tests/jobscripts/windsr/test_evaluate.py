@@ -31,9 +31,9 @@ def test_crps_is_the_energy_form_and_fair():
 def test_distributions_by_class_of_terrain():
     terrain = np.array([[0.0, 0.0, 50.0, 400.0]])
     truth = np.array([[[1.0, 3.0, 5.0, 9.0]]])
-    found = cdfs({"truth": truth, "made": truth + 1}, terrain)
-    assert list(found) == ["sea and coast", "low land", "mountains"]
-    sea = found["sea and coast"]
+    by_terrain = cdfs({"truth": truth, "made": truth + 1}, terrain)
+    assert list(by_terrain) == ["sea and coast", "low land", "mountains"]
+    sea = by_terrain["sea and coast"]
     assert sea["share"] == 0.5
     assert sea["truth"][sea["at"].index(1.0)] == 0.5
     assert sea["made"][sea["at"].index(1.0)] == 0.0

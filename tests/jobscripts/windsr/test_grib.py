@@ -65,6 +65,7 @@ def message(file, what, values, grid, *, date=20170602, step=0, height=None, ove
     eccodes.codes_release(handle)
 
 
+@pytest.mark.thorough
 def test_a_file_like_hrrrs(tmp_path):
     with open(tmp_path / "hrrr.grib2", "wb") as file:
         for date in (20170602, 20170603):
@@ -75,11 +76,11 @@ def test_a_file_like_hrrrs(tmp_path):
             message(file, V, 40, LAMBERT, date=date, step=1, height=80)
             message(file, U, 0.3 * ROWS, LAMBERT, date=date, step=1, height=10)
             message(file, V, 0.4 * ROWS, LAMBERT, date=date, step=1, height=10)
-    found = read(tmp_path / "hrrr.grib2", Options(spacing=3000.0))
-    assert [str(t)[:13] for t in found.times] == ["2017-06-02T04", "2017-06-03T04"]
-    middle = found.wind[:, 2:-2, 2:-2]  # the model's own grid, turned by less than half a degree
+    fields = read(tmp_path / "hrrr.grib2", Options(spacing=3000.0))
+    assert [str(t)[:13] for t in fields.times] == ["2017-06-02T04", "2017-06-03T04"]
+    middle = fields.wind[:, 2:-2, 2:-2]  # the model's own grid, turned by less than half a degree
     np.testing.assert_allclose(np.diff(middle, axis=1), 0.5, atol=0.03)
-    np.testing.assert_allclose(np.diff(found.terrain[2:-2, 2:-2], axis=1), 10.0, atol=0.5)
+    np.testing.assert_allclose(np.diff(fields.terrain[2:-2, 2:-2], axis=1), 10.0, atol=0.5)
     higher = read(tmp_path / "hrrr.grib2", Options(spacing=3000.0, height=80))
     np.testing.assert_allclose(higher.wind, 50.0, rtol=1e-3)
     with pytest.raises(WindsrError, match="no wind at 100 m"):
@@ -104,13 +105,13 @@ def test_a_file_like_aromes_whose_variables_are_of_different_steps(tmp_path, oth
         message(file, GEOPOTENTIAL, 9.80665 * (500 - 10 * ROWS), DEGREES)
         if not others_first:
             others()
-    found = read(tmp_path / "arome.grib2", Options(spacing=2500.0))
-    assert [str(t)[11:13] for t in found.times] == ["03", "04", "05"]
-    for field, u in zip(found.wind, (3, 4, 5), strict=True):
+    fields = read(tmp_path / "arome.grib2", Options(spacing=2500.0))
+    assert [str(t)[11:13] for t in fields.times] == ["03", "04", "05"]
+    for field, u in zip(fields.wind, (3, 4, 5), strict=True):
         np.testing.assert_allclose(field, np.hypot(u, 4), rtol=1e-3)
-    rise = np.diff(found.terrain, axis=0) * 0.025 * 111_200 / 2500  # m from row to row
+    rise = np.diff(fields.terrain, axis=0) * 0.025 * 111_200 / 2500  # m from row to row
     np.testing.assert_allclose(rise, 10.0, atol=0.3)
-    assert found.terrain.max() <= 501, "the north, which comes first in the file, is highest"
+    assert fields.terrain.max() <= 501, "the north, which comes first in the file, is highest"
 
 
 def test_wind_speed_without_terrain_is_refused_for_the_terrain(tmp_path):

@@ -98,10 +98,10 @@ def test_regridding_is_exact_for_a_plane_and_cuts_the_rim():
         np.sin(angle) * grid[0] + np.cos(angle) * grid[1],
     )
     planes = np.stack([2 * y + 3 * x, np.ones_like(y), rng.standard_normal(y.shape)])
-    rows, columns, found = regrid(y, x, planes, 0.8)
-    assert np.isfinite(found).all()
+    rows, columns, values = regrid(y, x, planes, 0.8)
+    assert np.isfinite(values).all()
     assert len(rows) >= 10
-    np.testing.assert_allclose(found[0], 2 * rows[:, None] + 3 * columns[None], atol=1e-4)
+    np.testing.assert_allclose(values[0], 2 * rows[:, None] + 3 * columns[None], atol=1e-4)
     with pytest.raises(WindsrError, match="smaller --spacing"):
         regrid(y, x, planes, 100.0)
 

@@ -56,7 +56,14 @@ def test_every_method_gives_speeds_on_the_fine_grid(name, terrain):
     assert torch.equal(made, blind) == (not terrain or name == "bicubic")
 
 
-@pytest.mark.parametrize("scheduler", ["ddim", "ddpm", "dpm"])
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        "ddpm",
+        pytest.param("ddim", marks=pytest.mark.thorough),
+        pytest.param("dpm", marks=pytest.mark.thorough),
+    ],
+)
 def test_members_follow_from_their_seeds_alone(windsr, scheduler):
     low, height = inputs(3)
     draw = Draw(members=2, steps=3, scheduler=scheduler)

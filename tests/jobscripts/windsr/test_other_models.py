@@ -42,9 +42,9 @@ def test_ukv_is_found_by_standard_names():
         },
         coords=AXES,
     )
-    found = from_dataset(file, "it", Options())
-    assert (found.wind == 5.0).all()
-    np.testing.assert_array_equal(found.terrain, GROUND)
+    fields = from_dataset(file, "it", Options())
+    assert (fields.wind == 5.0).all()
+    np.testing.assert_array_equal(fields.terrain, GROUND)
 
 
 def test_arome_has_geopotential_degrees_and_a_rim_without_values():
@@ -59,19 +59,19 @@ def test_arome_has_geopotential_degrees_and_a_rim_without_values():
         },
         coords={"time": TIMES, "latitude": lat, "longitude": lon},
     )
-    found = from_dataset(file, "it", Options(spacing=2500.0))
-    np.testing.assert_allclose(found.terrain, 100.0, rtol=1e-5)
-    np.testing.assert_allclose(found.wind, 10.0, rtol=1e-5)
+    fields = from_dataset(file, "it", Options(spacing=2500.0))
+    np.testing.assert_allclose(fields.terrain, 100.0, rtol=1e-5)
+    np.testing.assert_allclose(fields.wind, 10.0, rtol=1e-5)
     # 27 × 26 points have values: 72.3 × 49.1 km, of 80.6 × 57.0 km with the rim.
-    assert found.wind.shape[1:] == (29, 20)
+    assert fields.wind.shape[1:] == (29, 20)
 
 
 def test_one_of_several_heights_is_taken_and_none_guessed():
     levels = np.stack([SPEED, SPEED + 3], axis=1)
     file = made(levels, ("time", "height", "y", "x")).assign_coords(height=[10.0, 100.0])
     for height, more in ((10, 0), (100, 3)):
-        found = from_dataset(file, "it", Options(height=height))
-        np.testing.assert_allclose(found.wind, SPEED + more)
+        fields = from_dataset(file, "it", Options(height=height))
+        np.testing.assert_allclose(fields.wind, SPEED + more)
     with pytest.raises(WindsrError, match=r"on 2 levels \(height: 10, 100\), none of them at 80 m"):
         from_dataset(file, "it", Options(height=80))
     with pytest.raises(WindsrError, match="without values"):
@@ -82,21 +82,21 @@ def test_one_of_several_heights_is_taken_and_none_guessed():
 def test_dimensions_come_in_any_order(dims):
     file = made()
     turned = file.assign(wind_speed=file.wind_speed.transpose(*dims))
-    found = from_dataset(turned, "it", Options())
-    np.testing.assert_array_equal(found.wind, SPEED.astype(np.float32))
+    fields = from_dataset(turned, "it", Options())
+    np.testing.assert_array_equal(fields.wind, SPEED.astype(np.float32))
     across = turned.assign(terrain=file.terrain.transpose("x", "y"))
-    found = from_dataset(across, "it", Options())
-    np.testing.assert_array_equal(found.wind, SPEED.astype(np.float32))
-    np.testing.assert_array_equal(found.terrain, GROUND.astype(np.float32))
+    fields = from_dataset(across, "it", Options())
+    np.testing.assert_array_equal(fields.wind, SPEED.astype(np.float32))
+    np.testing.assert_array_equal(fields.terrain, GROUND.astype(np.float32))
 
 
 def test_a_rim_without_values_is_cut_and_a_hole_refused():
     speed = SPEED.copy()
     speed[:, :2], speed[1, :, -1] = np.nan, np.nan
-    found = from_dataset(made(speed), "it", Options())
-    assert found.wind.shape == (2, 8, 11)
-    assert found.y[0] == 4000.0
-    assert whole.cut(found, 4).wind.shape == (2, 8, 8)
+    fields = from_dataset(made(speed), "it", Options())
+    assert fields.wind.shape == (2, 8, 11)
+    assert fields.y[0] == 4000.0
+    assert whole.cut(fields, 4).wind.shape == (2, 8, 8)
     speed = SPEED.copy()
     speed[:, 5, 6] = np.nan
     with pytest.raises(WindsrError, match="2 missing values"):
@@ -106,8 +106,8 @@ def test_a_rim_without_values_is_cut_and_a_hole_refused():
 def test_terrain_by_time_is_the_first():
     file = made().drop_vars("terrain")
     ground = (("time", "y", "x"), np.stack([GROUND, GROUND]), {"units": "m"})
-    found = from_dataset(file.assign(orog=ground), "it", Options())
-    np.testing.assert_array_equal(found.terrain, GROUND)
+    fields = from_dataset(file.assign(orog=ground), "it", Options())
+    np.testing.assert_array_equal(fields.terrain, GROUND)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The sampling queue: each patch has one result, whoever is killed, and the whole is what one
-undisturbed worker makes.
+"""The sampling queue: each patch has one result, whichever worker is killed, and the whole is what
+one undisturbed worker makes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_nodes_join_and_are_killed_and_every_patch_is_made_once(tmp_path, undisturbed):
     total = len(results(undisturbed))
     gates = total // 4, total // 2
@@ -76,16 +77,16 @@ def test_results_that_were_lost_are_made_again(tmp_path, undisturbed):
     before = output.read(folder / queue.RESULT)
     (folder / queue.PATCHES / results(folder)[3]).unlink()
     (folder / queue.RESULT).unlink()
-    said: list[str] = []
+    lines: list[str] = []
     inputs = queue.from_fine(scripts.small(), 4)
     queue.sample(
         queue.Sampling(folder, Draw(), overlap=8),
         inputs,
         scripts.untrained("srcnn"),
         "untrained",
-        said.append,
+        lines.append,
     )
-    assert any("1 patches were lost" in text for text in said)
+    assert any("1 patches were lost" in text for text in lines)
     np.testing.assert_allclose(
         output.read(folder / queue.RESULT).members, before.members, atol=1e-5
     )
@@ -151,9 +152,11 @@ def test_the_result_is_cf_and_comes_back(undisturbed):
         )
         assert low.shape[1:] == (10, 10)
         assert x_low[0] == x[:4].mean()
-    found = output.read(undisturbed / queue.RESULT)
+    fields = output.read(undisturbed / queue.RESULT)
     np.testing.assert_allclose(
-        found.low, found.truth.reshape(len(found.times), 10, 4, 10, 4).mean(axis=(2, 4)), rtol=1e-5
+        fields.low,
+        fields.truth.reshape(len(fields.times), 10, 4, 10, 4).mean(axis=(2, 4)),
+        rtol=1e-5,
     )
 
 

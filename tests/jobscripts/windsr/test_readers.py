@@ -44,17 +44,17 @@ def written(tmp_path, made, name="wind.nc"):
 
 
 def test_netcdf(tmp_path):
-    found = read(written(tmp_path, dataset()))
-    assert found.wind.shape == (3, 4, 5)
-    assert found.spacing == 2000.0
-    assert [str(d) for d in found.days] == ["2017-06-02", "2017-06-03", "2017-06-03"]
-    assert found.wind[0, 1, 2] == 7.0
+    fields = read(written(tmp_path, dataset()))
+    assert fields.wind.shape == (3, 4, 5)
+    assert fields.spacing == 2000.0
+    assert [str(d) for d in fields.days] == ["2017-06-02", "2017-06-03", "2017-06-03"]
+    assert fields.wind[0, 1, 2] == 7.0
 
 
 def test_netcdf_from_north_to_south_is_turned(tmp_path):
-    found = read(written(tmp_path, dataset(y=np.arange(4)[::-1] * 2000.0)))
-    assert np.diff(found.y).min() > 0
-    assert found.wind[0, 0, 0] == 15.0
+    fields = read(written(tmp_path, dataset(y=np.arange(4)[::-1] * 2000.0)))
+    assert np.diff(fields.y).min() > 0
+    assert fields.wind[0, 0, 0] == 15.0
 
 
 def test_components_and_kilometres(tmp_path):
@@ -66,18 +66,18 @@ def test_components_and_kilometres(tmp_path):
     made = made.assign_coords(
         y=("y", np.arange(4) * 2.0, {"units": "km"}), x=("x", np.arange(5) * 2.0, {"units": "km"})
     )
-    found = read(written(tmp_path, made))
-    assert (found.wind == 5.0).all()
-    assert found.spacing == 2000.0
+    fields = read(written(tmp_path, made))
+    assert (fields.wind == 5.0).all()
+    assert fields.spacing == 2000.0
 
 
 def test_members_and_times_become_fields(tmp_path):
     made = dataset().expand_dims(member=2).transpose("time", "member", "y", "x")
-    found = from_dataset(
+    fields = from_dataset(
         made.assign(terrain=made.terrain.isel(member=0, drop=True)), "it", Options()
     )
-    assert found.wind.shape == (6, 4, 5)
-    assert [str(d)[-2:] for d in found.days] == ["02", "02", "03", "03", "03", "03"]
+    assert fields.wind.shape == (6, 4, 5)
+    assert [str(d)[-2:] for d in fields.days] == ["02", "02", "03", "03", "03", "03"]
 
 
 def test_a_curved_grid_as_hrrr_has_it_needs_a_spacing():
@@ -96,11 +96,11 @@ def test_a_curved_grid_as_hrrr_has_it_needs_a_spacing():
     )
     with pytest.raises(WindsrError, match="--spacing"):
         from_dataset(made, "it", Options())
-    found = from_dataset(made, "it", Options(spacing=3000.0))
-    assert found.wind.shape[0] == 1
-    np.testing.assert_allclose(found.wind, 10.0, rtol=1e-6)
-    assert found.spacing == 3000.0
-    assert found.terrain.std() > 0
+    fields = from_dataset(made, "it", Options(spacing=3000.0))
+    assert fields.wind.shape[0] == 1
+    np.testing.assert_allclose(fields.wind, 10.0, rtol=1e-6)
+    assert fields.spacing == 3000.0
+    assert fields.terrain.std() > 0
 
 
 def test_wrf_output(tmp_path):
@@ -115,10 +115,10 @@ def test_wrf_output(tmp_path):
         file["Times"] = np.array(
             [list("2017-06-02_00:00:00"), list("2017-06-03_00:00:00")], dtype="S1"
         )
-    found = read(path)
-    assert (found.wind == 5.0).all()
-    assert found.spacing == 1000.0
-    assert [str(d) for d in found.days] == ["2017-06-02", "2017-06-03"]
+    fields = read(path)
+    assert (fields.wind == 5.0).all()
+    assert fields.spacing == 1000.0
+    assert [str(d) for d in fields.days] == ["2017-06-02", "2017-06-03"]
 
 
 def test_wind_toolkit(tmp_path):
@@ -131,10 +131,10 @@ def test_wind_toolkit(tmp_path):
         file["windspeed_10m"].attrs.update(scale_factor=100.0, units="m s-1")
         file["meta"] = meta
         file["time_index"] = np.array([b"2012-01-01 00:00:00+00:00", b"2012-01-01 01:00:00+00:00"])
-    found = read(path, Options(spacing=2000.0))
-    np.testing.assert_allclose(found.wind, 7.25, rtol=1e-5)
-    np.testing.assert_allclose(found.terrain, 1600)
-    assert str(found.times[1]) == "2012-01-01T01:00:00"
+    fields = read(path, Options(spacing=2000.0))
+    np.testing.assert_allclose(fields.wind, 7.25, rtol=1e-5)
+    np.testing.assert_allclose(fields.terrain, 1600)
+    assert str(fields.times[1]) == "2012-01-01T01:00:00"
     with pytest.raises(WindsrError, match="windspeed_80m"):
         read(path, Options(spacing=2000.0, height=80))
 
@@ -208,8 +208,8 @@ def test_days_are_never_split():
 
 @pytest.mark.skipif(not REAL.exists(), reason="the wind data are not beside the project")
 def test_the_real_fields():
-    found = read(REAL)
-    assert found.wind.shape == (51, 200, 200)
-    assert found.spacing == 2000.0
-    train, test = split_by_day(found)
+    fields = read(REAL)
+    assert fields.wind.shape == (51, 200, 200)
+    assert fields.spacing == 2000.0
+    train, test = split_by_day(fields)
     assert (len(train.times), len(test.times)) == (39, 12)

@@ -51,9 +51,9 @@ def test_killed_and_started_again_it_equals_the_undisturbed_run_bit_by_bit(tmp_p
     run.close()
     assert not (killed / MODEL).exists(), "it was to be killed before its end"
     scripts.training(str(tmp_path / "undisturbed"), "windsr", {"steps": STEPS})
-    said: list[str] = []
-    train(TrainingRun("windsr", TINY, killed, steps=STEPS), scripts.small(), said.append)
-    assert "from step 0 " not in said[0]
+    lines: list[str] = []
+    train(TrainingRun("windsr", TINY, killed, steps=STEPS), scripts.small(), lines.append)
+    assert "from step 0 " not in lines[0]
     one, other = (load_file(tmp_path / name / MODEL) for name in ("killed", "undisturbed"))
     assert all(torch.equal(one[name], other[name]) for name in other)
     assert checkpoint.load(killed / MODEL)[1]["steps"] == STEPS
@@ -77,6 +77,7 @@ def test_a_regression_is_trained_then_what_it_lacks_and_both_are_kept(tmp_path):
         train(dataclasses.replace(drawing, folder=tmp_path / "other"), others, lambda text: None)
 
 
+@pytest.mark.thorough
 def test_on_changing_numbers_of_nodes_in_live_mode_the_gan_becomes_the_same(tmp_path):
     alone, many = tmp_path / "alone", tmp_path / "many"
     scripts.training(str(alone), "esrgan", {"steps": 16})

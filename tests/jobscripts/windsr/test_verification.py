@@ -64,7 +64,7 @@ def test_tails_are_differences_of_quantiles():
 
 def test_all_of_it_is_said_of_one_member_too():
     truth, members = drawn(1)
-    found = verified(truth, members, 2000.0, 8)
-    assert found["members"] == 1
-    assert found["rmse"] == found["rmse_member"]
-    assert found["crps"] == pytest.approx(np.abs(members[:, 0] - truth).mean())
+    scores = verified(truth, members, 2000.0, 8)
+    assert scores["members"] == 1
+    assert scores["rmse"] == scores["rmse_member"]
+    assert scores["crps"] == pytest.approx(np.abs(members[:, 0] - truth).mean())

@@ -91,4 +91,4 @@ def running(daemon, tmp_path, body=OBEDIENT, job="j1", generation=1, node="n0", 
 
 
 def is_clean(agent):
-    return not agent.left() and not list(agent.run_dir.iterdir())
+    return not agent.job_pids() and not list(agent.run_dir.iterdir())

@@ -35,15 +35,15 @@ def alive(pid: int) -> bool:
 
 def processes_with(mark: str) -> list[int]:
     """Living processes that have ``mark`` in their environment."""
-    found = []
+    pids = []
     for pid, (_, state) in process_table().items():
         if state not in "ZX" and pid != os.getpid():
             try:
                 if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    found.append(pid)
+                    pids.append(pid)
             except OSError:
                 continue
-    return found
+    return pids
 
 
 class FakeDaemon:
@@ -201,7 +201,7 @@ class AgentProcess:
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
-    def left(self) -> list[int]:
+    def job_pids(self) -> list[int]:
         """Processes of this agent's jobs that still live."""
         return [pid for pid in processes_with(self.mark) if pid != self.process.pid]
 

@@ -1,4 +1,4 @@
-"""What an agent is told at its start."""
+"""The configuration of an agent at its start."""
 
 from pathlib import Path
 

@@ -17,6 +17,8 @@ from tests.malletrain.agent.launchers import running
 from tests.malletrain.agent.node_side import OFTEN_S, FakeDaemon, alive, eventually
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
 def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
@@ -25,24 +27,24 @@ def test_training_goes_on_without_the_daemon_and_the_next_one_learns_everything(
     agent = start()
     running(daemon, tmp_path)
     daemon.expect("n0", messages.Metric)
-    before = agent.left()
+    before = agent.job_pids()
     daemon.close()
     eventually(
         lambda: "is silent; training continues" in agent.log.read_text(), "the agent notices"
     )
-    assert agent.left() == before
+    assert agent.job_pids() == before
     (tmp_path / "succeed").touch()
     eventually(lambda: not (tmp_path / "succeed").exists(), "the workers end meanwhile")
     second = FakeDaemon(daemon.port, "boot-2", (daemon.public, daemon.secret))
     try:
         hello = second.expect("n0", messages.Hello)
-        # The end comes last: a daemon drops what is said of a job that is over.
+        # The end comes last: a daemon drops messages about a job that is over.
         assert hello.assignment == messages.Assignment("j1", "running", 1)
         second.expect("n0", messages.Phase, phase="succeeded")
-        told = [type(message) for _, message in second.seen]
-        end = told.index(messages.Phase)
-        assert {messages.Metric, messages.Progress} <= set(told[:end])
-        assert not {messages.Metric, messages.Progress} & set(told[end:])
+        kinds = [type(message) for _, message in second.seen]
+        end = kinds.index(messages.Phase)
+        assert {messages.Metric, messages.Progress} <= set(kinds[:end])
+        assert not {messages.Metric, messages.Progress} & set(kinds[end:])
         second.send("n0", messages.Release("j1", 5.0))
         second.expect("n0", messages.Released)
         second.send("n0", messages.Goodbye())
@@ -98,7 +100,7 @@ def test_a_suspended_agent_leaves_the_node_and_registers_again_when_it_goes_on(
     agent.signal(
         signal.SIGSTOP
     )  # the main scheduler suspends the lease: only this process, which leads its session
-    eventually(lambda: not agent.left(), "its job is gone while it stands still")
+    eventually(lambda: not agent.job_pids(), "its job is gone while it stands still")
     agent.signal(signal.SIGCONT)
     hello = daemon.expect("n0", messages.Hello, since=since)
     assert hello.gone_in_s is None

@@ -85,8 +85,8 @@ def test_values_of_variables_are_in_no_command_line(name):
     assert "secret" not in " ".join(made)
     around = runtime_environment(runtime, CONTAINED, outside)
     assert outside.items() <= around.items()
-    given = {runtime.variable_prefix + k: v for k, v in INSIDE.items() if k != "HOME"}
-    assert around == {**outside, **(given if runtime.variable_prefix else {})}
+    variables = {runtime.variable_prefix + k: v for k, v in INSIDE.items() if k != "HOME"}
+    assert around == {**outside, **(variables if runtime.variable_prefix else {})}
 
 
 @pytest.mark.parametrize(

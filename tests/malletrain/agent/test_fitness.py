@@ -1,4 +1,4 @@
-"""What the daemon is told of a node's health over a link that comes and goes. The check is a real
+"""An agent's messages about its node's health over a link that comes and goes. The check is a real
 process.
 """
 
@@ -22,28 +22,28 @@ class LinkedNode:
 
     def __init__(self, directory, check):
         self.near = True
-        self.said, self.heard = [], []
+        self.messages, self.heard = [], []
         plan = HealthPlan(("sh", "-c", check), gpus=False)
         config = AgentConfig("tcp://head:1", "l1", "n1", "n1", None, "", "", health=plan)
         self.fitness = NodeFitness(config, directory, self.send)
         self.fitness.send(FAILED)
 
     def send(self, message):
-        self.said.append(message)
+        self.messages.append(message)
         if self.near:
             self.heard.append(message)
         return self.near
 
     def look(self):
-        """Until the check has ended and something was said of it."""
-        before = len(self.said)
+        """Step until the check has ended and a message was sent."""
+        before = len(self.messages)
 
-        def told():
+        def has_message():
             self.fitness.step(time.monotonic())
             reap_orphans()
-            return len(self.said) > before
+            return len(self.messages) > before
 
-        until(told, "the look is over")
+        until(has_message, "the look is over")
 
     def come_back(self):
         self.near = True
@@ -74,4 +74,4 @@ def test_a_node_that_is_sick_stays_in_doubt(tmp_path):
     node.look()
     node.come_back()
     assert node.fitness.sick.endswith("no scratch"), "Hello has said it"
-    assert Doubt("j1", over=True) not in node.said
+    assert Doubt("j1", over=True) not in node.messages

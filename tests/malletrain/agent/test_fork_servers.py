@@ -19,6 +19,8 @@ from tests.malletrain.agent.launchers import OBEDIENT, is_clean
 from tests.malletrain.agent.node_side import FAKE_LAUNCHER, OFTEN_S, alive, eventually, spec
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 WARM_PYTHON = """#!{python}
 import sys
 sys.path[:0] = {path!r}
@@ -72,29 +74,29 @@ def warm_up(daemon, *specs, idle_s=1e6, node="n0"):
     return tuple(one.key for one in interpreters)
 
 
-def said(daemon):
-    """What the agent said last of what is warm."""
+def warm_keys(daemon):
+    """The keys in the agent's last Warm message; None before the first."""
     return next((m.keys for _, m in reversed(daemon.seen) if isinstance(m, messages.Warm)), None)
 
 
 def servers(agent):
-    """Pids of the supervisors of fork servers and of whatever is below them."""
-    return set(agent.left())
+    """Pids of the supervisors of fork servers and of all processes below them."""
+    return set(agent.job_pids())
 
 
 def ancestors(pid):
-    table, found = process_table(), []
+    table, pids = process_table(), []
     while pid in table and pid > 1:
         pid = table[pid][0]
-        found.append(pid)
-    return found
+        pids.append(pid)
+    return pids
 
 
 def test_jobs_are_forks_of_a_python_that_was_warm_before(daemon, start, tmp_path, warm_python):
     agent = start()
     job = warm_python()
     keys = warm_up(daemon, job)
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.until(lambda: warm_keys(daemon) == keys, "the Python is warm")
     before = servers(agent)
     for number, name in ((1, "j1"), (2, "j2")):
         daemon.send("n0", messages.Assign(name, job, key="aa"))
@@ -139,7 +141,7 @@ while True:
     agent = start()
     job = warm_python(launcher=stubborn)
     keys = warm_up(daemon, job)
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.until(lambda: warm_keys(daemon) == keys, "the Python is warm")
     before = servers(agent)
     daemon.send("n0", messages.Assign("j1", job, key="aa"))
     daemon.expect("n0", messages.Phase, phase="ready")
@@ -153,15 +155,15 @@ def test_a_launcher_that_dies_is_told_with_its_signal(daemon, start, tmp_path, w
     start()
     job = warm_python()
     keys = warm_up(daemon, job)
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.until(lambda: warm_keys(daemon) == keys, "the Python is warm")
     daemon.send("n0", messages.Assign("j1", job, key="aa"))
     daemon.expect("n0", messages.Phase, phase="ready")
     launcher = int((tmp_path / "pids").read_text().split()[0])
     os.kill(launcher, signal.SIGKILL)
-    told = daemon.expect("n0", messages.Phase, phase="exited")
-    assert told.assignment.job == "j1"
+    phase = daemon.expect("n0", messages.Phase, phase="exited")
+    assert phase.assignment.job == "j1"
     daemon.send("n0", messages.Assign("j1", job, key="aa"))  # it is wanted here again
-    daemon.expect("n0", messages.Phase, phase="ready", since=daemon.seen.index(("n0", told)))
+    daemon.expect("n0", messages.Phase, phase="ready", since=daemon.seen.index(("n0", phase)))
 
 
 def test_a_python_that_cannot_be_warmed_up_is_told_and_jobs_start_without(
@@ -170,11 +172,11 @@ def test_a_python_that_cannot_be_warmed_up_is_told_and_jobs_start_without(
     agent = start()
     job = warm_python(hindrance="sys.exit('no torch here')")
     keys = warm_up(daemon, job)
-    daemon.until(lambda: said(daemon) == keys, "that it cannot be")
+    daemon.until(lambda: warm_keys(daemon) == keys, "that it cannot be")
     assert not servers(agent)
     daemon.send("n0", messages.Assign("j1", job, key="aa"))
-    told = daemon.expect("n0", messages.Phase, phase="exited")
-    assert "this Python was started for a job" in told.tail
+    phase = daemon.expect("n0", messages.Phase, phase="exited")
+    assert "this Python was started for a job" in phase.tail
 
 
 def test_a_job_waits_for_the_python_that_is_being_warmed_up(daemon, start, tmp_path, warm_python):
@@ -195,7 +197,7 @@ def test_one_that_nobody_uses_ends_and_is_begun_again_when_it_is_wanted(daemon, 
     job = warm_python()
     keys = warm_up(daemon, job, idle_s=0.0)
     daemon.expect("n0", messages.Warm, keys=keys)
-    daemon.until(lambda: said(daemon) == (), "it has ended")
+    daemon.until(lambda: warm_keys(daemon) == (), "it has ended")
     eventually(lambda: not servers(agent), "nothing of it is left")
     since = len(daemon.seen)
     warm_up(daemon, job)
@@ -206,13 +208,13 @@ def test_one_that_the_daemon_does_not_name_any_more_ends(daemon, start, tmp_path
     agent = start()
     first = warm_python()
     keys = warm_up(daemon, first)
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.until(lambda: warm_keys(daemon) == keys, "the Python is warm")
     old = servers(agent)
     other = messages.JobSpec(
         **{**{f: getattr(first, f) for f in first.__struct_fields__}, "env": {}}
     )
     others = warm_up(daemon, other)
-    daemon.until(lambda: said(daemon) == others, "the other one is warm")
+    daemon.until(lambda: warm_keys(daemon) == others, "the other one is warm")
     assert not old & servers(agent)
 
 
@@ -229,7 +231,7 @@ def test_a_node_that_is_wanted_back_while_it_warms_up_goes_at_once(daemon, start
 def test_an_agent_that_is_killed_takes_its_fork_servers_with_it(daemon, start, warm_python):
     agent = start()
     keys = warm_up(daemon, warm_python())
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.until(lambda: warm_keys(daemon) == keys, "the Python is warm")
     pids = servers(agent)
     agent.process.kill()
     eventually(lambda: not any(alive(pid) for pid in pids), "they are gone")
@@ -239,5 +241,5 @@ def test_an_agent_that_is_killed_takes_its_fork_servers_with_it(daemon, start, w
 def test_its_memory_is_told(daemon, start, warm_python):
     start()
     keys = warm_up(daemon, warm_python())
-    daemon.until(lambda: said(daemon) == keys, "the Python is warm")
+    daemon.until(lambda: warm_keys(daemon) == keys, "the Python is warm")
     daemon.until(lambda: daemon.warm_bytes.get("n0", 0) > 1 << 20, "a heartbeat with its memory")

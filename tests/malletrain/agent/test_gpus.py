@@ -98,7 +98,7 @@ def listed(**changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "gpu", "found"),
+    ("changes", "gpu", "words"),
     [
         ({}, "", ""),
         ({"dram": "2"}, "07", "DRAM Uncorrectable: 2"),
@@ -110,21 +110,21 @@ def listed(**changes):
         ({"action": "Reset"}, "07", "the driver asks for (GPU Recovery Action: Reset)"),
     ],
 )
-def test_an_a100_is_fit_unless_something_has_to_be_done_to_it(changes, gpu, found):
-    said = trouble(0, listed(**changes))
-    assert found in said
-    assert bool(said) == bool(found)
-    assert f"GPU 00000000:{gpu}" in said if gpu else not said
+def test_an_a100_is_fit_unless_something_has_to_be_done_to_it(changes, gpu, words):
+    sentence = trouble(0, listed(**changes))
+    assert words in sentence
+    assert bool(sentence) == bool(words)
+    assert f"GPU 00000000:{gpu}" in sentence if gpu else not sentence
 
 
 @pytest.mark.parametrize(
-    ("double", "pending", "found"),
+    ("double", "pending", "words"),
     [(0, "No", ""), (1, "No", "(Total: 1)"), (0, "Yes", "pages wait to be retired")],
 )
-def test_a_v100_names_its_errors_otherwise(double, pending, found):
-    said = trouble(0, V100.format(double=double, pending=pending))
-    assert found in said
-    assert bool(said) == bool(found)
+def test_a_v100_names_its_errors_otherwise(double, pending, words):
+    sentence = trouble(0, V100.format(double=double, pending=pending))
+    assert words in sentence
+    assert bool(sentence) == bool(words)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_one_that_hangs_is_told():
 
 
 def test_fields_are_told_apart_by_their_sections():
-    found = {(gpu[-6:], path): value for gpu, path, value in listing(listed())}
-    assert found["7:00.0", "ECC Errors/Aggregate/DRAM Uncorrectable"] == "3"
-    assert found["7:00.0", "MIG Mode/Pending"] == "Disabled"
-    assert found["7:00.0", "GPU Recovery Action"] == "None"
-    assert found["F:00.0", "ECC Errors/Volatile/SRAM Uncorrectable"] == "0"
+    fields = {(gpu[-6:], path): value for gpu, path, value in listing(listed())}
+    assert fields["7:00.0", "ECC Errors/Aggregate/DRAM Uncorrectable"] == "3"
+    assert fields["7:00.0", "MIG Mode/Pending"] == "Disabled"
+    assert fields["7:00.0", "GPU Recovery Action"] == "None"
+    assert fields["F:00.0", "ECC Errors/Volatile/SRAM Uncorrectable"] == "0"

@@ -130,9 +130,9 @@ def test_a_check_whose_result_is_always_lost_is_not_begun_anew_for_ever():
 def test_lost_results_count_anew_after_one_that_is_known():
     node = Node("ab")
     now = 0.0
-    for known in (False, False, True, False, False, True):
+    for has_result in (False, False, True, False, False, True):
         node.step(now)
-        node.runs[-1].end(0 if known else None)
+        node.runs[-1].end(0 if has_result else None)
         node.step(now)
         now += RETRY_DELAY_S
     assert "".join(run.command for run in node.runs) == "aaabbb"
@@ -162,7 +162,9 @@ def test_a_command_that_cannot_be_started_is_a_failure():
     def start(command):
         raise OSError(2, "No such file")
 
-    watch = HealthWatch([Check(("x",), lambda code, said: f"{code}: {said}")], EVERY, LIMIT, start)
+    watch = HealthWatch(
+        [Check(("x",), lambda code, output: f"{code}: {output}")], EVERY, LIMIT, start
+    )
     watch.step(0.0)
     assert watch.sick == "126: [Errno 2] No such file"
 
@@ -173,9 +175,11 @@ def site_check(code, printed):
 
 
 def test_the_last_line_of_the_sites_check_is_the_reason():
-    said = "checking\nERROR:  nhc:  Health check failed:  check_fs_mount:  /scratch not mounted\n\n"
-    assert site_check(0, said) == ""
-    assert site_check(1, said) == (
+    output = (
+        "checking\nERROR:  nhc:  Health check failed:  check_fs_mount:  /scratch not mounted\n\n"
+    )
+    assert site_check(0, output) == ""
+    assert site_check(1, output) == (
         "The health check nhc failed with code 1: ERROR:  nhc:  Health check failed:  "
         "check_fs_mount:  /scratch not mounted"
     )

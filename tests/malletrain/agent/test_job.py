@@ -14,6 +14,8 @@ from tests.malletrain.agent.launchers import OBEDIENT, assign, is_clean, running
 from tests.malletrain.agent.node_side import eventually, fake_python, spec
 from tests.waiting import NEVER_S, PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 HURRIED = "end.receive(0.0 if 5 < step < 1000 else 0.02)"
 """In place of the obedient launcher's pause."""
 
@@ -25,9 +27,9 @@ while not os.path.exists(os.path.join(order.spec.workdir, "come")):
 
 
 def test_a_daemon_that_is_back_understands_the_answer_to_a_drain_of_the_agents_own():
-    # Found in simulated days: the number was none that a message may hold.
-    said = messages.Drained("j1", 1, True, "", OWN_DRAIN)
-    assert wire.decode(wire.encode(said)) == said
+    # A simulation showed it: the number was none that a message may hold.
+    message = messages.Drained("j1", 1, True, "", OWN_DRAIN)
+    assert wire.decode(wire.encode(message)) == message
     assert OWN_DRAIN > 1e11, "no time in seconds, by which daemons number theirs"
 
 
@@ -50,7 +52,7 @@ def test_a_job_from_assign_to_goodbye(daemon, start, tmp_path):
     daemon.expect("n0", messages.Phase, phase="succeeded", generation=2)
     daemon.send("n0", messages.Release("j1", 5.0))
     daemon.expect("n0", messages.Released, job="j1")
-    assert not agent.left()
+    assert not agent.job_pids()
     for generation, rank in ((1, 0), (2, 1)):
         daemon.until(
             lambda of=(generation, rank): (
@@ -104,7 +106,7 @@ def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
         "the environment",
     )
     environment = dict(line.partition("=")[::2] for line in text.splitlines())
-    wanted = {
+    expected = {
         "MALLETRAIN_JOB": "j1",
         "MALLETRAIN_GENERATION": "1",
         "MALLETRAIN_NODE": "n0",
@@ -114,7 +116,7 @@ def test_the_jobs_environment(daemon, start, tmp_path, monkeypatch):
         "PYTHONUNBUFFERED": "1",
         "MALLETRAIN_LEASE": agent.mark.partition("=")[2],
     }
-    assert wanted.items() <= environment.items()
+    assert expected.items() <= environment.items()
     assert not {"SLURM_PROCID", "WORLD_SIZE", "MALLETRAIN_LEASE_KEY"} & environment.keys()
 
 
@@ -143,8 +145,8 @@ def test_a_failed_worker_is_reported_with_the_end_of_its_log(daemon, start, tmp_
     start()
     running(daemon, tmp_path)
     (tmp_path / "fail").touch()
-    said = daemon.expect("n0", messages.Phase, phase="failed", generation=1)
-    assert [(f.rank, f.exitcode, f.tail) for f in said.assignment.failures] == [
+    phase = daemon.expect("n0", messages.Phase, phase="failed", generation=1)
+    assert [(f.rank, f.exitcode, f.tail) for f in phase.assignment.failures] == [
         (0, 1, "line of round 1")
     ]
     daemon.send("n0", messages.Round("j1", 2, 0, 1))
@@ -156,9 +158,9 @@ def test_a_launcher_that_ends_is_reported_and_can_be_started_again(daemon, start
     agent = start()
     running(daemon, tmp_path)
     (tmp_path / "leave").touch()
-    said = daemon.expect("n0", messages.Phase, phase="exited")
-    assert "left of its own accord" in said.tail
-    assert not agent.left()
+    phase = daemon.expect("n0", messages.Phase, phase="exited")
+    assert "left of its own accord" in phase.tail
+    assert not agent.job_pids()
     since = len(daemon.seen)
     assign(daemon, tmp_path, OBEDIENT)
     daemon.expect("n0", messages.Phase, phase="ready", since=since)
@@ -305,11 +307,11 @@ def test_a_drain_is_served_by_the_worker(daemon, start, tmp_path):
     assert daemon.expect("n0", messages.Drained, generation=1).saved
 
 
-GOES_BY_ITSELF = OBEDIENT.replace("served = 0", "served, told = 0, []").replace(
+GOES_BY_ITSELF = OBEDIENT.replace("served = 0", "served, pending = 0, []").replace(
     "        if newer:\n",
-    "        told = newer or told\n"
-    "        if told and not flags.drain_request():\n"
-    "            newer, told = told, []\n",
+    "        pending = newer or pending\n"
+    "        if pending and not flags.drain_request():\n"
+    "            newer, pending = pending, []\n",
 )
 """As live workers do, and not while they wait to be stopped."""
 

@@ -72,15 +72,15 @@ def test_who_says_by_which_network_a_job_goes(tmp_path, outside, own, chosen, ne
 )
 def test_the_network_of_an_earlier_round_is_not_kept(monkeypatch, interface, own, network):
     earlier = own or {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}
-    told = fabric.round_for_launcher(
+    message = fabric.round_for_launcher(
         messages.Round("j1", 2, 0, 2, interface=interface, address="10.77.0.1"), own
     )
-    assert told.address == "10.77.0.1"
+    assert message.address == "10.77.0.1"
     restarted = dict(earlier)
-    fabric.set_network(restarted, told.interface)
+    fabric.set_network(restarted, message.interface)
     monkeypatch.setattr(os, "environ", live := dict(earlier))
     Place(
-        2, 0, 2, network=tuple(fabric.network_variables(told.interface).items())
+        2, 0, 2, network=tuple(fabric.network_variables(message.interface).items())
     ).set_network_variables()
     assert restarted == live == network
 
@@ -156,14 +156,14 @@ def test_the_launcher_gets_its_order_in_a_file(tmp_path, fields, kind):
 def test_torchrun_gets_the_jobs_sizes_and_our_rendezvous(tmp_path):
     launch = order(tmp_path, launcher="torchrun", min_nodes=2, args=("--epochs", "3"))
     made = stock_arguments(launch, tmp_path / "scratch")
-    wanted = [
+    expected = [
         "--rdzv-backend=malletrain",
         "--rdzv-endpoint=ipc:///run/launcher.sock",
         "--rdzv-id=j1",
         "--nnodes=2:4",
         "--nproc-per-node=2",
     ]
-    assert set(wanted) <= set(made)
+    assert set(expected) <= set(made)
     assert made[-6:] == [sys.executable, "-u", script.__file__, "train.py", "--epochs", "3"]
 
 
@@ -183,9 +183,9 @@ def test_setup_is_the_only_text_a_shell_reads(tmp_path):
 
 def test_an_environment_that_is_not_fit_is_told_in_the_sentence_of_its_log():
     log = "Lmod: unknown module\nmalletrain: The module 'x' cannot be loaded.\n"
-    (told,) = unfit(log, 78, 5.0)
-    assert (told.exitcode, told.cause) == (78, "The module 'x' cannot be loaded.")
-    assert describe([told]) == "The module 'x' cannot be loaded."
+    (failure,) = unfit(log, 78, 5.0)
+    assert (failure.exitcode, failure.cause) == (78, "The module 'x' cannot be loaded.")
+    assert describe([failure]) == "The module 'x' cannot be loaded."
     assert unfit(log, 1, 5.0) == unfit("malletrain: x\nTraceback", 78, 5.0) == ()
 
 

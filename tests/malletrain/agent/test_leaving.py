@@ -1,4 +1,4 @@
-"""The end of an agent and of its job, in all its ways: nobody is left on the node."""
+"""The end of an agent and of its job, in all its ways: no process remains on the node."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from tests.malletrain.agent.launchers import STUBBORN, assign, is_clean, running
 from tests.malletrain.agent.node_side import OFTEN_S, AgentProcess, eventually
 from tests.waiting import NEVER_S, PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_release_leaves_nobody_behind(daemon, start, tmp_path):
     agent = start()
     assign(daemon, tmp_path, STUBBORN)
     daemon.expect("n0", messages.Phase, phase="ready")
-    assert len(agent.left()) == 3  # supervisor, launcher, the helper that forked twice
+    assert len(agent.job_pids()) == 3  # supervisor, launcher, the helper that forked twice
     daemon.send("n0", messages.Release("j1", 0.3))
     daemon.expect("n0", messages.Released)
-    assert not agent.left()
+    assert not agent.job_pids()
 
 
 @pytest.mark.parametrize("victim", ["agent", "supervisor", "launcher"])
@@ -32,11 +34,11 @@ def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
     assign(daemon, tmp_path, STUBBORN)
     daemon.expect("n0", messages.Phase, phase="ready")
     supervisor = next(
-        pid for pid in agent.left() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in agent.job_pids() if b"--keep" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     launcher = next(
         pid
-        for pid in agent.left()
+        for pid in agent.job_pids()
         if b"fake_python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"--keep")[0]
     )
     os.kill(
@@ -45,7 +47,7 @@ def test_sigkill_leaves_nobody_behind(daemon, start, tmp_path, victim):
     )
     if victim != "agent":
         daemon.expect("n0", messages.Phase, phase="exited")
-    eventually(lambda: not agent.left(), "nobody is left")
+    eventually(lambda: not agent.job_pids(), "nobody is left")
 
 
 # A worker that reports until it is killed, and notes what the agent's socket took of it.
@@ -72,10 +74,12 @@ def test_what_workers_said_arrives_before_the_node_is_free(daemon, start, tmp_pa
     daemon.expect("n0", messages.Progress)
     daemon.send("n0", messages.Release("j1", 0.3))
     daemon.expect("n0", messages.Released)
-    said = [m for _, m in daemon.seen if isinstance(m, messages.Progress | messages.Released)]
-    assert isinstance(said[-1], messages.Released)
-    assert isinstance(said[-2], messages.Progress)
-    assert said[-2].steps >= int((tmp_path / "taken").read_text())
+    job_messages = [
+        m for _, m in daemon.seen if isinstance(m, messages.Progress | messages.Released)
+    ]
+    assert isinstance(job_messages[-1], messages.Released)
+    assert isinstance(job_messages[-2], messages.Progress)
+    assert job_messages[-2].steps >= int((tmp_path / "taken").read_text())
 
 
 def test_what_a_killed_agent_left_on_disk_is_removed_by_the_next(daemon, start, tmp_path):
@@ -142,7 +146,7 @@ def test_a_preempted_agent_goes_on_until_the_daemon_has_moved_the_job(daemon, st
     agent.signal(signal.SIGTERM)  # again, as some schedulers do
     daemon.send("n0", messages.Drain("j1", 1, 1, NEVER_S))
     assert daemon.expect("n0", messages.Drained).saved
-    assert agent.left()
+    assert agent.job_pids()
     daemon.send("n0", messages.Release("j1", 5.0))
     daemon.expect("n0", messages.Released)
     # It hands its log over before it goes.
@@ -180,13 +184,13 @@ def second(daemon, tmp_path):
     daemon.expect("n0", messages.Phase, phase="running")
 
 
-@pytest.mark.parametrize("told", ["peer-gone", "nothing"])
-def test_without_a_daemon_nobody_waits_for_a_rank_0_that_has_left(daemon, start, tmp_path, told):
+@pytest.mark.parametrize("news", ["peer-gone", "nothing"])
+def test_without_a_daemon_nobody_waits_for_a_rank_0_that_has_left(daemon, start, tmp_path, news):
     agent = start(**{"grace-s": str(100 * PATIENCE_S)})
     second(daemon, tmp_path)
     daemon.close()
     agent.signal(signal.SIGTERM)
-    (tmp_path / told).touch()
+    (tmp_path / news).touch()
     assert agent.process.wait(PATIENCE_S) == 0
     assert is_clean(agent)
 
@@ -227,7 +231,7 @@ def test_a_preempted_agent_stops_in_time_by_itself(daemon, start, tmp_path, answ
 
 
 def test_goodbyes_said_again_do_not_keep_the_agent_of_a_lease_that_is_over(daemon, start, tmp_path):
-    """A daemon that has forgotten the lease takes no log any more, and says so at every message."""
+    """A daemon that has forgotten the lease takes no log any more, and answers so each time."""
     agent = start()
     daemon.acknowledges = False
     running(daemon, tmp_path)

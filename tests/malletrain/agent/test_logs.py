@@ -17,12 +17,12 @@ class Sink:
     def __init__(self):
         self.there = True
         self.chunks = []
-        self.said = []
+        self.messages = []
         self.data = b""
 
     def send(self, chunk):
         if not isinstance(chunk, LogChunk):
-            self.said.append(chunk)
+            self.messages.append(chunk)
         elif self.there:
             self.chunks.append(chunk)
             self.data = self.data[: chunk.offset] + chunk.data
@@ -61,7 +61,7 @@ def test_a_log_is_sent_in_pieces_and_deleted_when_it_is_over(forwarder, sink, tm
     forwarder.send_due()
     assert not (tmp_path / "log").exists()
     assert not forwarder.files
-    assert sink.said == [LogsShipped("j1")]
+    assert sink.messages == [LogsShipped("j1")]
 
 
 def test_what_was_not_acknowledged_is_sent_again_after_a_reconnection(forwarder, sink, tmp_path):
@@ -105,7 +105,7 @@ def test_a_log_at_its_limit_is_not_sent_any_further(forwarder, sink, tmp_path):
     assert len(sink.chunks) == 1
     forwarder.mark_complete("j1")
     forwarder.send_due()
-    assert sink.said == [LogEnd("j1", 1, "rank0", "n0", 2000), LogsShipped("j1")]
+    assert sink.messages == [LogEnd("j1", 1, "rank0", "n0", 2000), LogsShipped("j1")]
 
 
 def test_a_log_that_is_over_goes_as_fast_as_the_daemon_takes_it(forwarder, sink, tmp_path):
@@ -116,7 +116,7 @@ def test_a_log_that_is_over_goes_as_fast_as_the_daemon_takes_it(forwarder, sink,
     while forwarder.files:
         forwarder.acknowledged(sink.ack())
     assert sink.data == data
-    assert sink.said == [LogsShipped("j1")]
+    assert sink.messages == [LogsShipped("j1")]
 
 
 def test_what_could_not_be_sent_is_named(forwarder, sink, tmp_path):
@@ -125,7 +125,7 @@ def test_what_could_not_be_sent_is_named(forwarder, sink, tmp_path):
     (tmp_path / "other").write_bytes(b"y" * 70)
     forwarder.send_due()
     forwarder.abandon()
-    assert sink.said == [
+    assert sink.messages == [
         LogEnd("j1", 1, "rank0", "n0", 5000),
         LogsShipped("j1"),
         LogEnd("j2", 1, "rank1", "n0", 70),

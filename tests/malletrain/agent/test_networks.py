@@ -7,12 +7,12 @@ from malletrain.agent.networks import address_to, interface_of, networks
 
 
 def test_the_loopback_is_one_and_comes_last():
-    found = networks()
-    assert found[-1].interface == "lo"
-    assert {n.interface for n in found} <= {name for _, name in socket.if_nameindex()}
-    assert interface_of("127.0.0.1", found) == "lo"
-    assert interface_of("192.0.2.77", found) == ""
-    [lo] = [n for n in found if n.address == "127.0.0.1"]
+    result = networks()
+    assert result[-1].interface == "lo"
+    assert {n.interface for n in result} <= {name for _, name in socket.if_nameindex()}
+    assert interface_of("127.0.0.1", result) == "lo"
+    assert interface_of("192.0.2.77", result) == ""
+    [lo] = [n for n in result if n.address == "127.0.0.1"]
     assert ipaddress.ip_interface(f"{lo.address}/{lo.bits}").network == ipaddress.ip_network(
         "127.0.0.0/8"
     )

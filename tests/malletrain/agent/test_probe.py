@@ -18,16 +18,16 @@ class Ends:
     """Two agents' probers, and what they tell the daemon."""
 
     def __init__(self):
-        self.said = asyncio.Queue()
+        self.messages = asyncio.Queue()
         self.listener = Prober(self.tell)
         self.caller = Prober(self.tell)
 
     def tell(self, message):
-        self.said.put_nowait(message)
+        self.messages.put_nowait(message)
         return True
 
     async def hear(self):
-        return await asyncio.wait_for(self.said.get(), PATIENCE_S)
+        return await asyncio.wait_for(self.messages.get(), PATIENCE_S)
 
     async def listening(self):
         self.listener.begin(ProbeOpen(1, "127.0.0.1", TOKEN))

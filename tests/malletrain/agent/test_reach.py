@@ -10,35 +10,36 @@ from malletrain.agent.reach import why_no_answer
 @pytest.fixture
 def port():
     """A port of this machine on which nobody listens."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        yield placeholder.getsockname()[1]
 
 
 def test_nobody_listens_there(port):
-    said = why_no_answer(f"tcp://127.0.0.1:{port}")
-    assert f"nothing listens on port {port} of 127.0.0.1" in said
-    assert "which is this node itself" in said
+    sentence = why_no_answer(f"tcp://127.0.0.1:{port}")
+    assert f"nothing listens on port {port} of 127.0.0.1" in sentence
+    assert "which is this node itself" in sentence
 
 
 def test_somebody_else_listens_there():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        said = why_no_answer(f"tcp://127.0.0.1:{other.getsockname()[1]}")
-    assert "takes connections" in said
+        sentence = why_no_answer(f"tcp://127.0.0.1:{other.getsockname()[1]}")
+    assert "takes connections" in sentence
 
 
 def test_a_port_that_a_firewall_keeps_shut():
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
-        full.listen(0)  # whoever comes when its queue is full hears nothing, as from a firewall
+        # A client that comes when its queue is full gets no answer, as from a firewall.
+        full.listen(0)
         for each in (first, second):
             each.setblocking(False)
             each.connect_ex(full.getsockname())
-        said = why_no_answer(f"tcp://127.0.0.1:{full.getsockname()[1]}", try_s=0.5)
-    assert "does not answer on port" in said
-    assert "firewall" in said
+        sentence = why_no_answer(f"tcp://127.0.0.1:{full.getsockname()[1]}", try_s=0.5)
+    assert "does not answer on port" in sentence
+    assert "firewall" in sentence
 
 
 def test_a_name_that_the_node_does_not_know():

@@ -98,9 +98,9 @@ def test_of_many_values_that_wait_the_extremes_and_the_newest_stay(reports, daem
     daemon.there = True
     reports.flush_metrics()
     (message,) = daemon.got
-    kept = [point.value for point in message.points]
-    assert len(kept) <= 256
-    assert (min(kept), max(kept), kept[-1]) == (-9.0, 99.0, values[-1])
+    sent_values = [point.value for point in message.points]
+    assert len(sent_values) <= 256
+    assert (min(sent_values), max(sent_values), sent_values[-1]) == (-9.0, 99.0, values[-1])
     assert [p.time for p in message.points] == sorted(p.time for p in message.points)
 
 
@@ -211,5 +211,5 @@ def test_a_training_is_over_until_its_worker_reports_again(reports, daemon):
     assert not reports.is_over(1)
     reports.take(local.WorkLeft(sender(rank=1), 0.0))
     assert reports.is_over(1)
-    left = [m.data["left"] for m in daemon.got if getattr(m, "kind", "") == "work"]
-    assert left == [64.0]
+    amounts = [m.data["left"] for m in daemon.got if getattr(m, "kind", "") == "work"]
+    assert amounts == [64.0]

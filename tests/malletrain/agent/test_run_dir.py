@@ -1,4 +1,4 @@
-"""Where an agent puts its sockets, and that nobody can keep it from it."""
+"""Where an agent puts its sockets, and that no other user can prevent it."""
 
 import ast
 import getpass
@@ -18,7 +18,7 @@ DEAD = 2**22 + 1  # more than pid_max(5) allows
 
 @pytest.fixture
 def tmp(tmp_path, monkeypatch):
-    """What the node has for temporary files of everybody."""
+    """The node's directory for temporary files of all users."""
     everybodys = tmp_path / "tmp"
     everybodys.mkdir()
     everybodys.chmod(0o1777)
@@ -59,8 +59,8 @@ def test_nobody_can_take_its_place_beforehand(tmp, monkeypatch):
 
 
 def test_what_dead_agents_left_in_everybodys_place_is_removed(tmp):
-    left = tmp / f"malletrain-{os.geteuid()}-n1-{DEAD}-abc"
-    left.mkdir(mode=0o700)
+    leftover = tmp / f"malletrain-{os.geteuid()}-n1-{DEAD}-abc"
+    leftover.mkdir(mode=0o700)
     made = private_directory(None, "n1", {})
     assert list(tmp.iterdir()) == [made]
 
@@ -117,8 +117,8 @@ def by_another_user(place):
 @pytest.mark.parametrize("taken", [by_everybody, by_a_link, by_another_user])
 def test_code_of_others_is_not_run_out_of_it(compiled, taken):
     taken(compiled)
-    told = own_caches({}, OWN)
-    assert Path(told[CACHE]).is_relative_to(Path.home())
+    caches = own_caches({}, OWN)
+    assert Path(caches[CACHE]).is_relative_to(Path.home())
 
 
 def test_a_user_without_a_home_has_it_in_the_agents_directory(compiled, monkeypatch):
@@ -142,9 +142,9 @@ def torchs_own_place():
         pytest.skip("this torch has it elsewhere")
     name = "default_cache_dir"
     parts = [part for part in ast.parse(file.read_text()).body if getattr(part, "name", "") == name]
-    found = {"os": os, "re": re, "getpass": getpass, "tempfile": tempfile, "is_fbcode": bool}
-    exec(compile(ast.Module(parts, []), str(file), "exec"), found)
-    return Path(found[name]())
+    namespace = {"os": os, "re": re, "getpass": getpass, "tempfile": tempfile, "is_fbcode": bool}
+    exec(compile(ast.Module(parts, []), str(file), "exec"), namespace)
+    return Path(namespace[name]())
 
 
 @pytest.mark.parametrize("user", ["ann", "site\\ann:1"])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from malletrain.agent.software import binds, enter_command, missing_mount_points, passed_variables
@@ -95,7 +95,7 @@ def enter(tmp_path):
 
 @pytest.fixture
 def profile(tmp_path):
-    """A script that defines ``module``, as a site's profile has it."""
+    """A script that defines ``module``, as a site's profile does."""
     program(tmp_path / "every_shell", MODULE)
     return program(tmp_path / "Modules" / "init" / "bash", READ)
 
@@ -214,13 +214,14 @@ _PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(lambda p: 
 
 
 @given(st.lists(st.one_of(_PATHS, st.tuples(_PATHS, _PATHS).map(":".join)), max_size=8))
-def test_every_path_is_seen_inside_as_the_first_that_wanted_its_place(wanted):
-    made = binds(wanted)
+@example(["/a", "/a/a/a", "/a:/a/a"])
+def test_every_path_is_seen_inside_as_the_first_that_wanted_its_place(paths):
+    made = binds(paths)
     places = [target for _, target in made]
     assert len(set(places)) == len(places)
     assert all(not places[j].startswith(p + "/") for i, p in enumerate(places) for j in range(i))
     first: dict[str, str] = {}
-    for text in wanted:
+    for text in paths:
         source, _, target = text.partition(":")
         first.setdefault(target or source, source)
     for target, source in first.items():

@@ -62,33 +62,33 @@ def start(tmp_path):
 
 
 def ask(directory, ranks):
-    said = []
+    answers = []
 
     async def asking():
-        all_said = asyncio.Event()
+        complete = asyncio.Event()
 
         def send(message):
-            said.append(message)
-            if len(said) == len(ranks):
-                all_said.set()
+            answers.append(message)
+            if len(answers) == len(ranks):
+                complete.set()
             return True
 
         reader = StackReader(send)
         reader.read(ShowStacks("j1", 3), directory, ranks)
-        await all_said.wait()
+        await complete.wait()
         reader.close()
 
     asyncio.run(asyncio.wait_for(asking(), PATIENCE_S))
-    return {message.rank: message for message in said}
+    return {message.rank: message for message in answers}
 
 
 def test_workers_say_where_they_stand_whatever_holds_them(start, tmp_path):
     ranks = {start(how).pid: rank for rank, how in enumerate(("call", "lock"))}
     for _ in range(2):  # the second answer is not the first one again
-        said = ask(tmp_path, ranks)
+        answers = ask(tmp_path, ranks)
         for rank in (0, 1):
-            assert said[rank].text.count("in deep_in_the_step") == 1
-            assert (said[rank].job, said[rank].generation) == ("j1", 3)
+            assert answers[rank].text.count("in deep_in_the_step") == 1
+            assert (answers[rank].job, answers[rank].generation) == ("j1", 3)
 
 
 def test_a_worker_that_is_stopped_is_told_by_what_the_kernel_says(start, tmp_path):
@@ -102,7 +102,7 @@ def test_a_worker_that_is_stopped_is_told_by_what_the_kernel_says(start, tmp_pat
 
 def test_only_who_offered_is_asked(start, tmp_path):
     worker = start("call")
-    (tmp_path / f"stacks.{os.getpid()}").touch()  # of nobody: this process would die of the signal
+    (tmp_path / f"stacks.{os.getpid()}").touch()  # no offer: the signal would end this process
     assert set(holders(tmp_path).values()) == {worker.pid}
     assert ready(worker.pid)
     assert not ready(os.getpid())

@@ -34,8 +34,8 @@ def daemon(tmp_path):
 
 @pytest.fixture
 def client(daemon):
-    with Client(daemon.state_dir) as made:
-        yield made
+    with Client(daemon.state_dir) as client:
+        yield client
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def ending(daemon, jobs):
             return [event_view(5)]
         if params["since"] == 5 + len(over) < 5 + len(jobs):
             over.append(jobs[len(over)])
-        told = [event_view(6 + k, "job-completed", job=job) for k, job in enumerate(over)]
-        return [event for event in told if event.seq > params["since"]]
+        views = [event_view(6 + k, "job-completed", job=job) for k, job in enumerate(over)]
+        return [event for event in views if event.seq > params["since"]]
 
     def job(params):
         state = "completed" if params["job"] in over else "running"
@@ -163,16 +163,16 @@ def test_cancelling_what_has_ended_is_no_error_and_what_is_not_mine_is(client, d
 
 def test_threads_have_connections_of_their_own(client, daemon):
     """A thread that waits for news does not keep others from asking."""
-    asked, answer = threading.Event(), threading.Event()
+    request, answer = threading.Event(), threading.Event()
 
     def events(params):
-        asked.set()
+        request.set()
         return []
 
     daemon.answers["events"] = events
     thread = threading.Thread(target=lambda: (client.events(wait_s=1), answer.set()))
     thread.start()
-    asked.wait()
+    request.wait()
     assert client.status().pid == 42
     thread.join()
     assert answer.is_set()
@@ -230,5 +230,5 @@ def test_the_twins_have_the_same_methods_and_parameters():
         for name in public(one) & public(other):
             mine, theirs = getattr(one, name), getattr(other, name)
             if inspect.isfunction(mine) and name != "logs":
-                told = inspect.signature(mine).parameters
-                assert list(told) == list(inspect.signature(theirs).parameters), name
+                parameters = inspect.signature(mine).parameters
+                assert list(parameters) == list(inspect.signature(theirs).parameters), name

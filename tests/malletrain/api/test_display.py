@@ -28,12 +28,12 @@ def series(name, values, times=None):
 def lines(html):
     """The corners of each picture's line, by title."""
     tree = ElementTree.fromstring(html.replace("&#9679;", ""))
-    found = {}
+    corners_of = {}
     for figure in tree.iter("figure"):
         points = figure.find("svg/polyline").get("points")
         corners = [tuple(map(float, corner.split(","))) for corner in points.split()]
-        found[figure.find("figcaption").text] = corners
-    return found
+        corners_of[figure.find("figcaption").text] = corners
+    return corners_of
 
 
 def test_the_scale_over_time_is_steps_from_its_start_to_its_end():
@@ -45,9 +45,9 @@ def test_the_scale_over_time_is_steps_from_its_start_to_its_end():
         (130.0, 2.0),
         (140.0, 2.0),
     ]
-    made = lines(job_html(JobDetail(job_view(ended=140.0), {}, rescales=steps), {}, 999.0))
-    (corners,) = made.values()
-    assert list(made) == ["nodes: 0 to 4 in 40 s"]
+    pictures = lines(job_html(JobDetail(job_view(ended=140.0), {}, rescales=steps), {}, 999.0))
+    (corners,) = pictures.values()
+    assert list(pictures) == ["nodes: 0 to 4 in 40 s"]
     right, top, bottom = WIDTH - EDGE, EDGE, HEIGHT - EDGE
     assert corners[0] == (EDGE, bottom)
     assert corners[-1] == (right, (top + bottom) / 2)
@@ -61,8 +61,8 @@ def test_the_metric_drawn_is_the_loss_where_there_is_one():
     assert shown(several) == "loss"
     assert shown(JobMetrics([series("a", [1, 2]), series("b", [1, 2, 3])])) == "b"
     assert shown(JobMetrics([series("loss", [1.0])])) == ""
-    made = lines(job_html(JobDetail(job_view(), {}), several, 0.0))
-    assert made == {"loss: 1 to 3 in 1 s": [(EDGE, EDGE), (WIDTH - EDGE, HEIGHT - EDGE)]}
+    pictures = lines(job_html(JobDetail(job_view(), {}), several, 0.0))
+    assert pictures == {"loss: 1 to 3 in 1 s": [(EDGE, EDGE), (WIDTH - EDGE, HEIGHT - EDGE)]}
 
 
 @pytest.mark.parametrize("field", ["name", "id", "owner", "state", "reason"])

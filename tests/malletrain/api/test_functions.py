@@ -23,6 +23,8 @@ from malletrain.training.functions import (
 from tests.malletrain.cli.fake_daemon import FakeDaemon, default_answers, event_view, job_view
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 def run(script, *ranks, generation=1, job="", **more):
     """The script as a job's workers run it, one after another."""
@@ -303,16 +305,16 @@ class Site:
     def events(self, params):
         if params["since"] < 0:
             return []
-        told = [event_view(1 + k, "job-completed", job=job) for k, job in enumerate(self.ended)]
-        return [event for event in told if event.seq > params["since"]]
+        views = [event_view(1 + k, "job-completed", job=job) for k, job in enumerate(self.ended)]
+        return [event for event in views if event.seq > params["since"]]
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = Site(tmp_path)
-    yield made
-    made.daemon.stop()
+    site = Site(tmp_path)
+    yield site
+    site.daemon.stop()
 
 
 def square(x):

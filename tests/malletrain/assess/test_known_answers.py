@@ -42,24 +42,24 @@ BUSY = [(6 * k, 6 * k + 6, f"n{n}") for n in range(4) for k in range(31 * 4)]
 
 
 def test_a_machine_that_is_busy_all_month_yields_nothing(yields):
-    found = yields(BUSY)
-    assert found["gaps"]["idle_node_hours"] == 0.0
-    assert found["cases"] == []
+    assessment = yields(BUSY)
+    assert assessment["gaps"]["idle_node_hours"] == 0.0
+    assert assessment["cases"] == []
 
 
 def test_a_machine_that_is_idle_all_month_yields_all_but_one_start(yields):
-    found = yields([(0, 0.001, "n1"), (743.9, 744, "n1")], "--jobs", "1", "--samples", "1e10")
-    case = found["cases"][0]
-    assert found["gaps"]["idle_fraction"] > 0.999
+    assessment = yields([(0, 0.001, "n1"), (743.9, 744, "n1")], "--jobs", "1", "--samples", "1e10")
+    case = assessment["cases"][0]
+    assert assessment["gaps"]["idle_fraction"] > 0.999
     assert case["harvested_fraction"] == pytest.approx(1 - START_S / (168 * 3600))
     assert case["hours"] == 168.0
 
 
 def test_one_gap_of_an_hour_yields_an_hour_without_a_start(yields):
-    """However long the machine was busy before and after: the week that is simulated has it."""
+    """The gap is in the simulated week, however long the machine was busy before and after it."""
     first = [job for job in BUSY if job != (240, 246, "n2")]
-    found = yields([*first, (241, 246, "n2")], "--max-jobs", "1")
-    case = found["cases"][0]
-    assert found["gaps"]["idle_node_hours"] == pytest.approx(1.0)
-    assert found["gaps"]["gaps"] == 1
+    assessment = yields([*first, (241, 246, "n2")], "--max-jobs", "1")
+    case = assessment["cases"][0]
+    assert assessment["gaps"]["idle_node_hours"] == pytest.approx(1.0)
+    assert assessment["gaps"]["gaps"] == 1
     assert case["harvested_fraction"] == pytest.approx(1 - START_S / 3600)

@@ -17,7 +17,7 @@ GAPS = {"a": [(0, 4000)], "b": [(0, 1500), (2500, 4000)], "c": [(1000, 3000)]}
 
 
 @pytest.fixture(scope="module")
-def found():
+def assessment():
     trace = trace_of(GAPS, 4000.0)
     runs = cases(
         trace, [job("one", samples=1e9), job("<two>", samples=1e9)], SimSettings(max_running=2)
@@ -63,8 +63,8 @@ class Reader(HTMLParser):
         self.words.append(data)
 
 
-def test_the_page_is_whole_and_needs_nothing_else(found):
-    content = page(found)
+def test_the_page_is_whole_and_needs_nothing_else(assessment):
+    content = page(assessment)
     reader = Reader()
     reader.feed(content)
     assert reader.open == []
@@ -74,42 +74,42 @@ def test_the_page_is_whole_and_needs_nothing_else(found):
     assert content.count("<svg") == 4
     assert "<script" not in content
     assert "@import" not in content
-    assert page(found) == content
+    assert page(assessment) == content
     assert len(content) < 400_000
 
 
-def test_what_came_from_outside_is_escaped(found):
-    content = page(found)
+def test_what_came_from_outside_is_escaped(assessment):
+    content = page(assessment)
     assert "log <x>" not in content
     assert "log &lt;x&gt; &amp; y" in content
     assert "--swf &lt;x&gt;" in content
 
 
-def test_the_numbers_on_the_page_are_those_of_the_simulation(found):
-    words = " ".join(verdict(found))
-    r = found.cases[0].result
+def test_the_numbers_on_the_page_are_those_of_the_simulation(assessment):
+    words = " ".join(verdict(assessment))
+    r = assessment.cases[0].result
     assert f"{100 * r.harvested_fraction:.0f} % of the idle node-hours" in words
-    assert f"{found.gaps.idle_mean:.1f} of 3 nodes" in words
-    content = page(found)
-    for case in found.cases:
+    assert f"{assessment.gaps.idle_mean:.1f} of 3 nodes" in words
+    content = page(assessment)
+    for case in assessment.cases:
         assert f"{100 * case.result.fraction_of_ideal:.1f} %" in content
     assert "It was so." in content
-    assert any(line == "Assumed: It was so." for line in text(found))
+    assert any(line == "Assumed: It was so." for line in text(assessment))
 
 
-def test_cases_differ_as_they_say(found):
-    by_name = {c.name: c.result for c in found.cases}
+def test_cases_differ_as_they_say(assessment):
+    by_name = {c.name: c.result for c in assessment.cases}
     assert list(by_name) == ["as asked for", "equal shares", "30 s of notice", "live mode"]
     assert by_name["30 s of notice"].samples > by_name["as asked for"].samples
     assert by_name["live mode"].samples > by_name["as asked for"].samples
-    series = found.cases[0].series
+    series = assessment.cases[0].series
     assert series[0][1] == 2
-    assert {held for _, _, held in series} <= {0, 1, 2, 3}
-    assert all(held <= idle for _, idle, held in series)
+    assert {used for _, _, used in series} <= {0, 1, 2, 3}
+    assert all(used <= idle for _, idle, used in series)
 
 
-def test_the_data_are_plain(found):
-    data = found.to_dict()
+def test_the_data_are_plain(assessment):
+    data = assessment.to_dict()
     assert data["gaps"]["nodes"] == 3
-    assert [c["name"] for c in data["cases"]] == [c.name for c in found.cases]
+    assert [c["name"] for c in data["cases"]] == [c.name for c in assessment.cases]
     assert data["window_hours"] == [0.0, 4000 / 3600]

@@ -68,7 +68,7 @@ def test_a_submission_that_waits_ends_as_its_jobs_do(run, daemon, script, states
 
 
 @pytest.mark.parametrize(
-    ("told", "code"),
+    ("exit_codes", "code"),
     [
         ([3], 3),
         ([1, 7], 7),  # the last try's
@@ -78,9 +78,11 @@ def test_a_submission_that_waits_ends_as_its_jobs_do(run, daemon, script, states
         ([], 1),  # it lacked software, or was refused
     ],
 )
-def test_a_submission_that_waits_ends_as_the_script_that_failed(run, daemon, script, told, code):
+def test_a_submission_that_waits_ends_as_the_script_that_failed(
+    run, daemon, script, exit_codes, code
+):
     answer(daemon, j1="failed")
-    tries = [("workers-failed", {"exit_code": one}) for one in told]
+    tries = [("workers-failed", {"exit_code": one}) for one in exit_codes]
     happened = [("job-started", {}), *tries, ("job-failed", {})]
     events = [event_view(k, kind=kind, data=data) for k, (kind, data) in enumerate(happened)]
     daemon.answers["events"] = lambda p: events[p["since"] :] if p["since"] < 0 else []
@@ -126,8 +128,8 @@ def test_which_jobs_are_shown_and_in_which_order(run, daemon, words, shown):
 def test_all_jobs_are_asked_for_where_they_may_be_among_all(run, daemon):
     for words in ((), ("--all",), ("--since", "1 d")):
         assert run("status", *words).exit_code == 0
-    asked = [params for op, params in daemon.seen if op == "jobs"]
-    assert asked == [{}, {"ended": 100_000}, {"ended": 100_000}]
+    requests = [params for op, params in daemon.seen if op == "jobs"]
+    assert requests == [{}, {"ended": 100_000}, {"ended": 100_000}]
     wrong = run("status", "--state", "done")
     assert (wrong.exit_code, "'done' is no state" in wrong.stderr) == (2, True)
 

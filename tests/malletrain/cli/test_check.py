@@ -49,8 +49,8 @@ def test_a_lease_that_cannot_be_tried_is_a_failure(run, config, tmp_path, monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     result = run("check", "--lease", "--json", "--config", config(scheduler='kind = "slurm"'))
     assert result.exit_code == 1
-    found = [f for f in json.loads(result.stdout)["findings"] if f["what"] == "lease"]
-    assert [f["works"] for f in found] == [False], found
+    rows = [f for f in json.loads(result.stdout)["findings"] if f["what"] == "lease"]
+    assert [f["works"] for f in rows] == [False], rows
 
 
 def test_a_forward_looking_time_that_lets_no_job_start(run, config):
@@ -82,10 +82,10 @@ def test_jobs_that_will_not_get_it_done_are_named(daemon, run, config):
     )
     path = config(daemon=f'state_dir = "{daemon.state_dir}"')
     data = json.loads(run("check", "--config", path, "--json").stdout)
-    found = [f for f in data["findings"] if f["what"] == "hand-over"]
-    assert [(f["look"], f["sentence"]) for f in found[1:]] == [(True, f"j7: {sentence}")]
-    assert "hand over 625 MB" in found[0]["sentence"]
-    assert "125 MB/s, as measured" in found[0]["sentence"]
+    rows = [f for f in data["findings"] if f["what"] == "hand-over"]
+    assert [(f["look"], f["sentence"]) for f in rows[1:]] == [(True, f"j7: {sentence}")]
+    assert "hand over 625 MB" in rows[0]["sentence"]
+    assert "125 MB/s, as measured" in rows[0]["sentence"]
 
 
 def test_json(run, config):
@@ -130,21 +130,25 @@ def test_address_in_use(run, config):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        code, found = findings(
+        code, works_by_sentence = findings(
             run, config(f'listen = "tcp://127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:{port}"')
         )
     assert code == 1
     assert (
-        sum("cannot be listened on" in sentence for sentence, works in found.items() if not works)
+        sum(
+            "cannot be listened on" in sentence
+            for sentence, works in works_by_sentence.items()
+            if not works
+        )
         == 2
     )
 
 
 def test_state_directory_is_a_file(run, config, tmp_path):
     (tmp_path / "state").write_text("")
-    code, found = findings(run, config())
+    code, works_by_sentence = findings(run, config())
     assert code == 1
-    assert any("is not a directory" in sentence for sentence in found)
+    assert any("is not a directory" in sentence for sentence in works_by_sentence)
 
 
 def test_state_directory_on_a_full_disk(run, config, tmp_path):
@@ -153,25 +157,28 @@ def test_state_directory_on_a_full_disk(run, config, tmp_path):
     with small_disk(tmp_path / "disk"):
         assert findings(run, path)[0] == 0
         fill(tmp_path / "disk")
-        code, found = findings(run, path)
+        code, works_by_sentence = findings(run, path)
     assert code == 1
-    assert any("No space left on device); make room there, or" in sentence for sentence in found)
+    assert any(
+        "No space left on device); make room there, or" in sentence
+        for sentence in works_by_sentence
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_state_directory_not_writable(run, config):
-    code, found = findings(run, config('state_dir = "/proc/none/state"'))
+    code, works_by_sentence = findings(run, config('state_dir = "/proc/none/state"'))
     assert code == 1
-    assert any("cannot be created" in sentence for sentence in found)
+    assert any("cannot be created" in sentence for sentence in works_by_sentence)
 
 
 def test_open_to_others(run, config, tmp_path):
     (tmp_path / "state" / "keys").mkdir(parents=True)
     (tmp_path / "state").chmod(0o755)
     (tmp_path / "state" / "keys").chmod(0o755)
-    code, found = findings(run, config())
+    code, works_by_sentence = findings(run, config())
     assert code == 1
-    assert sum("Others may enter" in sentence for sentence in found) == 2
+    assert sum("Others may enter" in sentence for sentence in works_by_sentence) == 2
 
 
 def test_where_everybody_may_write_no_daemon_starts(run, config, tmp_path):
@@ -188,11 +195,11 @@ def test_database_that_is_none(run, config, tmp_path):
     (tmp_path / "state" / "malletrain.db").write_text(
         "this is no database, whatever its name says" * 50
     )
-    code, found = findings(run, config())
+    code, works_by_sentence = findings(run, config())
     assert code == 1
     assert any(
         "cannot be opened" in sentence or "not a database" in sentence
-        for sentence, works in found.items()
+        for sentence, works in works_by_sentence.items()
         if not works
     )
 
@@ -203,16 +210,20 @@ def test_database_of_a_later_version(run, config, tmp_path):
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32))")
         connection.execute("INSERT INTO alembic_version VALUES ('9999')")
     connection.close()
-    code, found = findings(run, config())
+    code, works_by_sentence = findings(run, config())
     assert code == 1
-    assert any("later malletrain" in sentence for sentence, works in found.items() if not works)
+    assert any(
+        "later malletrain" in sentence for sentence, works in works_by_sentence.items() if not works
+    )
 
 
 def test_no_cluster_and_none_to_be_started(run, config):
-    code, found = findings(run, config(rest="[scheduler.local]\nautostart = false"))
+    code, works_by_sentence = findings(run, config(rest="[scheduler.local]\nautostart = false"))
     assert code == 1
     assert any(
-        "python -m scavenger.embedded" in sentence for sentence, works in found.items() if not works
+        "python -m scavenger.embedded" in sentence
+        for sentence, works in works_by_sentence.items()
+        if not works
     )
 
 
@@ -231,20 +242,20 @@ def test_what_keeps_the_daemon_from_starting_is_found_before(run, config, daemon
     """In the same words, and nothing is left behind by the look."""
     path = config(daemon, rest=f"[scheduler.local]\n{local}" if local else "")
     before = sorted(path.parent.iterdir())
-    code, found = findings(run, path)
-    wrong = [sentence for sentence, works in found.items() if not works]
+    code, works_by_sentence = findings(run, path)
+    wrong = [sentence for sentence, works in works_by_sentence.items() if not works]
     assert code == 1
     assert any(word in sentence for sentence in wrong), wrong
     assert sorted(path.parent.iterdir()) == before
     started = run("daemon", "--config", path)
     assert started.exit_code == 1
-    said = [line.removeprefix("malletraind: ") for line in started.stderr.splitlines()]
-    assert said, started.stdout
-    assert set(said) <= set(wrong)
+    lines = [line.removeprefix("malletraind: ") for line in started.stderr.splitlines()]
+    assert lines, started.stdout
+    assert set(lines) <= set(wrong)
 
 
 def test_with_a_daemon_at_work(run, config, daemon):
     port = daemon.info.endpoint.rpartition(":")[2]
-    code, found = findings(run, config(f'listen = "tcp://127.0.0.1:{port}"'))
-    assert any("in use by itself" in sentence for sentence in found)
+    code, works_by_sentence = findings(run, config(f'listen = "tcp://127.0.0.1:{port}"'))
+    assert any("in use by itself" in sentence for sentence in works_by_sentence)
     assert code == 0

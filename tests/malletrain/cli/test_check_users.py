@@ -43,19 +43,19 @@ def test_a_list_of_users(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
     users = tmp_path / "users"
     users.write_text(f"ada {new_pair().public}\nbob {new_pair().public}\n")
-    found = findings('users = "users"', tmp_path)
-    assert (True, f"{users} lists 2 users.") in found
-    assert (True, "The daemon's user may submit as ada.") in found
+    results = findings('users = "users"', tmp_path)
+    assert (True, f"{users} lists 2 users.") in results
+    assert (True, "The daemon's user may submit as ada.") in results
     assert (
         None,
         "Clients of other users cannot find the daemon; set announce in [daemon], such as "
         "/etc/malletrain/daemon.json.",
-    ) in found
+    ) in results
     users.write_text(f"ada/x {new_pair().public}\nbob@corp.example {new_pair().public}\n")
-    found = findings('users = "users"', tmp_path)
-    assert any(not ok and "line 1, is left out: 'ada/x' is no user name" in s for ok, s in found)
-    assert (True, f"{users} lists 1 user.") in found
-    assert (None, f"{users} lists bob@corp.example, whom this host does not know.") in found
+    results = findings('users = "users"', tmp_path)
+    assert any(not ok and "line 1, is left out: 'ada/x' is no user name" in s for ok, s in results)
+    assert (True, f"{users} lists 1 user.") in results
+    assert (None, f"{users} lists bob@corp.example, whom this host does not know.") in results
     users.write_text(f"eve {new_pair().public}\n")
     assert any(
         not works and "may not submit as eve: eve may not. Allow it" in sentence
@@ -76,11 +76,11 @@ def test_where_the_daemon_announces_itself(tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     (closed / "inner").mkdir()
-    found = findings('munge = true\nannounce = "closed/inner/daemon.json"', tmp_path)
-    assert any(works is False and "they may not enter" in sentence for works, sentence in found)
-    found = findings('munge = true\nannounce = "nowhere/daemon.json"', tmp_path)
+    results = findings('munge = true\nannounce = "closed/inner/daemon.json"', tmp_path)
+    assert any(works is False and "they may not enter" in sentence for works, sentence in results)
+    results = findings('munge = true\nannounce = "nowhere/daemon.json"', tmp_path)
     assert any(
-        works is False and "cannot be written: make" in sentence for works, sentence in found
+        works is False and "cannot be written: make" in sentence for works, sentence in results
     )
 
 
@@ -133,7 +133,9 @@ def test_a_named_user_is_tried_where_none_is_listed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
     monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
     by_munge = f'munge = true\nmunge_socket = "{tmp_path}/none"'
-    untried = [said for works, said in findings(by_munge, tmp_path) if "was not tried" in said]
+    untried = [
+        sentence for works, sentence in findings(by_munge, tmp_path) if "was not tried" in sentence
+    ]
     assert len(untried) == 1
     assert "no user is listed; name one with --user" in untried[0]
     assert not (bin_dir / "sbatch.asked").exists()
@@ -156,14 +158,14 @@ def test_blocks_need_scontrol_too(tmp_path, monkeypatch):
         (bin_dir / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
     (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
-    said = {}
+    refusals = {}
     for shape in ("array", "block"):
-        found = findings('users = "users"', tmp_path, shape=shape)
-        said[shape] = [
-            sentence for works, sentence in found if works is False and "back" in sentence
+        results = findings('users = "users"', tmp_path, shape=shape)
+        refusals[shape] = [
+            sentence for works, sentence in results if works is False and "back" in sentence
         ]
-    assert said["array"] == []
-    assert said["block"] == [
+    assert refusals["array"] == []
+    assert refusals["block"] == [
         "The daemon's user may not give back single nodes of a block as ada: sudo: scontrol of "
         "ada. Allow it (for sudo: a line in sudoers), or change submit_as."
     ]
@@ -182,8 +184,8 @@ def test_commands_of_pbs_are_found_as_the_daemon_finds_them(tmp_path, monkeypatc
         "[daemon]\nusers = 'users'\n[scheduler]\nkind = 'pbs'\n"
         f"[scheduler.pbs]\nsubmit_as = {SUBMIT_AS}"
     )
-    found = list(check_users.users(parse_config(text, directory=tmp_path)))
-    assert (True, "The daemon's user may submit as ada.") in found
+    results = list(check_users.users(parse_config(text, directory=tmp_path)))
+    assert (True, "The daemon's user may submit as ada.") in results
 
 
 def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
@@ -198,23 +200,23 @@ def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     program.chmod(0o755)
     (tmp_path / "users").write_text(f"ada {new_pair().public}\n")
 
-    def said(*submit_as, name=None):
+    def gate_findings(*submit_as, name=None):
         prefix = json.dumps(["env", "A={owner}", *submit_as])
-        found = findings('users = "users"', tmp_path, prefix, name=name)
-        return [(works, sentence) for works, sentence in found if "malletrain-lease" in sentence]
+        results = findings('users = "users"', tmp_path, prefix, name=name)
+        return [(works, sentence) for works, sentence in results if "malletrain-lease" in sentence]
 
-    assert [works for works, _ in said()] == [None]
-    assert "can submit any job as the users" in said()[0][1]
-    assert "malletrain-lease must be the last word" in said(str(program), "--")[-1][1]
-    [(works, why)] = said(str(program))
+    assert [works for works, _ in gate_findings()] == [None]
+    assert "can submit any job as the users" in gate_findings()[0][1]
+    assert "malletrain-lease must be the last word" in gate_findings(str(program), "--")[-1][1]
+    [(works, why)] = gate_findings(str(program))
     assert works is False
     assert 'sbatch must have "--partition=preemptable" too' in why
     world.write(agent=list(agent_program()), options=["--exclusive", "--mem=0"])
     only = "As others the daemon's account can submit and end leases only (malletrain-lease)."
-    assert said(str(program)) == [(True, only)]
+    assert gate_findings(str(program)) == [(True, only)]
     (tmp_path / "users").write_text("")
-    [_, (works, untried)] = said(str(program))
+    [_, (works, untried)] = gate_findings(str(program))
     assert works is None
     assert "not tried, as no user is listed" in untried
-    assert said(str(program), name="nobody") == [(True, only)]
+    assert gate_findings(str(program), name="nobody") == [(True, only)]
     assert not [call for call in world.tools.calls() if "--parsable" in call]

@@ -38,10 +38,10 @@ def words(result):
 
 def test_status_and_stop(run, config, cluster):
     path = config()
-    said = run("cluster", "status", "--config", path)
-    assert said.exit_code == 0, said.stderr
-    assert f"(process {cluster.pid}): 0 leased, 3 idle, 0 busy." in words(said)
-    assert "grace = 2.0" in said.stdout
+    result = run("cluster", "status", "--config", path)
+    assert result.exit_code == 0, result.stderr
+    assert f"(process {cluster.pid}): 0 leased, 3 idle, 0 busy." in words(result)
+    assert "grace = 2.0" in result.stdout
     data = json.loads(run("cluster", "status", "--config", path, "--json").stdout)
     assert data["options"] == {
         "nodes": 3, "trace": None, "speedup": 1.0, "grace": 2.0, "notice_fraction": 1.0, "seed": 4,
@@ -58,9 +58,9 @@ def test_status_and_stop(run, config, cluster):
 def test_only_an_embedded_cluster_can_be_stopped(run, tmp_path):
     path = tmp_path / "site.toml"
     path.write_text('[scheduler]\nkind = "slurm"\n')
-    said = run("cluster", "stop", "--config", path)
-    assert said.exit_code == 1
-    assert "is slurm" in said.stderr
+    result = run("cluster", "stop", "--config", path)
+    assert result.exit_code == 1
+    assert "is slurm" in result.stderr
 
 
 def test_changed_settings_are_not_ignored_while_the_old_cluster_lives(
@@ -71,10 +71,10 @@ def test_changed_settings_are_not_ignored_while_the_old_cluster_lives(
     assert run("check", "--config", config(same)).exit_code == 0
     path = config(f'nodes = 5\ngrace = "2 s"\nseed = 4\ntrace = "{tmp_path}/week.csv"')
     checked, started = run("check", "--config", path), run("daemon", "--config", path)
-    for said in (checked, started):
-        assert said.exit_code == 1
-        assert "nodes is 3 there and 5 in the configuration" in words(said)
-        assert f"trace is not given there and {tmp_path}/week.csv in the" in words(said)
-        assert "grace is" not in words(said)
-        assert "malletrain cluster stop" in words(said)
+    for result in (checked, started):
+        assert result.exit_code == 1
+        assert "nodes is 3 there and 5 in the configuration" in words(result)
+        assert f"trace is not given there and {tmp_path}/week.csv in the" in words(result)
+        assert "grace is" not in words(result)
+        assert "malletrain cluster stop" in words(result)
     assert ClusterProcess.attach(cluster.directory).pid == cluster.pid

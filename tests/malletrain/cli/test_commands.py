@@ -21,6 +21,8 @@ from tests.malletrain.cli.fake_daemon import (
     status_view,
 )
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = sorted(main.commands)
 
 
@@ -50,6 +52,7 @@ def test_importing_the_command_line_imports_nothing_heavy():
     )
 
 
+@pytest.mark.thorough
 def test_what_a_scientist_runs_does_without_numpy():
     """torch brings it no more, and a training environment has nothing else that does."""
     code = """

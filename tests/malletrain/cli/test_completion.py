@@ -12,6 +12,8 @@ import pytest
 from tests.malletrain.cli.fake_daemon import Refuse, job_view
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 CODE = "from malletrain.cli import main; main(prog_name='malletrain')"
 
 

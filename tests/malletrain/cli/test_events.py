@@ -88,7 +88,7 @@ def test_events_as_a_trace_are_simulated(run, daemon, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (["--as-trace", "--follow"], "without a filter"),
         (["--as-trace", "--job", "train"], "without a filter"),
@@ -97,10 +97,10 @@ def test_events_as_a_trace_are_simulated(run, daemon, tmp_path):
         (["--as-trace", "-o", "/nowhere/x.csv"], "/nowhere/x.csv"),
     ],
 )
-def test_a_trace_that_cannot_be_made_is_refused_in_a_sentence(run, daemon, words, said):
+def test_a_trace_that_cannot_be_made_is_refused_in_a_sentence(run, daemon, words, sentence):
     if words[1:2] == ["-o"]:
         daemon.answers["events"] = lambda p: [event_view(1, "node-joined")][p["since"] :]
     result = run("events", *words)
     assert result.exit_code != 0
-    assert said in result.stderr
+    assert sentence in result.stderr
     assert not isinstance(result.exception, OSError)

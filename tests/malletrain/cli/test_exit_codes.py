@@ -13,12 +13,12 @@ ENDINGS = [("completed", 0), ("failed", 1), ("cancelled", 3)]
 
 
 def ends(daemon, states):
-    """The daemon tells each job's states one after another, the last for ever."""
-    left = {job: list(each) for job, each in states.items()}
+    """The daemon answers with each job's states in turn, and with the last one from then on."""
+    remaining = {job: list(each) for job, each in states.items()}
 
     def job(params):
         name = params["job"]
-        state = left[name].pop(0) if len(left[name]) > 1 else left[name][0]
+        state = remaining[name].pop(0) if len(remaining[name]) > 1 else remaining[name][0]
         why = "Rank 0 exited with code 1." if state == "failed" else ""
         return detail(job=job_view(id=name, name=f"n{name}", state=state, reason=why))
 

@@ -35,8 +35,8 @@ def test_a_job_by_its_name(run, daemon, folder):
     result = run("export", "train")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("Wrote 3 tensors of 'model', 0.0 MB, saved 20")
-    found = load_file(folder / "train.safetensors")
-    assert {k: v.tolist() for k, v in found.items()} == {
+    tensors = load_file(folder / "train.safetensors")
+    assert {k: v.tolist() for k, v in tensors.items()} == {
         k: v.tolist() for k, v in model.state_dict().items()
     }
 

@@ -1,4 +1,4 @@
-"""Deadlines and budgets on the command line: what is asked for, and what is said."""
+"""Deadlines and budgets on the command line: the request, and the output."""
 
 import json
 import time
@@ -91,16 +91,16 @@ def test_a_service_has_no_deadline(run, daemon, tmp_path):
     ],
 )
 def test_extend(run, daemon, words, changes):
-    asked = []
+    requests = []
 
     def answer(params):
-        asked.append(params)
+        requests.append(params)
         return {"job": job_view(goal=GOAL)}
 
     daemon.answers["extend"] = answer
     result = run("extend", "train", *words)
     assert result.exit_code == 0, result.stderr
-    assert asked == [{"job": "train", "changes": changes}]
+    assert requests == [{"job": "train", "changes": changes}]
     assert json.loads(run("extend", "train", *words, "--json").stdout)["goal"]["budget_nh"] == 200.0
 
 

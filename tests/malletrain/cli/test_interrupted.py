@@ -21,14 +21,14 @@ os.read(0, 1)
 @pytest.mark.parametrize("ignored", [False, True], ids=["at a terminal", "under nohup"])
 def test_a_person_who_changes_their_mind_sees_no_traceback(tmp_path, ignored):
     (tmp_path / "click.py").write_text(SLOW)
-    said = signal.SIG_IGN if ignored else signal.default_int_handler
+    handler = signal.SIG_IGN if ignored else signal.default_int_handler
     started = subprocess.Popen(
         [sys.executable, "-m", "malletrain", "--version"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, said),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
     )
     try:
         assert started.stdout.read(15) == b"reading modules"

@@ -21,8 +21,10 @@ def test_a_job_once_more():
     same = again(OLD, "j7", (), now=10.0)
     assert same.env == {"A": "b", env.RESUME_FROM: "j7"}
     assert (same.key, same.after, same.deadline, same.work) == ("", (), 50.0, 1e6)
-    kept = msgspec.structs.replace(same, key="once", after=("j3",), env=OLD.env, owner=OLD.owner)
-    assert kept == OLD
+    original = msgspec.structs.replace(
+        same, key="once", after=("j3",), env=OLD.env, owner=OLD.owner
+    )
+    assert original == OLD
     longer = again(OLD, "j7", ("--epochs", "120"), now=60.0)
     assert longer.args == ("--epochs", "90", "--epochs", "120")
     assert longer.deadline is None

@@ -35,7 +35,7 @@ def test_nothing_is_said_where_nobody_counts(run, daemon):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("", [(True, "Nobody's share is counted")]),
         (
@@ -51,9 +51,9 @@ def test_nothing_is_said_where_nobody_counts(run, daemon):
         ),
     ],
 )
-def test_check_says_whose_shares_are_counted(text, found):
+def test_check_says_whose_shares_are_counted(text, expected):
     config = parse_config(f'[scheduler]\nkind = "local"\n{text}')
-    said = list(shares(config))
-    assert [works for works, _ in said] == [works for works, _ in found]
-    for (_, sentence), (_, begin) in zip(said, found, strict=True):
+    findings = list(shares(config))
+    assert [works for works, _ in findings] == [works for works, _ in expected]
+    for (_, sentence), (_, begin) in zip(findings, expected, strict=True):
         assert sentence.startswith(begin)

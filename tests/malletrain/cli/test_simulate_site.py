@@ -32,15 +32,15 @@ kappa = 1.5
 
 @pytest.fixture
 def simulated(tmp_path, run, monkeypatch):
-    """``simulated("--t-fwd", 5)``: what the simulation was told, and its result."""
+    """``simulated("--t-fwd", 5)``: the settings of the simulation, and its result."""
     file = tmp_path / "week.csv.gz"
     week = synthesis.synthesise(synthesis.SUMMIT, 40, 6 * 3600.0, seed=1, mean_idle=8.0)
     files.write(week, file)
     (tmp_path / "site.toml").write_text(SITE)
-    told = []
+    all_settings = []
 
     def listening(idle, jobs, settings):
-        told.append(settings)
+        all_settings.append(settings)
         return simulate(idle, jobs, settings)
 
     simulate = engine.simulate
@@ -49,7 +49,7 @@ def simulated(tmp_path, run, monkeypatch):
     def call(*words):
         done = run("simulate", "--trace", file, "--jobs", 5, "--json", *words)
         assert done.exit_code == 0, done.output
-        return told[-1], json.loads(done.stdout)
+        return all_settings[-1], json.loads(done.stdout)
 
     return call
 
@@ -63,21 +63,25 @@ def test_without_a_site_the_products_defaults_are_simulated(simulated):
 
 def test_the_sites_settings_are_simulated_and_change_the_result(simulated, tmp_path):
     settings, result = simulated("--config", tmp_path / "site.toml")
-    told = settings.controller()
-    assert (told.planning.t_fwd_s, told.planning.max_running) == (200.0, 3)
-    assert (told.planning.time_limit_s, told.planning.prior_exponent) == (3.0, 0.8)
-    assert (told.debounce_s, told.min_interval_s, told.release_after_s) == (7.0, 44.0, 77.0)
-    assert told.starvation_s == 1200.0
-    assert told.profiling.kappa == 1.5
+    controller = settings.controller()
+    assert (controller.planning.t_fwd_s, controller.planning.max_running) == (200.0, 3)
+    assert (controller.planning.time_limit_s, controller.planning.prior_exponent) == (3.0, 0.8)
+    assert (controller.debounce_s, controller.min_interval_s, controller.release_after_s) == (
+        7.0,
+        44.0,
+        77.0,
+    )
+    assert controller.starvation_s == 1200.0
+    assert controller.profiling.kappa == 1.5
     assert (settings.costs.up_s, settings.costs.down_s, settings.costs.start_s) == (6.0, 5.0, 9.0)
     assert result["samples"] != simulated()[1]["samples"]
 
 
 def test_an_option_goes_before_the_site(simulated, tmp_path):
     settings, _ = simulated("--t-fwd", 50, "--config", tmp_path / "site.toml", "--max-jobs", 2)
-    told = settings.controller()
-    assert (told.planning.t_fwd_s, told.planning.max_running) == (50.0, 2)
-    assert told.min_interval_s == 44.0
+    controller = settings.controller()
+    assert (controller.planning.t_fwd_s, controller.planning.max_running) == (50.0, 2)
+    assert controller.min_interval_s == 44.0
     assert settings.costs.up_s == 6.0
 
 

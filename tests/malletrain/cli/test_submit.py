@@ -332,8 +332,8 @@ def test_two_unfinished_jobs_with_one_snapshot_path_are_told(
     daemon.answers["job"] = lambda p: msgspec.structs.replace(detail(), job=other, spec=theirs)
     result = run("submit", script, "--lr", "0.2", *args)
     assert result.exit_code == 0, result.stderr
-    told = f"job j7 (train) is not finished and saves to the same snapshot, {tmp_path}/run.pt"
-    assert (told in result.stderr) == (ended is None)
+    warning = f"job j7 (train) is not finished and saves to the same snapshot, {tmp_path}/run.pt"
+    assert (warning in result.stderr) == (ended is None)
     assert spec_of(daemon)
     daemon.seen.clear()
     script.write_text("import malletrain\nmalletrain.Snapshot(model=model)\n")
@@ -351,8 +351,10 @@ def test_two_unfinished_jobs_with_one_output_folder_are_told(
     daemon.answers["job"] = lambda p: msgspec.structs.replace(detail(), job=other, spec=theirs)
     result = run("submit", script, "--output_dir=out/", "--lr", "0.2")
     assert result.exit_code == 0, result.stderr
-    told = f"job j7 (train) is not finished and writes to the same output folder, {tmp_path}/out."
-    assert (told in result.stderr) == (ended is None)
+    warning = (
+        f"job j7 (train) is not finished and writes to the same output folder, {tmp_path}/out."
+    )
+    assert (warning in result.stderr) == (ended is None)
     assert "output folder" not in run("submit", script, "--output_dir", "other").stderr
 
 

@@ -23,6 +23,8 @@ from tests.malletrain.cli.fake_daemon import Refuse
 from tests.malletrain.sweep.sweep_world import STEPS, WorldJobs
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 FILE = """
 [sweep]
 metric = "loss"
@@ -48,16 +50,16 @@ def view(job):
 
 def open_databases() -> list[str]:
     """Files of databases that this process has open."""
-    found = []
+    paths = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [path for path in found if "sweeps.db" in path]
+            paths.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [path for path in paths if "sweeps.db" in path]
 
 
 @pytest.fixture
 def run(run):
-    """Every command closes the database, whatever it came to."""
+    """Every command closes the database, whether it succeeds or not."""
 
     def call(*words):
         done = run(*words)
@@ -170,8 +172,8 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
     shown = run("sweep", "show", "lr").stdout
     assert shown.split()[:4] == ["TRIAL", "STATE", "LOSS", "STEP"]
 
-    told = json.loads(run("sweep", "best", "lr", "--json").stdout)
-    assert told["trials"][0]["parameters"] == best.params
+    answer = json.loads(run("sweep", "best", "lr", "--json").stdout)
+    assert answer["trials"][0]["parameters"] == best.params
     assert "It left no snapshot." in run("sweep", "best", "lr").stdout
 
     assert run("sweep", "add-trials", "lr", "2").stdout == "Sweep lr is to have 8 trials.\n"
@@ -186,7 +188,7 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("add-trials", "lr", "x"), "'x' is no number of trials. Say how many there are to be"),
         (("add-trials", "lr", "0"), "'0' is no number of trials. Say how many there are to be"),
@@ -194,21 +196,21 @@ def test_a_sweep_from_beginning_to_end(run, jobs, file, book, tmp_path):
         (("weigh", "lr", "0"), "'0' is no weight. Give a number from 0.0001 to 1,000,000;"),
     ],
 )
-def test_what_is_no_number_is_told_what_to_give(run, words, said):
+def test_what_is_no_number_is_told_what_to_give(run, words, sentence):
     done = run("sweep", *words)
     assert done.exit_code == 2
-    told = " ".join(done.stderr.split())
-    assert said in told
-    assert f"malletrain sweep {words[0]} NAME" in told
+    output = " ".join(done.stderr.split())
+    assert sentence in output
+    assert f"malletrain sweep {words[0]} NAME" in output
 
 
 def test_from_python(jobs, file, tmp_path):
     sweep = load_sweep(file)
-    said = []
-    study = run_sweep(sweep, tmp_path / "state", said.append)
+    lines = []
+    study = run_sweep(sweep, tmp_path / "state", lines.append)
     assert len(study.trials) == 6
     assert study.best_value == min(t.value for t in study.trials if t.state.name == "COMPLETE")
-    assert said[0].startswith("Trial 0 begins")
+    assert lines[0].startswith("Trial 0 begins")
     assert open_databases() == []
     assert len(run_sweep(sweep, tmp_path / "state").trials) == 6
     assert len(jobs.jobs) == 6
@@ -238,9 +240,9 @@ def test_cancel_without_anybody_who_attends(run, jobs, file, book, monkeypatch):
     assert stopped.exit_code == 130
     assert "Go on with: malletrain sweep resume lr" in stopped.stderr
     assert len(book().running()) == 3
-    said = run("sweep", "weigh", "lr", "3")
-    assert said.stdout == "The most promising trial of lr counts 3.\n"
-    assert "when somebody attends to it: malletrain sweep resume lr" in said.stderr
+    result = run("sweep", "weigh", "lr", "3")
+    assert result.stdout == "The most promising trial of lr counts 3.\n"
+    assert "when somebody attends to it: malletrain sweep resume lr" in result.stderr
     assert book().highest == 3.0
     assert run("sweep", "weigh", "lr", "0").exit_code == 2
     (line,) = [s for s in run("sweep", "status").stdout.splitlines() if s.startswith("lr")]
@@ -255,17 +257,17 @@ def test_detached_a_process_of_its_own_attends_to_it(run, jobs, file, book, tmp_
     assert done.exit_code == 0, done.output
     first, second = done.stdout.splitlines()
     assert first == f"Sweep lr: 6 trials of {tmp_path}/train.py."
-    said = tmp_path / "state" / "sweeps" / "lr.log"
-    assert second.endswith(f"attends to it; what it says is in {said}")
+    log = tmp_path / "state" / "sweeps" / "lr.log"
+    assert second.endswith(f"attends to it; what it says is in {log}")
     engine = psutil.Process(int(second.split()[1]))
     assert engine.parent().pid == os.getpid()
     assert os.getsid(engine.pid) == engine.pid, "it outlives this terminal"
     try:
-        until(lambda: engine.status() == psutil.STATUS_ZOMBIE, "it ends", details=said.read_text)
+        until(lambda: engine.status() == psutil.STATUS_ZOMBIE, "it ends", details=log.read_text)
     finally:
         engine.kill()
         engine.wait()
-    assert said.read_text().splitlines()[-2] == "All trials have ended."
+    assert log.read_text().splitlines()[-2] == "All trials have ended."
     assert book().end == "All trials have ended."
     assert len(jobs.jobs) == 6
 

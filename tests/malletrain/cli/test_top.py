@@ -1,4 +1,4 @@
-"""``malletrain top`` on a real terminal (a pty): keys, the end, and what is left behind."""
+"""``malletrain top`` on a real terminal (a pty): keys, the end, and the terminal after it."""
 
 import os
 import sys
@@ -45,9 +45,9 @@ def terminal(daemon):
 
 def ended(child):
     child.expect(pexpect.EOF)
-    said = child.before
+    output = child.before
     child.close()
-    return child.exitstatus, said
+    return child.exitstatus, output
 
 
 def test_q_ends_it(terminal):
@@ -55,19 +55,19 @@ def test_q_ends_it(terminal):
     child.expect_exact(ALTERNATE)
     child.expect("q quit")
     child.send("q")
-    code, said = ended(child)
+    code, output = ended(child)
     assert code == 0
-    assert BACK in said
+    assert BACK in output
 
 
 def test_control_c_ends_it_and_the_terminal_is_as_before(terminal):
     child = terminal("top")
     child.expect("q quit")
     child.sendintr()
-    code, said = ended(child)
+    code, output = ended(child)
     assert code == 130
-    assert BACK in said
-    assert "Traceback" not in said
+    assert BACK in output
+    assert "Traceback" not in output
 
 
 def test_the_terminal_echoes_again_afterwards(daemon):
@@ -92,9 +92,9 @@ def test_the_terminal_echoes_again_afterwards(daemon):
 def test_q_is_heard_while_the_daemon_is_silent(terminal, daemon):
     child = terminal("top", "--interval", "0.1")
     child.expect("q quit")
-    asked = len(daemon.seen)
+    count = len(daemon.seen)
     daemon.answers["status"] = lambda p: SILENCE
-    while len(daemon.seen) < asked + 1 or daemon.seen[-1][0] != "status":
+    while len(daemon.seen) < count + 1 or daemon.seen[-1][0] != "status":
         child.expect(["running", pexpect.TIMEOUT], timeout=0.1)
     child.send("q")
     assert ended(child)[0] == 0

@@ -49,12 +49,12 @@ def test_json_by_what_is_asked_for(usage):
 
 
 def test_csv(usage):
-    found = list(csv.DictReader(io.StringIO(usage("--csv", "--by", "user").stdout)))
-    assert [(row["user"], row["leased_nh"], row["kwh"]) for row in found] == [
+    rows = list(csv.DictReader(io.StringIO(usage("--csv", "--by", "user").stdout)))
+    assert [(row["user"], row["leased_nh"], row["kwh"]) for row in rows] == [
         ("ann", "14", ""),
         ("bob", "2", "2"),
     ]
-    assert found[0]["month"] == found[0]["node_class"] == "all"
+    assert rows[0]["month"] == rows[0]["node_class"] == "all"
 
 
 def test_times_are_passed_on_in_utc(usage, daemon):

@@ -56,6 +56,6 @@ def test_the_rules_reach_the_controller_and_the_scavenger():
     ],
 )
 def test_what_check_says(text, verdicts, words):
-    found = list(accounting(parse_config(SLURM + text)))
-    assert [works for works, _ in found] == verdicts, found
-    assert words in " ".join(sentence for _, sentence in found)
+    findings = list(accounting(parse_config(SLURM + text)))
+    assert [works for works, _ in findings] == verdicts, findings
+    assert words in " ".join(sentence for _, sentence in findings)

@@ -11,11 +11,11 @@ def test_a_change_is_told_as_it_is_written_in_the_file():
         LEAST + '[jobs]\nretry_window = "2 h"\n[daemon]\noperators = ["ann"]\n'
         'database = "postgresql://m:secret@h/m"\n[gaps]\nuse_planned = true\n'
     )
-    found = changes(before, after)
-    assert found["jobs.retry_window"] == "1 min -> 2 h"
-    assert found["daemon.operators"] == "[] -> ['ann']"
-    assert found["daemon.database"] == "changed"
-    assert "secret" not in str(found)
+    differences = changes(before, after)
+    assert differences["jobs.retry_window"] == "1 min -> 2 h"
+    assert differences["daemon.operators"] == "[] -> ['ann']"
+    assert differences["daemon.database"] == "changed"
+    assert "secret" not in str(differences)
     assert changes(after, after) == {}
 
 

@@ -55,9 +55,9 @@ def test_a_file_without_a_state_directory_has_that_of_the_commands(tmp_path, mon
     file = tmp_path / "sites" / "site.toml"
     file.parent.mkdir()
     file.write_text(LEAST)
-    for said, meant in ((f"{tmp_path}/a", tmp_path / "a"), ("b", tmp_path / "b")):
-        monkeypatch.setenv("MALLETRAIN_STATE_DIR", said)
-        assert load_config(file).state_dir == meant
+    for value, expected in ((f"{tmp_path}/a", tmp_path / "a"), ("b", tmp_path / "b")):
+        monkeypatch.setenv("MALLETRAIN_STATE_DIR", value)
+        assert load_config(file).state_dir == expected
     file.write_text(LEAST + '[daemon]\nstate_dir = "/c"\n')
     assert load_config(file).state_dir == Path("/c")
     monkeypatch.delenv("MALLETRAIN_STATE_DIR")
@@ -92,7 +92,7 @@ zebra = 3
 
 
 def test_all_problems_at_once_with_lines_and_names():
-    found = {(line, key): message for line, key, message in problems(EVERYTHING_WRONG)}
+    messages = {(line, key): message for line, key, message in problems(EVERYTHING_WRONG)}
     expected = {
         (1, "deamon"): 'did you mean "daemon"?',
         (4, "daemon.heartbeat"): "1 has no unit",
@@ -120,9 +120,9 @@ def test_all_problems_at_once_with_lines_and_names():
         (21, "allocation.prior_exponent"): "too large; accepted is 1",
         (22, "allocation.zebra"): 'accepted is "objective", "t_fwd"',
     }
-    assert found.keys() == expected.keys()
+    assert messages.keys() == expected.keys()
     for place, words in expected.items():
-        assert words in found[place]
+        assert words in messages[place]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_all_problems_at_once_with_lines_and_names():
     ],
 )
 def test_single_problems(text, line, key, words):
-    assert [(found[0], found[1]) for found in problems(text)] == [(line, key)]
+    assert [(problem[0], problem[1]) for problem in problems(text)] == [(line, key)]
     assert words in problems(text)[0][2]
 
 
@@ -178,21 +178,21 @@ def test_no_metrics():
 
 
 def test_syntax_errors_do_not_hide_the_rest():
-    found = problems("[scheduler]\nkind = local\n[jobs]\nmax_trys = 1\nstop_grace = 5 s\n")
-    assert [line for line, _, _ in found] == [
+    all_problems = problems("[scheduler]\nkind = local\n[jobs]\nmax_trys = 1\nstop_grace = 5 s\n")
+    assert [line for line, _, _ in all_problems] == [
         1,
         2,
         4,
         5,
     ]  # 1: kind is missing once line 2 cannot be read
-    assert 'kind = "local"' in found[1][2]
-    assert 'did you mean "max_tries"' in found[2][2]
+    assert 'kind = "local"' in all_problems[1][2]
+    assert 'did you mean "max_tries"' in all_problems[2][2]
 
 
 def test_a_file_that_breaks_off_is_checked_up_to_there():
-    found = problems("[jobs]\nmax_trys = 1\n[scheduler\nkind = 'local'\n")
-    assert [(line, key) for line, key, _ in found] == [(2, "jobs.max_trys"), (3, "")]
-    assert "The lines below are checked once this is corrected" in found[1][2]
+    all_problems = problems("[jobs]\nmax_trys = 1\n[scheduler\nkind = 'local'\n")
+    assert [(line, key) for line, key, _ in all_problems] == [(2, "jobs.max_trys"), (3, "")]
+    assert "The lines below are checked once this is corrected" in all_problems[1][2]
 
 
 @pytest.mark.parametrize(
@@ -230,12 +230,12 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=20), max_size=12))
 def test_any_text_gives_a_configuration_or_sentences(lines):
     text = "\n".join(lines)
-    found = ()
+    all_problems = ()
     try:
         parse_config(text)
     except ConfigError as error:
-        found = error.problems or ["no problem at all"]
-    for problem in found:
+        all_problems = error.problems or ["no problem at all"]
+    for problem in all_problems:
         assert problem.line is None or 1 <= problem.line <= len(text.split("\n"))
         assert problem.message.endswith((".", "?"))
         assert "pydantic" not in str(problem)

@@ -17,7 +17,7 @@ def test_nothing_is_chosen_where_nothing_is_said():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "words"),
     [
         ('interface = "10.1.0.1/16"', 'line 4: nodes.interface: "10.1.0.1/16" is no network'),
         ('interface = "two words"', "neither the name of an interface"),
@@ -25,7 +25,7 @@ def test_nothing_is_chosen_where_nothing_is_said():
         ('interface_of = ["a100=10.1/x"]', '"10.1/x" is no network'),
     ],
 )
-def test_what_names_no_network_is_refused_with_its_line(line, said):
+def test_what_names_no_network_is_refused_with_its_line(line, words):
     with pytest.raises(ConfigError) as refused:
         parse_config(SITE + line + "\n")
-    assert said in str(refused.value)
+    assert words in str(refused.value)

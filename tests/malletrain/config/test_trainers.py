@@ -119,14 +119,14 @@ def test_one_pair_of_brackets_is_told():
 
 
 def test_what_check_says():
-    said = [sentence for _, sentence in findings(parse_config(SITE))]
-    assert said[:3] == [
+    sentences = [sentence for _, sentence in findings(parse_config(SITE))]
+    assert sentences[:3] == [
         "gpus: efficiency, on nodes of a100; its jobs are those of users ann and groups wheel.",
         "urgent: deadlines, on all nodes but a100, part 2; its jobs are those of accounts geo.",
         "default: throughput, on all nodes but a100; its jobs are those of whom no other trainer "
         "names.",
     ]
-    assert "serves one user" in said[3]
+    assert "serves one user" in sentences[3]
     assert [sentence for _, sentence in findings(parse_config(LOCAL))] == [
         "There is one plan for all jobs (no [[trainer]])."
     ]

@@ -45,7 +45,7 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         (30, "30 has no unit"),
         (1.5, "1.5 has no unit"),
@@ -64,10 +64,10 @@ def test_sizes(text, size):
         ("nan s", "is not a quantity"),
     ],
 )
-def test_what_is_no_duration(text, told):
+def test_what_is_no_duration(text, words):
     with pytest.raises(UnitError) as error:
         parse_duration(text)
-    assert told in str(error.value)
+    assert words in str(error.value)
     assert '"30 s"' in str(error.value)  # what is accepted is said every time
 
 

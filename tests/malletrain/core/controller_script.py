@@ -23,12 +23,12 @@ def controller(**changes):
 
 
 def play(c, script):
-    """Feed ``(time, event)`` or ``(time, event, commands)``: exactly these must come, since the
-    line before.
+    """Feed lines of ``(time, event)`` or ``(time, event, commands)``; return all commands.
 
-    Ticks happen where the controller asks for them.
+    ``commands`` are exactly those that the controller gives for the event and for the ticks since
+    the line before. Ticks happen where the controller asks for them.
     """
-    said = []
+    all_commands = []
     for time, event, *expected in script:
         commands = []
         while (due := c.next_wakeup()) is not None and due < time:
@@ -36,8 +36,8 @@ def play(c, script):
         commands += c.handle(event, time)
         if expected:
             assert commands == expected[0], f"until {time}: {commands}"
-        said += commands
-    return said
+        all_commands += commands
+    return all_commands
 
 
 def nodes(*names, at=0.0, **more):

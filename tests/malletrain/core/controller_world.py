@@ -58,7 +58,7 @@ class World:
         self.breaks = Counter()
         self.served = {}
         self.log = []
-        self.told = True
+        self.restored = True
 
     # --- what happens ---
 
@@ -69,7 +69,7 @@ class World:
             self.specs[event.job] = event
         for command in commands:
             self.carry_out(command)
-        if self.told:
+        if self.restored:
             self.check(commands)
         return commands
 
@@ -114,8 +114,8 @@ class World:
     def forget(self, node):
         self.leased.pop(node, None)
         self.leaving.pop(node, None)
-        for held in self.running.values():
-            held.discard(node)
+        for nodes in self.running.values():
+            nodes.discard(node)
 
     def finish(self, job):
         self.rescaling.pop(job, None)
@@ -132,7 +132,7 @@ class World:
         """kill -9 and start again: a new controller is told what the store, the agents and the main
         scheduler know.
         """
-        old, self.controller, self.told = self.controller, Controller(self.settings), False
+        old, self.controller, self.restored = self.controller, Controller(self.settings), False
         self.controller.hold(self.now + 5.0)
         for job, record in old.jobs.items():
             spec = self.specs[job]
@@ -161,7 +161,7 @@ class World:
             self.forget(node)
         self.pending.clear()
         self.unfit_until.clear()
-        self.told = True
+        self.restored = True
         self.check([])
 
     # --- what the controller wants ---
@@ -188,7 +188,7 @@ class World:
             for node in command.nodes:
                 assert node in self.leased
                 assert node not in self.leaving
-                assert not any(node in held for job, held in self.running.items()), (
+                assert not any(node in nodes for job, nodes in self.running.items()), (
                     f"{node} is in use"
                 )
                 self.forget(node)
@@ -286,8 +286,8 @@ class World:
 
     def check(self, commands):
         c = self.controller
-        held = [node for record in c.jobs.values() for node in record.nodes]
-        assert len(held) == len(set(held)), "a node belongs to two jobs"
+        busy_nodes = [node for record in c.jobs.values() for node in record.nodes]
+        assert len(busy_nodes) == len(set(busy_nodes)), "a node belongs to two jobs"
         for name, record in c.jobs.items():
             assert set(record.nodes) == self.running.get(name, set()), (
                 f"{name} and the world disagree"
@@ -297,9 +297,8 @@ class World:
             assert not (record.state.ended and record.nodes)
         assert set(c.nodes) == set(self.leased)
         assert all(n.job is None or name in c.jobs[n.job].nodes for name, n in c.nodes.items())
-        reclaimed = {
-            node for x in commands if isinstance(x, ReclaimNodes) for node in x.nodes
-        }  # after the plan
+        # These were reclaimed after the plan, which may still have them.
+        reclaimed = {node for x in commands if isinstance(x, ReclaimNodes) for node in x.nodes}
         if any(isinstance(x, Start | Rescale | Suspend) for x in commands):
             at_work = [r for r in c.jobs.values() if r.nodes]
             assert len(at_work) <= self.settings.planning.max_running

@@ -65,7 +65,7 @@ def settings(**profiling) -> ControllerSettings:
 
 class ProfiledWorld(World):
     """As :class:`World`, and the jobs train: ``rates``, ``crashes`` (sizes) and ``silent`` (sizes)
-    by job. The main scheduler is polled while there is a gap; a lease asked for comes up.
+    by job. The main scheduler is polled while there is a gap, and grants every lease.
     """
 
     def __init__(self, nodes: int, config: ControllerSettings | None = None):
@@ -76,8 +76,8 @@ class ProfiledWorld(World):
         self.samples = {}
         self.epoch = {}
         self.sizes = {}
-        self.said = []
-        self.kept = {}
+        self.announcements = []
+        self.scaling_models = {}
         self._due = []
         self._count = 0
         self._polling = False
@@ -93,8 +93,8 @@ class ProfiledWorld(World):
     def take(self, *nodes: str) -> None:
         """The main scheduler takes these nodes, without notice; the jobs on them stand still."""
         for node in nodes:
-            for job, held in self.running.items():
-                if node in held:
+            for job, job_nodes in self.running.items():
+                if node in job_nodes:
                     self.epoch[job] += 1
             self.gaps.pop(node, None)
             self.forget(node)
@@ -120,12 +120,12 @@ class ProfiledWorld(World):
 
     def until_profiled(self, job: str, seconds: float = 1500.0) -> None:
         self.run(seconds, until=lambda: self.of("profile-finished", job))
-        assert self.of("profile-finished", job), f"no end of the profile: {self.said[-5:]}"
+        assert self.of("profile-finished", job), f"no end of the profile: {self.announcements[-5:]}"
 
     # --- what was said ---
 
     def of(self, kind: str, job: str | None = None) -> list[Announce]:
-        return [a for a in self.said if a.kind == kind and job in (None, a.job)]
+        return [a for a in self.announcements if a.kind == kind and job in (None, a.job)]
 
     def result(self, job: str) -> str:
         return self.of("profile-finished", job)[-1].data["result"]
@@ -138,10 +138,10 @@ class ProfiledWorld(World):
 
     def carry_out(self, command):
         if isinstance(command, Announce):
-            self.said.append(command)
+            self.announcements.append(command)
             return
         if isinstance(command, KeepScalingModel):
-            self.kept[command.job] = command.scaling
+            self.scaling_models[command.job] = command.scaling
             return
         before = len(self.running.get(getattr(command, "job", None), ()))
         super().carry_out(command)
@@ -230,15 +230,15 @@ class ProfiledWorld(World):
             self.controller.jobs[active].state = JobState.PROFILING
 
 
-def wanted(job="a", low=1, high=6, **more):
-    """A job to be profiled."""
+def profiled_job(job="a", low=1, high=6, **more):
+    """The submission of a job that is to be profiled."""
     return JobSubmitted(job, low, high, profile=True, **more)
 
 
 def world(nodes=6, *jobs, **more):
     """These jobs on so many nodes, under :func:`settings`."""
-    made = ProfiledWorld(nodes, settings(**more) if more else None)
+    world = ProfiledWorld(nodes, settings(**more) if more else None)
     for job in jobs:
-        made.do(job)
-    made.join()
-    return made
+        world.do(job)
+    world.join()
+    return world

@@ -104,8 +104,8 @@ def test_two_losses_within_the_settle_time_are_one_plan():
     c = controller()
     now = running(c, on=("a", "b", "c"))
     plans = c.plans
-    said = play(c, [(now, NodeLost("a")), (now + 0.09, NodeLost("c")), (now + 0.1, Tick())])
-    assert said == [Rescale("j", ("b",))]
+    commands = play(c, [(now, NodeLost("a")), (now + 0.09, NodeLost("c")), (now + 0.1, Tick())])
+    assert commands == [Rescale("j", ("b",))]
     assert c.plans == plans + 1
 
 
@@ -120,18 +120,18 @@ def test_a_lost_node_is_replaced_by_a_free_one_in_the_same_rescale():
 def test_a_loss_while_a_rescale_is_under_way_is_planned_at_once():
     c = controller()
     now = running(c)
-    said = play(
+    commands = play(
         c, [*nodes("c", at=now), (now + 1, Tick()), (now + 3, NodeLost("c")), (now + 4, Tick())]
     )
-    assert said == [Rescale("j", ("a", "b", "c")), Rescale("j", ("a", "b"))]
+    assert commands == [Rescale("j", ("a", "b", "c")), Rescale("j", ("a", "b"))]
     assert c.jobs["j"].rescaling
 
 
 def test_a_node_that_joins_again_without_a_loss_was_lost():
     c = controller()
     now = running(c)
-    (said,) = play(c, [*nodes("b", at=now), (now + 1, Tick())])
-    assert said == Rescale("j", ("a", "b"))
+    (command,) = play(c, [*nodes("b", at=now), (now + 1, Tick())])
+    assert command == Rescale("j", ("a", "b"))
 
 
 def test_late_news_of_unknown_nodes_is_ignored():

@@ -116,8 +116,8 @@ class ControllerMachine(RuleBasedStateMachine):
         if node in w.leaving:
             return
         w.unfit_until[node, w.owner[node]] = w.now + w.settings.rejected_s
-        for held in w.running.values():
-            held.discard(node)
+        for nodes in w.running.values():
+            nodes.discard(node)
         w.do(NodeRejected(node))
 
     @rule()
@@ -209,6 +209,6 @@ class ControllerMachine(RuleBasedStateMachine):
 
 
 ControllerMachine.TestCase.settings = settings(
-    max_examples=18, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=6, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestController = ControllerMachine.TestCase

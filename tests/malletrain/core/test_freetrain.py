@@ -46,32 +46,32 @@ def test_what_the_controller_is_told():
 
 
 def test_stated_curves_are_believed_whatever_is_seen():
-    made = controller("freetrain")
+    c = controller("freetrain")
     for k in range(4):
-        made.handle(NodeJoined(f"n{k}"), 0.0)
-    made.handle(JobSubmitted("j1", 1, 4, curve=SATURATED, profile=True), 0.0)
-    commands = made.handle(Tick(), 10.0)
-    [start] = [c for c in commands if isinstance(c, Start)]
+        c.handle(NodeJoined(f"n{k}"), 0.0)
+    c.handle(JobSubmitted("j1", 1, 4, curve=SATURATED, profile=True), 0.0)
+    commands = c.handle(Tick(), 10.0)
+    [start] = [x for x in commands if isinstance(x, Start)]
     for k in range(100):
-        made.handle(Progressed("j1", len(start.nodes), 11.0 + k, 500.0 * k, 8.0), 11.0 + k)
-    made.handle(RescaleCostMeasured("j1", "up", 90.0), 120.0)
-    assert made.jobs["j1"].curve == SATURATED
-    assert made.jobs["j1"].cost is None
+        c.handle(Progressed("j1", len(start.nodes), 11.0 + k, 500.0 * k, 8.0), 11.0 + k)
+    c.handle(RescaleCostMeasured("j1", "up", 90.0), 120.0)
+    assert c.jobs["j1"].curve == SATURATED
+    assert c.jobs["j1"].cost is None
 
 
 def test_nobody_is_served_for_having_waited():
     started = {}
     for policy in ("malletrain", "freetrain"):
-        made = controller(policy)
-        made.handle(NodeJoined("n0"), 0.0)
+        c = controller(policy)
+        c.handle(NodeJoined("n0"), 0.0)
         for job, rate in (("fast", 10.0), ("slow", 1.0)):
             curve = ScalingCurve.of({1: rate, 4: 4 * rate})
-            made.handle(JobSubmitted(job, 1, 4, curve=curve), 0.0)
-        made.handle(Tick(), 10.0)
-        made.handle(RescaleFinished("fast"), 11.0)
+            c.handle(JobSubmitted(job, 1, 4, curve=curve), 0.0)
+        c.handle(Tick(), 10.0)
+        c.handle(RescaleFinished("fast"), 11.0)
         for now in (1000.0, 1010.0, 1020.0):
-            made.handle(Tick(), now)
-        started[policy] = bool(made.jobs["slow"].nodes)
+            c.handle(Tick(), now)
+        started[policy] = bool(c.jobs["slow"].nodes)
     assert started == {"malletrain": True, "freetrain": False}
 
 
@@ -89,15 +89,15 @@ def test_a_loss_is_not_taken_as_a_restart_that_has_to_be_paid_anyway(policy, siz
 
 
 def test_a_job_that_lost_a_node_goes_on():
-    made = controller("freetrain")
+    c = controller("freetrain")
     for k in range(3):
-        made.handle(NodeJoined(f"n{k}"), 0.0)
-    made.handle(JobSubmitted("j1", 1, 3), 0.0)
-    made.handle(Tick(), 10.0)
-    made.handle(RescaleFinished("j1"), 11.0)
-    made.handle(NodeLost("n1"), 20.0)
-    commands = made.handle(Tick(), 30.0)
-    [rescale] = [c for c in commands if isinstance(c, Rescale)]
+        c.handle(NodeJoined(f"n{k}"), 0.0)
+    c.handle(JobSubmitted("j1", 1, 3), 0.0)
+    c.handle(Tick(), 10.0)
+    c.handle(RescaleFinished("j1"), 11.0)
+    c.handle(NodeLost("n1"), 20.0)
+    commands = c.handle(Tick(), 30.0)
+    [rescale] = [x for x in commands if isinstance(x, Rescale)]
     assert set(rescale.nodes) == {"n0", "n2"}
 
 

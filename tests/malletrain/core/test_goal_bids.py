@@ -108,7 +108,7 @@ FALLING = ScalingCurve.of({1: 10.0, 2: 18.0, 4: 28.0, 8: 40.0})
 
 
 @pytest.mark.parametrize(
-    ("purse", "held", "offered"),
+    ("purse", "node_count", "offered"),
     [
         (Purse(7.0, 100), 0, (1, 2, 3, 4)),
         (Purse(9.5, 100), 0, (1,)),
@@ -132,8 +132,8 @@ FALLING = ScalingCurve.of({1: 10.0, 2: 18.0, 4: 28.0, 8: 40.0})
         "but not what is far from it",
     ],
 )
-def test_sizes_that_a_budget_allows(purse, held, offered):
-    nodes = tuple(f"n{k}" for k in range(held))
+def test_sizes_that_a_budget_allows(purse, node_count, offered):
+    nodes = tuple(f"n{k}" for k in range(node_count))
     candidate = Candidate("j", 1, 8, nodes, curve=FALLING)
     assert payable(candidate, FALLING, purse) == offered
 
@@ -158,13 +158,13 @@ def test_jobs_without_goals_bid_as_before():
 )
 def test_a_curve_with_a_deadline_is_worth_what_its_nodes_are(curve, unit, need, node, ahead):
     least, useful = need[0], max(need)
-    found = worth(curve, unit, need, node, ahead)
-    assert {n for n, _ in found.points} == {n for n, _ in curve.points} | {least, useful}
-    for nodes, value in found.points:
+    value_curve = worth(curve, unit, need, node, ahead)
+    assert {n for n, _ in value_curve.points} == {n for n, _ in curve.points} | {least, useful}
+    for nodes, value in value_curve.points:
         plain = unit * curve.at(nodes)
         if nodes <= useful:
             early = max(0, nodes - least)
-            wanted = max(plain, node[0] * (nodes - early) + node[1] * early)
+            expected = max(plain, node[0] * (nodes - early) + node[1] * early)
         else:
-            wanted = found.at(useful) + ahead * (plain - unit * curve.at(useful))
-        assert value == pytest.approx(max(0.0, wanted), rel=1e-9, abs=1e-9)
+            expected = value_curve.at(useful) + ahead * (plain - unit * curve.at(useful))
+        assert value == pytest.approx(max(0.0, expected), rel=1e-9, abs=1e-9)

@@ -73,20 +73,20 @@ def test_a_job_stops_when_its_budget_is_spent_and_goes_on_when_it_is_extended():
 
 def test_it_is_announced_once():
     c = controller()
-    said = play(c, [(0.0, budgeted(600.0)), *nodes("a"), (2000.0, Tick()), (4000.0, Tick())])
-    spent = [x for x in of(Announce, said) if x.kind is EventKind.BUDGET_SPENT]
+    commands = play(c, [(0.0, budgeted(600.0)), *nodes("a"), (2000.0, Tick()), (4000.0, Tick())])
+    spent = [x for x in of(Announce, commands) if x.kind is EventKind.BUDGET_SPENT]
     assert [x.data["budget_nh"] for x in spent] == [600.0 / HOUR]
-    assert len(of(Suspend, said)) == 1
+    assert len(of(Suspend, commands)) == 1
 
 
 def test_what_cannot_be_paid_is_not_started():
     c = controller(min_charge_s=HOUR)
-    said = play(c, [(0.0, budgeted(HOUR - 1)), *nodes("a"), (700.0, Tick())])
-    assert not of(Start, said)
+    commands = play(c, [(0.0, budgeted(HOUR - 1)), *nodes("a"), (700.0, Tick())])
+    assert not of(Start, commands)
     assert c.jobs["j"].halted
     c = controller(min_charge_s=HOUR)
-    said = play(c, [(0.0, budgeted(HOUR)), *nodes("a"), (10.0, Tick())])
-    assert of(Start, said)
+    commands = play(c, [(0.0, budgeted(HOUR)), *nodes("a"), (10.0, Tick())])
+    assert of(Start, commands)
 
 
 def test_what_is_paid_for_anyway_is_used():
@@ -163,8 +163,8 @@ def test_a_deadline_gets_the_nodes_that_hold_it_from_jobs_that_make_more_of_them
     # 85 % of ten samples a second and node: two nodes do 17/s, and 15/s are needed.
     spec = due(now + HOUR, 15.0 * 0.95 * HOUR)
     play(c, [(now, spec), (now + 2.0, Tick())])
-    held = len(c.jobs["j"].nodes)
-    assert 2 <= held <= 4
+    node_count = len(c.jobs["j"].nodes)
+    assert 2 <= node_count <= 4
     assert c.goals.records["j"].need.nodes == 2
     assert c.goals.records["j"].standing is GoalStanding.ON_TRACK
 
@@ -187,8 +187,8 @@ def test_with_weight_zero_deadlines_are_watched_and_change_nothing():
 def test_what_no_node_can_hold_takes_none():
     c = controller(starvation_s=1e9)
     now = running_fast(c)
-    said = play(c, [(now, due(now + HOUR, 100.0 * HOUR)), (now + 500.0, Tick())])
-    assert standings(said) == ["infeasible"]
+    commands = play(c, [(now, due(now + HOUR, 100.0 * HOUR)), (now + 500.0, Tick())])
+    assert standings(commands) == ["infeasible"]
     assert c.jobs["j"].nodes == ()
 
 
@@ -196,28 +196,28 @@ def test_met_and_missed():
     for ends, standing in ((1500.0, "met"), (3500.0, "missed")):
         c = controller()
         spec = due(2000.0, 1e4, high=1)
-        said = play(
+        commands = play(
             c,
             [(0.0, spec), *nodes("a"), (ends, WorkReported("j", 1e4)), (ends, JobCompleted("j"))],
         )
-        assert standings(said)[-1] == standing
-        assert standings(said).count(standing) == 1
+        assert standings(commands)[-1] == standing
+        assert standings(commands).count(standing) == 1
 
 
 def test_a_missed_deadline_can_be_extended():
     c = controller()
-    said = play(c, [(0.0, due(1000.0, 1e5, high=1)), *nodes("a"), (3000.0, Tick())])
-    assert standings(said)[-1] == "missed"
-    said = play(c, [(3000.0, GoalsChanged("j", goals(9e5, work=1e5))), (3100.0, Tick())])
-    assert standings(said) == ["on_track"]
+    commands = play(c, [(0.0, due(1000.0, 1e5, high=1)), *nodes("a"), (3000.0, Tick())])
+    assert standings(commands)[-1] == "missed"
+    commands = play(c, [(3000.0, GoalsChanged("j", goals(9e5, work=1e5))), (3100.0, Tick())])
+    assert standings(commands) == ["on_track"]
 
 
 def test_a_job_with_a_deadline_goes_before_others_in_the_queue():
     c = controller(max_running=1, starvation_s=1e9)
     play(c, [(0.0, job("first", 1, 1, curve=TEN)), *nodes("a", "b"), (10.0, Tick())])
     assert c.jobs["first"].nodes
-    said = play(c, [(10.0, due(HOUR, 1e4)), (20.0, Tick())])
-    assert [x.job for x in of(Start, said)] == ["j"]
+    commands = play(c, [(10.0, due(HOUR, 1e4)), (20.0, Tick())])
+    assert [x.job for x in of(Start, commands)] == ["j"]
 
 
 def test_the_pace_follows_what_is_really_done():
@@ -248,7 +248,7 @@ def test_a_job_of_unknown_speed_is_run_to_see_it():
 def test_every_command_stays_as_it_was_where_nobody_has_goals():
     """Known answers of a controller without goals: two jobs share four nodes."""
     c = controller()
-    said = play(
+    commands = play(
         c,
         [
             (0.0, job("a", 1, 2, curve=TEN)),
@@ -259,7 +259,7 @@ def test_every_command_stays_as_it_was_where_nobody_has_goals():
             (15.0, Tick()),
         ],
     )
-    assert [type(x) for x in of((Start, Rescale), said)] == [Start, Start, Rescale]
+    assert [type(x) for x in of((Start, Rescale), commands)] == [Start, Start, Rescale]
     assert c.next_wakeup() is None or c.next_wakeup() > 15.0
 
 

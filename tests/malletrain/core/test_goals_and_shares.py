@@ -148,10 +148,10 @@ def test_a_budget_says_which_sizes_and_the_share_what_they_count():
 
 @given(curves(), st.integers(1, 20), st.floats(0.0, 1.0))
 def test_only_what_a_job_has_counts_in_full(curve, nodes, part):
-    found = discounted(curve, nodes, part)
+    discounted_curve = discounted(curve, nodes, part)
     have = curve.at(nodes)
-    for size, rate in found.points:
+    for size, rate in discounted_curve.points:
         at = curve.at(size)
-        wanted = at if size <= nodes else have + part * (at - have)
-        assert rate == pytest.approx(wanted, rel=1e-9, abs=1e-9)
-    assert nodes in {size for size, _ in found.points}
+        expected = at if size <= nodes else have + part * (at - have)
+        assert rate == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert nodes in {size for size, _ in discounted_curve.points}

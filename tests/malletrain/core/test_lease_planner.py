@@ -184,24 +184,23 @@ def test_a_lease_is_not_given_back_while_a_rescale_that_would_use_it_is_under_wa
 
 @pytest.mark.parametrize("give_back", [0.0, 5.0, 30.0])
 def test_leases_do_not_flap(give_back):
-    """A world in which every lease asked for comes up: nobody is given back and then asked for
-    again.
-    """
+    """Every lease that is requested is granted. No node is released and then requested again."""
     c = controller(release_after_s=give_back)
     play(c, [(0.0, job("one", 2, 3)), (0.0, job("two", 1, 2)), (0.0, job("big", 30, 30))])
-    free, now, given = {f"n{i}": ("gpu" if i > 4 else "default") for i in range(9)}, 2.0, []
+    free, now = {f"n{i}": ("gpu" if i > 4 else "default") for i in range(9)}, 2.0
+    released_nodes = []
     for _ in range(60):
         seen = GapsSeen({n: (None, k) for n, k in free.items() if n not in c.nodes})
         for command in play(c, [(now, seen)]):
             if isinstance(command, TakeLeases):
-                assert not set(command.nodes) & set(given)
+                assert not set(command.nodes) & set(released_nodes)
                 play(c, [(now + 1, NodeJoined(n, free[n])) for n in command.nodes])
             elif isinstance(command, ReleaseLeases):
-                given += command.nodes
+                released_nodes += command.nodes
         for name, record in c.jobs.items():
             if record.rescaling:
                 play(c, [(now + 1, RescaleFinished(name))])
-        given += [
+        released_nodes += [
             n
             for command in play(c, [(now + 2.5, Tick())])
             if isinstance(command, ReleaseLeases)
@@ -245,8 +244,8 @@ def test_a_job_left_under_its_minimum_by_an_unfit_node_does_not_hang_in_its_resc
 
 
 def planner(*nodes, jobs, settings=None, gaps=(), seen=None):
-    """The planner of a state with these (owner, node) and jobs, and who gets what in the imagined
-    plan: owner → how many nodes.
+    """A state with these nodes, (owner, node) each, and jobs; and a function that makes its planner
+    from the number of nodes that each job gets in the imagined plan.
     """
     settings = settings or ControllerSettings(release_after_s=10.0, reclaim_s=20.0)
     state, seen = ControllerState(settings.release_after_s), seen or Gaps()
@@ -263,14 +262,14 @@ def planner(*nodes, jobs, settings=None, gaps=(), seen=None):
 
     def plan(shares):
         def imagine(candidates, everything, settings, favoured=()):
-            left = sorted(everything)
-            given = {}
+            free = sorted(everything)
+            assignment = {}
             for c in candidates:
                 count = shares[c.job]
-                mine = [n for n in left if n in c.nodes]
-                given[c.job] = tuple([*mine, *(n for n in left if n not in mine)][:count])
-                left = [n for n in left if n not in given[c.job]]
-            return Plan(given, 0.0, 0.0, 0.0)
+                mine = [n for n in free if n in c.nodes]
+                assignment[c.job] = tuple([*mine, *(n for n in free if n not in mine)][:count])
+                free = [n for n in free if n not in assignment[c.job]]
+            return Plan(assignment, 0.0, 0.0, 0.0)
 
         return LeasePlanner(state, seen, bidders, imagine, settings)
 
@@ -345,8 +344,8 @@ def test_only_idle_leases_that_are_due_and_spare_are_released():
 
 def test_nodes_are_not_reclaimed_twice_within_the_interval():
     state, plan = planner(*(("alice", f"n{k}") for k in range(4)), jobs=(A, B))
-    leases, found = plan({"a": 1, "b": 1}), []
+    leases, reclaim_times = plan({"a": 1, "b": 1}), []
     for now in (1.0, 30.0, 61.0):
         state.leases_due = True
-        found += [now for c in leases.review(now) if isinstance(c, ReclaimNodes)]
-    assert found == [1.0], "the one that was reclaimed is on its way to Bob"
+        reclaim_times += [now for c in leases.review(now) if isinstance(c, ReclaimNodes)]
+    assert reclaim_times == [1.0], "the one that was reclaimed is on its way to Bob"

@@ -31,7 +31,7 @@ def taken(commands):
 
 
 @pytest.mark.parametrize(
-    ("settings", "horizon", "asked"),
+    ("settings", "horizon", "expected"),
     [
         ({"min_charge_s": HOUR}, HOUR / 2, {}),
         ({"min_charge_s": HOUR}, HOUR, {"": ("a",)}),
@@ -43,9 +43,9 @@ def taken(commands):
         ({}, 1.0, {"": ("a",)}),
     ],
 )
-def test_a_gap_that_is_over_before_its_charge_is_used_up_is_not_leased(settings, horizon, asked):
+def test_a_gap_that_is_over_before_its_charge_is_used_up_is_not_leased(settings, horizon, expected):
     c = controller(**settings)
-    assert taken(play(c, [(0.0, job()), (2.0, gaps("a", horizon=horizon))])) == asked
+    assert taken(play(c, [(0.0, job()), (2.0, gaps("a", horizon=horizon))])) == expected
 
 
 def test_a_lease_that_is_paid_for_is_kept_while_its_owner_could_use_it():
@@ -65,10 +65,10 @@ def test_nobody_keeps_a_paid_lease_of_which_no_job_can_make_use():
     c = controller(min_charge_s=HOUR)
     running(c, high=2, on=("a", "b"))
     play(c, [(10.0, NodeJoined("c"))])
-    said = play(c, [(60.0, Tick())])
-    assert ReleaseLeases(("c",)) in said, "the job is as large as it can be"
-    said = play(c, [(61.0, JobCancelled("j")), (100.0, Tick())])
-    assert ReleaseLeases(("a", "b")) in said
+    commands = play(c, [(60.0, Tick())])
+    assert ReleaseLeases(("c",)) in commands, "the job is as large as it can be"
+    commands = play(c, [(61.0, JobCancelled("j")), (100.0, Tick())])
+    assert ReleaseLeases(("a", "b")) in commands
 
 
 @pytest.mark.parametrize(("charge_s", "reclaims"), [(0.0, True), (HOUR, False)])
@@ -78,15 +78,15 @@ def test_a_paid_lease_is_not_reclaimed_for_another_owner(charge_s, reclaims):
     play(c, [(0.0, NodeJoined(f"n{k}", owner="ann")) for k in range(4)])
     play(c, [(10.0, Tick()), (11.0, RescaleFinished("a"))])
     assert len(c.jobs["a"].nodes) == 4
-    said = play(c, [(200.0, job("b", 1, 4, owner="bob")), (400.0, gaps()), (600.0, gaps())])
-    assert any(isinstance(x, ReclaimNodes) for x in said) is reclaims
+    commands = play(c, [(200.0, job("b", 1, 4, owner="bob")), (400.0, gaps()), (600.0, gaps())])
+    assert any(isinstance(x, ReclaimNodes) for x in commands) is reclaims
 
 
 def test_one_owner_has_no_more_leases_than_allowed():
     c = controller(max_leases_per_owner=3)
     play(c, [(0.0, job("j", 1, 9)), (0.0, NodeJoined("x"))])
-    said = play(c, [(2.0, gaps(*"abcdef"))])
-    assert taken(said) == {"": ("a", "b")}
+    commands = play(c, [(2.0, gaps(*"abcdef"))])
+    assert taken(commands) == {"": ("a", "b")}
     assert taken(play(c, [(3.0, gaps(*"cdef"))])) == {}, "two are on their way"
     play(c, [(4.0, NodeJoined("a")), (4.0, NodeJoined("b"))])
     assert taken(play(c, [(6.0, gaps(*"cdef"))])) == {}
@@ -97,8 +97,8 @@ def test_one_owner_has_no_more_leases_than_allowed():
 def test_the_limit_is_each_owners_own():
     c = controller(max_leases_per_owner=2)
     play(c, [(0.0, job("j", 1, 9, owner="ann")), (0.0, job("k", 1, 9, owner="bob"))])
-    found = taken(play(c, [(2.0, gaps(*"abcdef"))]))
-    assert {owner: len(names) for owner, names in found.items()} == {"ann": 2, "bob": 2}
+    requests = taken(play(c, [(2.0, gaps(*"abcdef"))]))
+    assert {owner: len(names) for owner, names in requests.items()} == {"ann": 2, "bob": 2}
 
 
 def test_no_more_is_asked_for_than_the_pace_allows_although_a_plan_counts_on_all():
@@ -106,26 +106,26 @@ def test_no_more_is_asked_for_than_the_pace_allows_although_a_plan_counts_on_all
     c = controller()
     everything = dict.fromkeys("abcdef", (None, "default"))
     play(c, [(0.0, job("j", 6, 6))])
-    asked = []
+    requested_nodes = []
     for at, room in ((2.0, 4), (7.0, 0), (12.0, 1), (17.0, 9)):
-        left = {n: gap for n, gap in everything.items() if n not in asked}
-        found = taken(play(c, [(at, GapsSeen(left, room))])).get("", ())
-        asked += found
-        assert len(found) <= room
-    assert asked == list("abcdef")
+        remaining = {n: gap for n, gap in everything.items() if n not in requested_nodes}
+        batch = taken(play(c, [(at, GapsSeen(remaining, room))])).get("", ())
+        requested_nodes += batch
+        assert len(batch) <= room
+    assert requested_nodes == list("abcdef")
 
 
 def test_what_was_not_asked_for_yet_is_asked_for_after_the_next_poll_and_was_no_refusal():
-    """Many times over: a refusal would leave the nodes, then the owner, alone for a while."""
+    """It happens six times: so many refusals would have the nodes and the owner left alone."""
     c = controller(rejected_s=300.0)
     play(c, [(0.0, job("j", 1, 2, owner="ann"))])
     at = 2.0
     for _ in range(6):
         assert taken(play(c, [(at, gaps("a", "b"))])) == {"ann": ("a", "b")}
-        said = play(c, [(at + 0.1, LeaseDeferred(n, "ann")) for n in ("a", "b")])
-        said += play(c, [(at + 0.2, job(f"k{at}", 1, 1, owner="ann"))])
-        said += play(c, [(at + 3.0, Tick())])
-        assert taken(said) == {}, "not before the next poll"
+        commands = play(c, [(at + 0.1, LeaseDeferred(n, "ann")) for n in ("a", "b")])
+        commands += play(c, [(at + 0.2, job(f"k{at}", 1, 1, owner="ann"))])
+        commands += play(c, [(at + 3.0, Tick())])
+        assert taken(commands) == {}, "not before the next poll"
         assert not c.gaps.backing_off("ann", at + 3.0)
         at += 5.0
 
@@ -136,10 +136,10 @@ def test_gaps_there_is_no_room_for_yet_are_no_reason_to_reclaim():
     play(c, [(0.0, NodeJoined(f"n{k}", owner="ann")) for k in range(2)])
     play(c, [(100.0, job("b", 1, 1, owner="bob"))])
     open_gaps = dict.fromkeys("xyz", (None, "default"))
-    said = play(c, [(200.0, GapsSeen(open_gaps, 0)), (300.0, GapsSeen(open_gaps, 0))])
-    assert not [x for x in said if isinstance(x, ReclaimNodes | TakeLeases)]
-    said = play(c, [(305.0, GapsSeen(open_gaps, 5))])
-    assert sorted(taken(said)) == ["ann", "bob"]
+    commands = play(c, [(200.0, GapsSeen(open_gaps, 0)), (300.0, GapsSeen(open_gaps, 0))])
+    assert not [x for x in commands if isinstance(x, ReclaimNodes | TakeLeases)]
+    commands = play(c, [(305.0, GapsSeen(open_gaps, 5))])
+    assert sorted(taken(commands)) == ["ann", "bob"]
 
 
 def test_idle_nodes_that_are_left_alone_are_known_while_they_are_idle():

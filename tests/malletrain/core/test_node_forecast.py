@@ -18,8 +18,8 @@ def test_what_is_not_known_is_taken_to_stay():
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=300), st.floats(0, 1e4))
 def test_it_stays_within_what_there_was(nodes, now):
-    found = nodes_ahead(np.array(nodes), now, 5)
-    assert found.shape == (5, 3)
-    assert (np.diff(found, axis=1) >= -1e-9).all()
-    assert found.min() >= min(nodes) - 1e-9
-    assert found.max() <= max(nodes) + 1e-9
+    quantiles = nodes_ahead(np.array(nodes), now, 5)
+    assert quantiles.shape == (5, 3)
+    assert (np.diff(quantiles, axis=1) >= -1e-9).all()
+    assert quantiles.min() >= min(nodes) - 1e-9
+    assert quantiles.max() <= max(nodes) + 1e-9

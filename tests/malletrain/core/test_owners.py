@@ -44,20 +44,20 @@ class Site:
         patience = {"debounce_s": DEBOUNCE, "notice_debounce_s": DEBOUNCE, "min_interval_s": 0.0}
         self.controller = Controller(ControllerSettings(planning, **{**patience, **settings}))
         self.now = 0.0
-        self.said = []
+        self.commands = []
 
     def do(self, *events, after=0.0):
-        """Feed events, let them settle, and return what the controller wanted."""
+        """Feed events, let them settle, and return the controller's commands."""
         self.now += after
-        said = [c for event in events for c in self.controller.handle(event, self.now)]
+        commands = [c for event in events for c in self.controller.handle(event, self.now)]
         while (due := self.controller.next_wakeup()) is not None and due <= self.now + 2 * DEBOUNCE:
             self.now = max(self.now, due)
-            said += self.controller.handle(Tick(), self.now)
-        for command in said:
+            commands += self.controller.handle(Tick(), self.now)
+        for command in commands:
             if isinstance(command, Start | Rescale):
-                said += self.controller.handle(RescaleFinished(command.job), self.now)
-        self.said += said
-        return said
+                commands += self.controller.handle(RescaleFinished(command.job), self.now)
+        self.commands += commands
+        return commands
 
     def gaps(self, *nodes, after=0.0):
         return self.do(GapsSeen(dict.fromkeys(nodes, (None, "default"))), after=after)
@@ -73,11 +73,11 @@ def of(kind, commands):
     return [c for c in commands if isinstance(c, kind)]
 
 
-def asked(commands):
-    found = {}
+def requests_by_owner(commands):
+    nodes_by_owner = {}
     for c in of(TakeLeases, commands):
-        found.setdefault(c.owner, []).extend(c.nodes)
-    return found
+        nodes_by_owner.setdefault(c.owner, []).extend(c.nodes)
+    return nodes_by_owner
 
 
 def job(name, low, high, owner):
@@ -97,9 +97,9 @@ NODES = tuple(f"n{i}" for i in range(6))
 def test_leases_are_asked_for_as_the_owners_of_the_jobs_that_want_them():
     site = Site()
     site.do(job("a", 1, 8, owner="alice"), job("b", 1, 8, owner="bob"))
-    wanted = asked(site.gaps(*NODES))
-    assert {owner: len(nodes) for owner, nodes in wanted.items()} == {"alice": 3, "bob": 3}
-    assert sorted(wanted["alice"] + wanted["bob"]) == sorted(NODES)
+    requests = requests_by_owner(site.gaps(*NODES))
+    assert {owner: len(nodes) for owner, nodes in requests.items()} == {"alice": 3, "bob": 3}
+    assert sorted(requests["alice"] + requests["bob"]) == sorted(NODES)
 
 
 def test_a_job_has_only_nodes_of_its_owner():
@@ -132,20 +132,20 @@ def holding_all(**settings):
 
 def test_nodes_are_reclaimed_from_one_owner_for_another_and_asked_for_again_as_that_one():
     site = holding_all(reclaim_s=20.0)
-    said = site.do(job("b", 1, 6, owner="bob")) + site.gaps()
-    (reclaim,) = of(ReclaimNodes, said)
+    commands = site.do(job("b", 1, 6, owner="bob")) + site.gaps()
+    (reclaim,) = of(ReclaimNodes, commands)
     assert len(reclaim.nodes) == 3
     assert reclaim.within_s == 20.0
     site.do(Tick(), after=1.0)
     assert set(site.nodes("a")) == set(NODES) - set(reclaim.nodes)
-    rescale = of(Rescale, site.said)[-1]
+    rescale = of(Rescale, site.commands)[-1]
     assert rescale.within_s is not None, "the job is told by when the nodes are gone"
     assert rescale.within_s <= 20.0
 
-    # On their way: nothing more is reclaimed while they are the main scheduler's.
+    # Nothing more is reclaimed while these are back with the main scheduler.
     site.do(*(NodeLost(n) for n in reclaim.nodes), after=5.0)
     assert not of(ReclaimNodes, site.gaps(after=90.0))
-    assert asked(site.gaps(*reclaim.nodes)) == {"bob": sorted(reclaim.nodes)}
+    assert requests_by_owner(site.gaps(*reclaim.nodes)) == {"bob": sorted(reclaim.nodes)}
     site.joins("bob", *reclaim.nodes)
     assert set(site.nodes("b")) == set(reclaim.nodes)
     assert not of(ReclaimNodes, site.gaps(after=200.0)), "they have an equal share"
@@ -172,10 +172,10 @@ def test_idle_nodes_are_reclaimed_before_those_at_work():
 
 def test_gaps_are_taken_before_anything_is_reclaimed():
     site = holding_all()
-    assert not asked(site.gaps("n6", "n7"))
-    said = site.do(job("b", 1, 2, owner="bob"))
-    assert asked(said) == {"bob": ["n6", "n7"]}
-    assert not of(ReclaimNodes, said)
+    assert not requests_by_owner(site.gaps("n6", "n7"))
+    commands = site.do(job("b", 1, 2, owner="bob"))
+    assert requests_by_owner(commands) == {"bob": ["n6", "n7"]}
+    assert not of(ReclaimNodes, commands)
 
 
 def test_nodes_are_not_reclaimed_from_a_job_that_was_rescaled_a_moment_ago():
@@ -205,8 +205,8 @@ def test_nodes_are_not_reclaimed_where_the_way_takes_what_they_would_bring(way_s
     site.joins("bob", NODES[0])
     assert site.nodes("b") == (NODES[0],)
     site.gaps(after=100.0)
-    said = site.do(job("c", 1, 6, owner="bob")) + site.gaps()
-    assert [len(r.nodes) for r in of(ReclaimNodes, said)] == taken
+    commands = site.do(job("c", 1, 6, owner="bob")) + site.gaps()
+    assert [len(r.nodes) for r in of(ReclaimNodes, commands)] == taken
 
 
 def test_how_long_the_way_takes_is_learned_from_the_nodes_that_went_it():
@@ -217,10 +217,10 @@ def test_how_long_the_way_takes_is_learned_from_the_nodes_that_went_it():
     site.gaps(node, after=60.0)
     site.joins("bob", node)
     assert site.nodes("b") == (node,)
-    said = site.do(job("c", 1, 1, owner="bob"), after=100.0) + site.gaps()
-    assert not of(ReclaimNodes, said), "it would come more than 60 s from now"
-    said = site.do(job("d", 1, 1, owner="carol"), after=100.0) + site.gaps()
-    assert of(ReclaimNodes, said), "who has none is served all the same"
+    commands = site.do(job("c", 1, 1, owner="bob"), after=100.0) + site.gaps()
+    assert not of(ReclaimNodes, commands), "it would come more than 60 s from now"
+    commands = site.do(job("d", 1, 1, owner="carol"), after=100.0) + site.gaps()
+    assert of(ReclaimNodes, commands), "who has none is served all the same"
 
 
 def unknown(name, low, high, owner):
@@ -230,8 +230,8 @@ def unknown(name, low, high, owner):
 
 @pytest.mark.parametrize(("low", "taken"), [(1, [1]), (2, [2])])
 def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(low, taken):
-    # Seen on PBS: four nodes were reclaimed for a job of 1:4 that then turned out to be slow; three
-    # of them went back to the first user.
+    # Seen on PBS: four nodes were reclaimed for a job of 1:4, which turned out to be slow; three of
+    # them went back to the first user.
     slow = ScalingCurve.of((k, 10 * k**0.3) for k in range(1, 7))
     for profiling, count in ((ProfilingSettings(), taken), (None, [4])):
         site = Site(profiling=profiling, reclaim_s=20.0)
@@ -239,8 +239,8 @@ def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(lo
         site.gaps(*NODES)
         site.joins("alice", *NODES)
         site.gaps(after=100.0)
-        said = site.do(unknown("b", low, 4, "bob")) + site.gaps()
-        assert [len(r.nodes) for r in of(ReclaimNodes, said)] == count
+        commands = site.do(unknown("b", low, 4, "bob")) + site.gaps()
+        assert [len(r.nodes) for r in of(ReclaimNodes, commands)] == count
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_for_a_job_that_is_to_be_measured_only_its_smallest_size_is_reclaimed(lo
     [({}, [1]), ({1: 10.0}, [2]), ({1: 10.0, 2: 20.0}, [4]), ({1: 10.0, 2: 10.5}, [1])],
 )
 def test_no_more_than_twice_the_size_is_reclaimed_that_a_job_was_seen_at(seen, taken):
-    # Found in random scenes of two users: as soon as a job had told of its steps on one node, all
-    # the others were reclaimed for it, on what is believed of every job.
+    # Found in random scenes of two users: as soon as a job had reported its steps on one node, all
+    # other nodes were reclaimed for it, because of the prior that holds for every job.
     curve = MeasuredCurve()
     for nodes, rate in seen.items():
         curve = curve.with_measurement(nodes, rate, 0.1, 0.0)
@@ -259,8 +259,8 @@ def test_no_more_than_twice_the_size_is_reclaimed_that_a_job_was_seen_at(seen, t
     site.gaps(*NODES)
     site.joins("alice", *NODES)
     site.gaps(after=100.0)
-    seen_so_far = ScalingModel(curve) if seen else None
-    b = JobSubmitted("b", 1, 4, owner="bob", profile=True, scaling=seen_so_far)
+    scaling_model = ScalingModel(curve) if seen else None
+    b = JobSubmitted("b", 1, 4, owner="bob", profile=True, scaling=scaling_model)
     assert [len(r.nodes) for r in of(ReclaimNodes, site.do(b) + site.gaps())] == taken
 
 
@@ -270,14 +270,14 @@ def test_one_user_alone_never_has_a_node_reclaimed():
     site.joins("alice", *NODES)
     for _ in range(5):
         site.gaps(after=100.0)
-    assert not of(ReclaimNodes, site.said)
+    assert not of(ReclaimNodes, site.commands)
 
 
 def refusing(site, owner, polls=240, every=15.0):
-    """Polls at which leases come up for everybody but ``owner``; the mean number of nodes of
-    Alice's job.
+    """Poll so many times while the main scheduler refuses all leases of ``owner``. Returns the mean
+    number of nodes of Alice's job.
     """
-    held = 0
+    total_nodes = 0
     for _ in range(polls):
         site.do(
             *(
@@ -287,23 +287,23 @@ def refusing(site, owner, polls=240, every=15.0):
             )
         )
         free = [n for n in NODES if n not in site.controller.nodes]
-        said = site.gaps(*free, after=every - 2 * DEBOUNCE)
-        for name, nodes in asked(said).items():
+        commands = site.gaps(*free, after=every - 2 * DEBOUNCE)
+        for name, nodes in requests_by_owner(commands).items():
             site.do(
                 *(
                     LeaseNotTaken(n, owner) if name == owner else NodeJoined(n, owner=name)
                     for n in nodes
                 )
             )
-        held += len(site.nodes("a"))
-    return held / polls
+        total_nodes += len(site.nodes("a"))
+    return total_nodes / polls
 
 
 def test_a_user_whose_leases_are_always_refused_does_not_take_the_nodes_from_the_others():
     site = holding_all()
     site.do(job("b", 1, 6, owner="bob"))
     assert refusing(site, "bob") > 5.0
-    assert len(of(ReclaimNodes, site.said)) < 20
+    assert len(of(ReclaimNodes, site.commands)) < 20
 
 
 def test_a_user_who_was_refused_for_a_while_gets_nodes_again():
@@ -319,8 +319,9 @@ def test_a_node_on_which_one_users_job_breaks_is_still_good_for_another():
     site.do(job("a", 1, 1, owner="alice"))
     site.joins("alice", "n0")
     site.do(NodeRejected("n0"))
-    assert not asked(site.gaps("n0", after=5.0))
-    assert asked(site.do(job("b", 1, 1, owner="bob")) + site.gaps("n0")) == {"bob": ["n0"]}
+    assert not requests_by_owner(site.gaps("n0", after=5.0))
+    commands = site.do(job("b", 1, 1, owner="bob")) + site.gaps("n0")
+    assert requests_by_owner(commands) == {"bob": ["n0"]}
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -332,9 +333,9 @@ def test_a_node_unfit_for_one_user_is_not_left_idle_because_that_users_jobs_woul
         site.do(job("a", 1, 2, owner="alice"))
     site.joins("alice", "n0", "n1")
     site.do(JobSubmitted("b", 1, 1, owner="bob", weight=0.1, curve=ScalingCurve(((1, 1.0),))))
-    assert not asked(site.gaps(after=100.0))
+    assert not requests_by_owner(site.gaps(after=100.0))
     site.do(NodeRejected("n0"))
-    assert asked(site.gaps("n0", after=5.0)) == {"bob": ["n0"]}
+    assert requests_by_owner(site.gaps("n0", after=5.0)) == {"bob": ["n0"]}
 
 
 def test_owners_have_their_jobs_admitted_turn_by_turn():
@@ -343,18 +344,18 @@ def test_owners_have_their_jobs_admitted_turn_by_turn():
         *(JobSubmitted(f"a{i}", 1, 1, owner="alice") for i in range(3)),
         JobSubmitted("b0", 1, 1, owner="bob"),
     )
-    wanted = asked(site.gaps(*NODES))
-    assert {owner: len(nodes) for owner, nodes in wanted.items()} == {"alice": 1, "bob": 1}
-    site.joins("alice", *wanted["alice"])
-    site.joins("bob", *wanted["bob"])
+    requests = requests_by_owner(site.gaps(*NODES))
+    assert {owner: len(nodes) for owner, nodes in requests.items()} == {"alice": 1, "bob": 1}
+    site.joins("alice", *requests["alice"])
+    site.joins("bob", *requests["bob"])
     assert site.nodes("a0")
     assert site.nodes("b0")
-    wanted_next = asked(site.do(JobCompleted("b0")))
-    assert [len(nodes) for nodes in wanted_next.values()] == [1]
-    assert set(wanted_next) == {"alice"}
+    next_requests = requests_by_owner(site.do(JobCompleted("b0")))
+    assert [len(nodes) for nodes in next_requests.values()] == [1]
+    assert set(next_requests) == {"alice"}
     assert site.nodes("a1") == (), "Bob's node is not hers"
     site.gaps(after=60.0)
-    assert of(ReleaseLeases, site.said) == [ReleaseLeases(tuple(wanted["bob"]))]
+    assert of(ReleaseLeases, site.commands) == [ReleaseLeases(tuple(requests["bob"]))]
 
 
 def test_adopted_nodes_of_another_owner_are_not_the_jobs():
@@ -367,7 +368,7 @@ def test_adopted_nodes_of_another_owner_are_not_the_jobs():
     )
     site.do(Tick(), after=20.0)
     assert site.nodes("a") == ("n1",)
-    assert not of(Suspend, site.said)
+    assert not of(Suspend, site.commands)
 
 
 @pytest.mark.parametrize("mine", ["", "alice"])
@@ -375,9 +376,7 @@ def test_idle_nodes_of_an_owner_without_jobs_are_given_back(mine):
     """They were adopted after a restart, and their owner's jobs have ended."""
     site = Site()
     site.do(NodeJoined("n0", owner="bob"), NodeJoined("n1", owner="bob"))
-    said = site.do(job("a", 1, 2, owner=mine)) + site.gaps(after=200.0)
-    said += site.do(Tick(), after=400.0)
-    assert {n for c in of(ReleaseLeases, said) + of(ReclaimNodes, said) for n in c.nodes} == {
-        "n0",
-        "n1",
-    }
+    commands = site.do(job("a", 1, 2, owner=mine)) + site.gaps(after=200.0)
+    commands += site.do(Tick(), after=400.0)
+    returns = of(ReleaseLeases, commands) + of(ReclaimNodes, commands)
+    assert {node for command in returns for node in command.nodes} == {"n0", "n1"}

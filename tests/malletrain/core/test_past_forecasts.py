@@ -27,36 +27,36 @@ def model(now, seconds):
 
 
 def test_until_ends_were_seen_an_interval_is_taken_to_be_too_narrow():
-    found = PastForecasts().corrected(model(100.0, 1000.0), 100.0)
-    assert found.end == 1100.0
-    assert found.low == pytest.approx(100.0 + EARLY * 1000.0 / 1.15)
-    assert found.high == pytest.approx(100.0 + LATE * 1000.0 / 0.85)
+    forecast = PastForecasts().corrected(model(100.0, 1000.0), 100.0)
+    assert forecast.end == 1100.0
+    assert forecast.low == pytest.approx(100.0 + EARLY * 1000.0 / 1.15)
+    assert forecast.high == pytest.approx(100.0 + LATE * 1000.0 / 0.85)
 
 
 @pytest.mark.parametrize(
     ("bias", "spread"), [(1.0, 0.1), (1.0, 0.5), (2.0, 0.3), (0.7, 0.2), (1.3, 1.0)]
 )
 def test_eight_of_ten_ends_lie_inside_whatever_the_model_gets_wrong(bias, spread):
-    """A stream of jobs, each gone before the next: its last 300 intervals hold for 240."""
+    """Jobs one after another: the intervals of the last 300 hold the end for about 240."""
     rng = np.random.default_rng(7)
     past, now, inside, below = PastForecasts(), 0.0, [], []
     for number in range(400):
         seconds = float(rng.uniform(600.0, 9000.0))
         raw = model(now, seconds)
         end = now + seconds * bias * float(np.exp(rng.normal(0.0, spread)))
-        said = past.corrected(raw, now)
+        forecast = past.corrected(raw, now)
         past.note(f"j{number}", raw, now)
         past.ended(f"j{number}", end, done=True)
-        below.append(end <= said.end)
-        inside.append(said.low <= end <= said.high)
+        below.append(end <= forecast.end)
+        inside.append(forecast.low <= end <= forecast.high)
         now = end
     assert 0.74 <= np.mean(inside[100:]) <= 0.88
     assert 0.42 <= np.mean(below[100:]) <= 0.58
 
 
 def test_who_has_not_ended_speaks_too():
-    """Every second job takes ten times as long as said: while none of these has ended, the quick
-    ones alone would say that all is well.
+    """Every second job takes far longer than forecast. While none of these has ended, the quick
+    jobs alone would confirm the forecasts.
     """
     past = PastForecasts()
     for number in range(60):
@@ -64,8 +64,8 @@ def test_who_has_not_ended_speaks_too():
         past.note(f"slow{number}", model(0.0, HOUR), 0.0)
         past.ended(f"quick{number}", HOUR, done=True)
     now = 8 * HOUR
-    said = past.corrected(model(now, HOUR), now)
-    assert said.high - now > 5 * HOUR
+    forecast = past.corrected(model(now, HOUR), now)
+    assert forecast.high - now > 5 * HOUR
     forgetful = PastForecasts()
     for number in range(60):
         forgetful.note(f"quick{number}", model(0.0, HOUR), 0.0)
@@ -87,11 +87,11 @@ values = st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_si
 @given(values, st.lists(st.floats(0.01, 1.0), min_size=2, max_size=5))
 def test_more_of_the_ends_lie_below_a_higher_value(seen, parts):
     at, done = np.array([v for v, _ in seen]), np.array([d for _, d in seen])
-    found = [reached(at, done, part) for part in sorted(parts)]
-    assert all(one <= other for one, other in pairwise(found))
+    thresholds = [reached(at, done, part) for part in sorted(parts)]
+    assert all(one <= other for one, other in pairwise(thresholds))
     if done.all():
         part = max(parts)
-        assert np.mean(at <= found[-1]) >= part - 1e-9
+        assert np.mean(at <= thresholds[-1]) >= part - 1e-9
 
 
 def test_only_the_first_forecast_counts_and_one_of_other_work_does_not():

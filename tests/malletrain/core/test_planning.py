@@ -151,11 +151,10 @@ def test_efficiency_shares_equally_between_a_light_and_a_heavy_model():
 
 
 def test_an_unmeasured_job_is_taken_to_be_like_the_measured_ones():
-    known = Candidate("known", 1, 4, (), curve=ScalingCurve.of({1: 1000.0, 2: 1900.0, 4: 3500.0}))
-    assert sizes(make_plan([known, Candidate("new", 1, 4, ())], machine(*"abcd"), SETTINGS)) == {
-        "known": 2,
-        "new": 2,
-    }
+    curve = ScalingCurve.of({1: 1000.0, 2: 1900.0, 4: 3500.0})
+    candidates = [Candidate("known", 1, 4, (), curve=curve), Candidate("new", 1, 4, ())]
+    plan = make_plan(candidates, machine(*"abcd"), SETTINGS)
+    assert sizes(plan) == {"known": 2, "new": 2}
 
 
 def test_another_solver_decides_the_sizes_and_placement_stays():
@@ -283,15 +282,16 @@ def test_a_plan_gives_nobody_what_it_may_not_have(situation):
     candidates, nodes = situation
     plan = make_plan(candidates, nodes, SETTINGS)
     assert set(plan.nodes) == {c.job for c in candidates}
-    assert max(Counter(n for held in plan.nodes.values() for n in held).values(), default=0) <= 1
+    use = Counter(node for job_nodes in plan.nodes.values() for node in job_nodes)
+    assert max(use.values(), default=0) <= 1
     for c in candidates:
-        held = plan.nodes[c.job]
-        assert set(held) <= set(nodes)
+        job_nodes = plan.nodes[c.job]
+        assert set(job_nodes) <= set(nodes)
         if c.fixed:
-            assert held == c.nodes
-        elif held:
-            assert c.min_nodes <= len(held) <= c.max_nodes
-            assert c.sizes is None or len(held) in c.sizes
-            assert len({nodes[n].node_class for n in held}) == 1
-            kept = [n for n in c.nodes if n in held]
-            assert list(held[: len(kept)]) == kept, "kept nodes come first and in their order"
+            assert job_nodes == c.nodes
+        elif job_nodes:
+            assert c.min_nodes <= len(job_nodes) <= c.max_nodes
+            assert c.sizes is None or len(job_nodes) in c.sizes
+            assert len({nodes[n].node_class for n in job_nodes}) == 1
+            common = [n for n in c.nodes if n in job_nodes]
+            assert list(job_nodes[: len(common)]) == common, "they come first, in their order"

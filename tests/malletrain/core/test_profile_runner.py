@@ -22,11 +22,17 @@ from malletrain.core.events import (
 )
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings
-from tests.malletrain.core.profiled_world import ProfiledWorld, amdahl, settings, wanted, world
+from tests.malletrain.core.profiled_world import (
+    ProfiledWorld,
+    amdahl,
+    profiled_job,
+    settings,
+    world,
+)
 
 
 def test_one_job_alone_walks_down_every_size_and_then_gets_all_nodes_back():
-    w = world(6, wanted())
+    w = world(6, profiled_job())
     w.until_profiled("a")
     assert w.sizes["a"] == [6, 5, 4, 3, 2, 1, 6], "down every size, and back up in one step"
     end = w.of("profile-finished", "a")[0]
@@ -38,13 +44,13 @@ def test_one_job_alone_walks_down_every_size_and_then_gets_all_nodes_back():
         assert record.scaling.curve.estimate(k)[0] == pytest.approx(amdahl(k), rel=0.02)
         assert record.curve.at(k) <= amdahl(k) * 1.001
     assert [a.data["nodes"] for a in w.of("profile-point")] == [6, 5, 4, 3, 2, 1]
-    assert w.kept["a"].profiled
+    assert w.scaling_models["a"].profiled
 
 
 def test_without_profiling_nothing_of_it_happens():
-    w = world(3, wanted())
+    w = world(3, profiled_job())
     off = Controller(replace(w.settings, profiling=None))
-    off.handle(wanted(high=3), 0.0)
+    off.handle(profiled_job(high=3), 0.0)
     assert off.handle(Progressed("a", 1, 1.0, 5.0), 1.0) == []
     assert off.handle(RescaleCostMeasured("a", "up", 3.0), 1.0) == []
     assert off.jobs["a"].cost is None
@@ -54,21 +60,21 @@ def test_without_profiling_nothing_of_it_happens():
     "job",
     [
         JobSubmitted("a", 1, 6),
-        wanted(low=3, high=3),
-        wanted(curve=ScalingCurve.of({1: 10.0, 6: 50.0})),
-        wanted(sizes=(4,)),
-        wanted(scaling=ScalingModel(profiled=True, result="measured")),
+        profiled_job(low=3, high=3),
+        profiled_job(curve=ScalingCurve.of({1: 10.0, 6: 50.0})),
+        profiled_job(sizes=(4,)),
+        profiled_job(scaling=ScalingModel(profiled=True, result="measured")),
     ],
 )
 def test_who_is_not_profiled(job):
     w = world(6, job)
     w.run(60)
-    assert not w.said
+    assert not w.announcements
     assert len(w.sizes["a"]) == 1
 
 
 def test_the_sizes_of_the_user_are_the_ones_visited():
-    w = world(6, wanted(profile_sizes=(5, 2)))
+    w = world(6, profiled_job(profile_sizes=(5, 2)))
     w.until_profiled("a")
     assert w.sizes["a"][:2] == [5, 2]
     assert w.controller.jobs["a"].scaling.curve.measured_sizes == (2, 5)
@@ -78,38 +84,43 @@ def test_a_donor_gives_nodes_and_is_told_of_it():
     w = world(6, JobSubmitted("b", 1, 6))
     w.run(20)
     assert w.sizes["b"] == [6]
-    w.do(wanted())
+    w.do(profiled_job())
     w.until_profiled("a")
     first = w.of("profile-started", "a")[0]
     assert first.data["donor"] == "b"
     assert first.data["nodes"] == 5, "the donor keeps its last node"
-    (told,) = w.of("nodes-donated")
-    assert (told.job, told.data["by"], told.data["before"], told.data["nodes"]) == ("b", "a", 6, 1)
+    (donation,) = w.of("nodes-donated")
+    assert (donation.job, donation.data["by"]) == ("b", "a")
+    assert (donation.data["before"], donation.data["nodes"]) == (6, 1)
     assert w.controller.jobs["b"].interrupted_at is not None
     steps = w.sizes["a"][:5]
     assert steps == [5, 4, 3, 2, 1]
 
 
 def test_one_profile_at_a_time_and_the_second_says_why_it_waits():
-    w = world(6, wanted("a", 1, 3), wanted("b", 1, 3))
+    w = world(6, profiled_job("a", 1, 3), profiled_job("b", 1, 3))
     w.until_profiled("b")
-    began = [a.job for a in w.said if a.kind == "profile-started"]
+    began = [a.job for a in w.announcements if a.kind == "profile-started"]
     assert began == ["a", "b"]
     assert any("one profile runs at a time" in a.sentence for a in w.of("profile-waiting", "b"))
-    turns = [(a.job, a.kind) for a in w.said if a.kind in ("profile-started", "profile-finished")]
+    turns = [
+        (a.job, a.kind)
+        for a in w.announcements
+        if a.kind in ("profile-started", "profile-finished")
+    ]
     assert turns[1:3] == [("a", "profile-finished"), ("b", "profile-started")]
     assert w.sizes["b"], "it ran meanwhile"
 
 
 def test_too_few_nodes_the_job_runs_unprofiled_and_says_why():
-    w = world(6, JobSubmitted("b", 5, 5), wanted("a", 1, 6))
+    w = world(6, JobSubmitted("b", 5, 5), profiled_job("a", 1, 6))
     w.run(15)
     assert w.controller.jobs["a"].state is JobState.RUNNING
     assert any("available" in a.sentence for a in w.of("profile-waiting", "a"))
 
 
 def test_nodes_taken_during_the_profile_do_not_end_it():
-    w = world(6, wanted())
+    w = world(6, profiled_job())
     w.run(100, until=lambda: len(w.of("profile-point")) == 1)
     w.take("n3", "n4", "n5")
     w.until_profiled("a")
@@ -119,7 +130,7 @@ def test_nodes_taken_during_the_profile_do_not_end_it():
 
 
 def test_a_node_that_says_it_leaves_is_let_go_in_time():
-    w = world(6, wanted())
+    w = world(6, profiled_job())
     w.run(100, until=lambda: len(w.of("profile-point")) == 1)
     node = w.controller.jobs["a"].nodes[0]
     w.leaving[node] = w.now + 10
@@ -132,7 +143,7 @@ def test_a_node_that_says_it_leaves_is_let_go_in_time():
 
 
 def test_preempted_below_its_minimum_it_waits_and_goes_on_later():
-    w = world(6, wanted(low=2))
+    w = world(6, profiled_job(low=2))
     w.run(100, until=lambda: len(w.of("profile-point")) == 2)
     w.take("n1", "n2", "n3", "n4", "n5")
     w.run(5)
@@ -147,7 +158,7 @@ def test_preempted_below_its_minimum_it_waits_and_goes_on_later():
 def test_a_job_that_never_reports_runs_with_the_neutral_prior():
     w = ProfiledWorld(4, settings(silence_s=5.0))
     w.silent["a"] = {1, 2, 3, 4}
-    w.do(wanted(high=4))
+    w.do(profiled_job(high=4))
     w.join()
     w.until_profiled("a")
     assert w.result("a") == "unknown"
@@ -161,7 +172,7 @@ def test_a_job_that_never_reports_runs_with_the_neutral_prior():
 def test_no_progress_at_one_size_makes_it_worth_nothing():
     w = ProfiledWorld(4, settings(silence_s=5.0))
     w.silent["a"] = {3}
-    w.do(wanted(high=4))
+    w.do(profiled_job(high=4))
     w.join()
     w.until_profiled("a")
     assert w.controller.jobs["a"].curve.at(3) == 0.0
@@ -172,7 +183,7 @@ def test_no_progress_at_one_size_makes_it_worth_nothing():
 def test_throughput_zero_at_one_size_ends_its_measurement():
     w = ProfiledWorld(3)
     w.rates["a"] = lambda k: 0.0 if k == 2 else amdahl(k)
-    w.do(wanted(high=3))
+    w.do(profiled_job(high=3))
     w.join()
     w.until_profiled("a")
     assert w.sizes["a"][:3] == [3, 2, 1]
@@ -182,7 +193,7 @@ def test_throughput_zero_at_one_size_ends_its_measurement():
 def test_a_size_at_which_the_script_crashes_is_not_used_and_costs_no_try():
     w = ProfiledWorld(4)
     w.crashes["a"] = {3}
-    w.do(wanted(high=4))
+    w.do(profiled_job(high=4))
     w.join()
     w.until_profiled("a")
     record = w.controller.jobs["a"]
@@ -201,7 +212,7 @@ def test_a_size_at_which_the_script_crashes_is_not_used_and_costs_no_try():
 def test_a_script_that_crashes_at_every_size_fails_after_its_tries():
     w = ProfiledWorld(4)
     w.crashes["a"] = {1, 2, 3, 4}
-    w.do(wanted(high=4))
+    w.do(profiled_job(high=4))
     w.join()
     w.run(60)
     record = w.controller.jobs["a"]
@@ -212,18 +223,18 @@ def test_a_script_that_crashes_at_every_size_fails_after_its_tries():
 
 @pytest.mark.parametrize("news", [JobCompleted("a"), JobCancelled("a")])
 def test_a_job_that_ends_while_it_is_profiled_leaves_its_curve(news):
-    w = world(4, wanted(high=4))
+    w = world(4, profiled_job(high=4))
     w.run(100, until=lambda: len(w.of("profile-point")) == 2)
     w.do(news)
     assert w.result("a") == "gone"
-    assert set(w.kept["a"].curve.measured_sizes) == {4, 3}
+    assert set(w.scaling_models["a"].curve.measured_sizes) == {4, 3}
     assert w.advisor.profiling is None
-    w.do(wanted("b", 1, 2))
+    w.do(profiled_job("b", 1, 2))
     w.until_profiled("b")
 
 
 def test_workers_that_are_to_be_started_again_are_so_at_the_same_size():
-    w = world(3, wanted(high=3))
+    w = world(3, profiled_job(high=3))
     w.run(
         100, until=lambda: len(w.of("profile-point")) == 1 and not w.controller.jobs["a"].rescaling
     )
@@ -238,7 +249,7 @@ def test_workers_that_are_to_be_started_again_are_so_at_the_same_size():
 
 def test_a_job_alone_on_fewer_nodes_is_profiled_on_those_and_again_when_there_are_more():
     w = ProfiledWorld(6, settings(again_s=100.0))
-    w.do(wanted())
+    w.do(profiled_job())
     w.join("n0", "n1", "n2")
     w.until_profiled("a")
     assert w.result("a") == "partial"
@@ -254,12 +265,12 @@ def test_a_job_alone_on_fewer_nodes_is_profiled_on_those_and_again_when_there_ar
 
 
 def test_a_restart_goes_on_with_what_was_measured():
-    w = world(4, wanted(high=4))
+    w = world(4, profiled_job(high=4))
     w.run(100, until=lambda: len(w.of("profile-point")) == 2)
-    learned = w.kept["a"]
+    learned = w.scaling_models["a"]
     again = Controller(w.settings)
     again.handle(
-        wanted(
+        profiled_job(
             high=4,
             state=JobState.PROFILING,
             scaling=ScalingModel.from_dict(learned.to_dict(), learned.costs),
@@ -277,7 +288,7 @@ def test_a_starving_job_is_served_before_a_profile_begins():
     w.do(JobSubmitted("big", 4, 4))
     w.join()
     w.run(5)
-    w.do(wanted("a", 1, 4))
+    w.do(profiled_job("a", 1, 4))
     w.run(100)
     turns = w.controller.jobs["a"]
     assert turns.nodes, "it has had its turn"

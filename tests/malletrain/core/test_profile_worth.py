@@ -14,7 +14,7 @@ from malletrain.core.profile_worth import ASSUMED_DURATION_S, ProfileWorth
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
-from tests.malletrain.core.profiled_world import wanted, world
+from tests.malletrain.core.profiled_world import profiled_job, world
 
 
 def careful(nodes, *jobs):
@@ -61,7 +61,7 @@ def test_stays_that_were_cut_short_count_as_at_least_so_long():
 
 
 def test_a_profile_does_not_make_the_next_one_look_worthless():
-    w = careful(12, wanted("a", high=12), wanted("b", high=12))
+    w = careful(12, profiled_job("a", high=12), profiled_job("b", high=12))
     w.rates["b"] = lambda nodes: 100 * nodes / (1 + 0.5 * (nodes - 1))
     w.run(1800, until=lambda: w.of("profile-started"))
     worth = w.controller.profiles.profiler.worth
@@ -72,12 +72,12 @@ def test_a_profile_does_not_make_the_next_one_look_worthless():
 
 
 def test_how_long_jobs_of_a_kind_go_on_is_found_once_for_all_that_are_asked(monkeypatch):
-    """A thousand trials of a sweep: a plan waits for what is found."""
-    found, asked = ProfileWorth.remaining_s, []
+    """Or a plan would take too long for a sweep of a thousand trials."""
+    remaining_s, queries = ProfileWorth.remaining_s, []
     monkeypatch.setattr(
         ProfileWorth,
         "remaining_s",
-        lambda worth, job, now: asked.append(job) or found(worth, job, now),
+        lambda worth, job, now: queries.append(job) or remaining_s(worth, job, now),
     )
     worth, jobs = ProfileWorth(ProfilingSettings()), []
     for number in range(50):
@@ -88,7 +88,7 @@ def test_how_long_jobs_of_a_kind_go_on_is_found_once_for_all_that_are_asked(monk
         jobs.append(job)
     for job in jobs[:5]:
         worth.pays(job, jobs, 0.0)
-    assert sorted(asked) == sorted(job.submitted.job for job in jobs)
+    assert sorted(queries) == sorted(job.submitted.job for job in jobs)
 
 
 def test_how_wrong_the_law_is_is_learned_from_sizes_that_turn_up():
@@ -107,12 +107,12 @@ def test_how_wrong_the_law_is_is_learned_from_sizes_that_turn_up():
 
 
 def test_a_job_of_which_nothing_is_known_runs_at_once_beside_one_that_is_known():
-    """The other one's nodes bring a thousand times what an unknown job is taken to bring."""
+    """The nodes of the known job yield a thousand times what an unknown one is taken to yield."""
     w = careful(6)
     w.do(JobSubmitted("known", 1, 6, curve=ScalingCurve.of({1: 1e5, 6: 6e5})))
     w.run(60)
     assert len(w.controller.jobs["known"].nodes) == 6
-    w.do(wanted("new", high=6))
+    w.do(profiled_job("new", high=6))
     w.run(20)
     assert len(w.controller.jobs["new"].nodes) == 1
     assert not w.of("profile-started"), "its progress tells how fast it is"
@@ -124,7 +124,7 @@ def test_but_not_on_more_than_an_even_share_of_the_nodes():
     w = careful(6)
     w.do(JobSubmitted("known", 1, 6, curve=ScalingCurve.of({1: 1e5, 6: 6e5})))
     w.run(60)
-    w.do(wanted("new", low=4, high=6))
+    w.do(profiled_job("new", low=4, high=6))
     w.run(60)
     assert not w.controller.jobs["new"].nodes
 
@@ -134,7 +134,7 @@ def test_one_that_never_says_anything_is_put_first_three_times_only():
     w.do(JobSubmitted("known", 1, 12, curve=ScalingCurve.of({1: 1e5, 12: 12e5})))
     w.silent["new"] = set(range(1, 13))
     w.run(60)
-    w.do(wanted("new", high=12))
+    w.do(profiled_job("new", high=12))
     for _ in range(3):
         w.run(60)
         assert len(w.controller.jobs["new"].nodes) == 1
@@ -145,16 +145,16 @@ def test_one_that_never_says_anything_is_put_first_three_times_only():
 
 
 def test_one_whose_siblings_curve_is_known_begins_where_it_is_best():
-    known = Prior(((1, 100.0), (6, 480.0)), 0.35, 0.02, "job before")
+    prior = Prior(((1, 100.0), (6, 480.0)), 0.35, 0.02, "job before")
     w = careful(6)
-    w.do(replace(wanted(high=6), scaling=ScalingModel(MeasuredCurve.from_prior(known))))
+    w.do(replace(profiled_job(high=6), scaling=ScalingModel(MeasuredCurve.from_prior(prior))))
     w.run(30)
     assert len(w.controller.jobs["a"].nodes) == 6
     assert not w.of("profile-started"), "no look"
 
 
 def test_a_job_that_is_alone_is_not_profiled_for_more_nodes_cannot_be_worse():
-    w = careful(6, wanted(high=6))
+    w = careful(6, profiled_job(high=6))
     w.run(900)
     assert len(w.controller.jobs["a"].nodes) == 6
     assert w.controller.jobs["a"].scaling.result == "spared"
@@ -162,15 +162,15 @@ def test_a_job_that_is_alone_is_not_profiled_for_more_nodes_cannot_be_worse():
 
 
 def test_of_two_that_go_on_for_hours_it_is_asked_who_makes_more_of_the_nodes():
-    w = careful(12, wanted("a", high=12), wanted("b", high=12))
+    w = careful(12, profiled_job("a", high=12), profiled_job("b", high=12))
     w.rates["b"] = lambda nodes: 100 * nodes / (1 + 0.5 * (nodes - 1))
     w.run(1800, until=lambda: w.of("profile-finished"))
-    assert w.of("profile-finished"), w.said[-3:]
+    assert w.of("profile-finished"), w.announcements[-3:]
     assert max(w.of("profile-finished")[0].data["visited"]) > 6
 
 
 def test_two_that_are_over_soon_are_not_profiled():
-    w = careful(12, wanted("a", high=12), wanted("b", high=12))
+    w = careful(12, profiled_job("a", high=12), profiled_job("b", high=12))
     w.rates["b"] = lambda nodes: 100 * nodes / (1 + 0.5 * (nodes - 1))
     worth = w.controller.profiles.profiler.worth
     for k in range(300):
@@ -182,21 +182,21 @@ def test_two_that_are_over_soon_are_not_profiled():
 
 
 def test_a_profile_is_not_made_where_too_much_stands_still_for_it():
-    """A job that is as good as over, beside others at one price: one of a node, or one of sixty."""
-    made = {}
-    for held in (1, 60):
+    """The job is nearly over; the job beside it, which would stand still, has one node or sixty."""
+    pays = {}
+    for node_count in (1, 60):
         worth = ProfileWorth(ProfilingSettings())
         for k in range(300):
             worth.trains(f"b{k}", 1, 0.0)
             worth.ended(f"b{k}", 600.0 + k % 3, done=True)
         other = JobRecord(JobSubmitted("other", 1, 64), 0, 0, JobState.RUNNING)
         other.curve = ScalingCurve.of({1: 600.0, 64: 64 * 600.0})
-        other.nodes = tuple(map(str, range(held)))
+        other.nodes = tuple(map(str, range(node_count)))
         job = JobRecord(JobSubmitted("j", 1, 64), 1, 1, JobState.RUNNING)
         job.nodes = ("x",)
         job.scaling = ScalingModel(MeasuredCurve().with_measurement(1, 1e3, 10.0, 0.0))
-        made[held] = worth.pays(job, [job, other], 0.0)
-    assert made == {1: True, 60: False}
+        pays[node_count] = worth.pays(job, [job, other], 0.0)
+    assert pays == {1: True, 60: False}
 
 
 def test_of_many_jobs_some_are_looked_at_at_one_moment_and_the_others_later():

@@ -8,15 +8,15 @@ from malletrain.core.events import (
     Progressed,
     RescaleCostMeasured,
 )
-from tests.malletrain.core.profiled_world import UP, amdahl, wanted, world
+from tests.malletrain.core.profiled_world import UP, amdahl, profiled_job, world
 
 
 def test_ordinary_progress_goes_on_correcting_the_curve_and_a_drift_is_measured_again():
-    w = world(4, wanted(high=4))
+    w = world(4, profiled_job(high=4))
     w.until_profiled("a")
     w.run(120)
     assert not w.of("curve-changed")
-    seen = w.kept["a"].curve.current.at(4).observations
+    seen = w.scaling_models["a"].curve.current.at(4).observations
     assert seen > 1
     w.rates["a"] = lambda k: 0.6 * amdahl(k)
     w.epoch["a"] += 1
@@ -31,7 +31,7 @@ def test_ordinary_progress_goes_on_correcting_the_curve_and_a_drift_is_measured_
 
 
 def test_what_a_rescale_costs_is_learnt():
-    w = world(4, wanted(high=4))
+    w = world(4, profiled_job(high=4))
     w.until_profiled("a")
     w.run(20)
     cost = w.controller.jobs["a"].cost
@@ -43,7 +43,7 @@ def test_what_a_rescale_costs_is_learnt():
 
 
 def test_senseless_progress_changes_nothing():
-    w = world(4, wanted(high=4))
+    w = world(4, profiled_job(high=4))
     w.run(20)
     before = w.controller.jobs["a"].scaling
     for time, samples in ((float("nan"), 1.0), (w.now, float("inf")), (w.now, -5.0)):

@@ -29,18 +29,18 @@ from tests.malletrain.core.test_controller_machine import NODES, STARVATION, Con
 
 
 class ProfilingWorld(World):
-    """As :class:`World`; a daemon that is killed knows of the curves what it was told to keep."""
+    """As :class:`World`; of the curves a restarted daemon has those that were stored."""
 
     def __init__(self, config, classes):
         super().__init__(config, classes)
-        self.kept = {}
+        self.scaling_models = {}
         self.interrupted = {}
 
     def carry_out(self, command):
         if isinstance(command, KeepScalingModel):
             again = ScalingModel.from_dict(command.scaling.to_dict(), command.scaling.costs)
             assert again.to_dict() == command.scaling.to_dict()
-            self.kept[command.job] = again
+            self.scaling_models[command.job] = again
         elif isinstance(command, Announce) and command.kind == "nodes-donated":
             before = len(self.running[command.job])
             assert command.data["before"] == before
@@ -145,7 +145,8 @@ class ProfilingMachine(ControllerMachine):
     def job_trains(self, data, reports, rate, every, batch):
         """The job comes up at its scale and reports for a while, at a steady rate."""
         w = self.world
-        job = data.draw(st.sampled_from(sorted(j for j, held in w.running.items() if held)))
+        running = sorted(name for name, job_nodes in w.running.items() if job_nodes)
+        job = data.draw(st.sampled_from(running))
         w.do(RoundFormed(job))
         w.rescaling.pop(job, None)
         w.do(RescaleFinished(job))

@@ -19,7 +19,7 @@ def law(serial: float, latency: float):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProfiledJob:
     """One job of the random day; ``pause``: half a minute goes by after it was submitted."""
 
     low: int
@@ -31,50 +31,50 @@ class Asked:
 
 
 @st.composite
-def asked(draw, largest):
+def profiled_jobs(draw, largest):
     low = draw(st.integers(1, min(3, largest)))
     high = draw(st.integers(low + 1, largest)) if largest > low else largest
     sizes = draw(st.sampled_from([None, None, (1, 2, 4, 8)]))
     if sizes is not None and sum(low <= k <= high for k in sizes) < 2:
         sizes = None
     latency = draw(st.sampled_from([0.0, 0.0, 0.02]))
-    return Asked(low, high, sizes, draw(st.floats(0.0, 0.5)), latency, draw(st.booleans()))
+    return ProfiledJob(low, high, sizes, draw(st.floats(0.0, 0.5)), latency, draw(st.booleans()))
 
 
 @st.composite
 def days(draw):
-    """Nodes of the machine, whether a job that may have to give nodes is there, and the jobs."""
+    """The number of nodes, whether there is a job that may become a donor, and the jobs."""
     nodes, companion = draw(st.integers(3, 10)), draw(st.booleans())
-    jobs = st.lists(asked(nodes - 1 if companion else nodes), min_size=1, max_size=3)
+    jobs = st.lists(profiled_jobs(nodes - 1 if companion else nodes), min_size=1, max_size=3)
     return nodes, companion, draw(jobs)
 
 
 @given(day=days())
-@example(day=(4, False, [Asked(1, 2, None, pause=True), Asked(3, 4, None)]))
+@example(day=(4, False, [ProfiledJob(1, 2, None, pause=True), ProfiledJob(3, 4, None)]))
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
-    """The example: in the pause two idle nodes are released; they are gaps for the second job."""
+    """The example: two idle nodes are released in the pause, and are gaps for the second job."""
     nodes, companion, jobs = day
     w = ProfiledWorld(nodes)
     if companion:
         w.do(JobSubmitted("donor", 1, nodes))
     w.join()
     w.run(10)
-    made = {}
+    spec_of = {}
     for k, job in enumerate(jobs):
         name, rate = f"j{k}", law(job.serial, job.latency)
-        made[name] = (job.low, job.high, job.sizes, rate)
+        spec_of[name] = (job.low, job.high, job.sizes, rate)
         w.rates[name] = rate
         w.do(JobSubmitted(name, job.low, job.high, sizes=job.sizes, profile=job.low < job.high))
         if job.pause:
             w.run(30)
-    for name, (low, high, sizes, rate) in made.items():
+    for name, (low, high, sizes, rate) in spec_of.items():
         if low == high:
             continue
         w.until_profiled(name)
-        told = w.of("profile-finished", name)[0].data
-        visited = told["visited"]
-        assert told["scale_ups"] <= 1, "one scale-up a profile"
+        profile = w.of("profile-finished", name)[0].data
+        visited = profile["visited"]
+        assert profile["scale_ups"] <= 1, "one scale-up a profile"
         assert visited == sorted(set(visited), reverse=True), (
             "from the largest down, each size once"
         )
@@ -82,10 +82,10 @@ def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
         curve = w.controller.jobs[name].scaling.curve
         for k in visited:
             assert abs(curve.estimate(k)[0] / rate(k) - 1) < 0.05
-    for told in w.of("nodes-donated"):
-        record = w.controller.jobs[told.job]
-        assert told.data["nodes"] >= max(1, record.submitted.min_nodes)
-    profiles = [a for a in w.said if a.kind in ("profile-started", "profile-finished")]
+    for donation in w.of("nodes-donated"):
+        record = w.controller.jobs[donation.job]
+        assert donation.data["nodes"] >= max(1, record.submitted.min_nodes)
+    profiles = [a for a in w.announcements if a.kind in ("profile-started", "profile-finished")]
     names = [a.job for a in profiles]
     assert all(names[k] == names[k + 1] for k in range(0, len(names) - 1, 2)), (
         "one profile at a time"

@@ -68,7 +68,7 @@ class Arrival:
 
 
 class Machine:
-    """A few nodes that stay, and jobs that do their work on the nodes they are given."""
+    """A few nodes that are never preempted, and jobs that do their work on what they get."""
 
     def __init__(
         self, nodes: int, stream: Sequence[Arrival], cost: RescaleCost, starvation_s: float
@@ -86,7 +86,7 @@ class Machine:
         self.work = {f"j{i}": arrival.work for i, arrival in enumerate(stream)}
         self.kind = {f"j{i}": arrival.kind for i, arrival in enumerate(stream)}
         self.at = {f"j{i}": arrival.at for i, arrival in enumerate(stream)}
-        self.held: dict[str, tuple[str, ...]] = {}
+        self.nodes_of: dict[str, tuple[str, ...]] = {}
         self.since: dict[str, float] = {}
         self.begun: dict[str, float] = {}
         """When each job first had nodes, seconds, in the order in which they began."""
@@ -105,7 +105,7 @@ class Machine:
         return min(
             (
                 (self.since[job] + self.work[job] / len(nodes), job)
-                for job, nodes in self.held.items()
+                for job, nodes in self.nodes_of.items()
             ),
             default=None,
         )
@@ -138,10 +138,10 @@ class Machine:
                     self._holds(command.job, (), now)
 
     def _holds(self, job: str, nodes: tuple[str, ...], now: float) -> None:
-        if before := self.held.pop(job, ()):
+        if before := self.nodes_of.pop(job, ()):
             self.work[job] -= (now - self.since[job]) * len(before)
         if nodes:
-            self.held[job], self.since[job] = nodes, now
+            self.nodes_of[job], self.since[job] = nodes, now
             self.begun.setdefault(job, now)
 
 

@@ -126,19 +126,19 @@ JOBS = st.lists(
 
 @given(JOBS, st.integers(1, 6), st.booleans())
 @settings(deadline=None)
-def test_entries_keep_their_order_and_their_number(made, most, shares):
+def test_entries_keep_their_order_and_their_number(pairs, most, shares):
     jobs = [
         job(f"j{n}", owner=owner, sweep=f"{owner}:{sweep}" if sweep else "")
-        for n, (owner, sweep) in enumerate(made)
+        for n, (owner, sweep) in enumerate(pairs)
     ]
     state, q = queue(*jobs, max_running=most, turns=ByWeight() if shares else None)
-    found = [state.jobs[name] for name in names(q)]
-    places = list(dict.fromkeys(j.place for j in found))
+    admitted_jobs = [state.jobs[name] for name in names(q)]
+    places = list(dict.fromkeys(j.place for j in admitted_jobs))
     entries = {j.place for j in state.unfinished.values()}
     assert len(places) == min(most, len(entries)), "no place is left empty"
     for place in places:
         mine = [j.order for j in state.unfinished.values() if j.place == place]
-        assert [j.order for j in found if j.place == place] == mine[:most]
+        assert [j.order for j in admitted_jobs if j.place == place] == mine[:most]
     for owner in OWNERS:
-        mine = [p for p in places if made[p][0] == owner]
+        mine = [p for p in places if pairs[p][0] == owner]
         assert mine == sorted(mine), "an owner's entries come in order"

@@ -49,8 +49,10 @@ def test_a_job_that_loses_its_place_to_an_earlier_one_lets_go_of_its_nodes():
             (1.0, Tick(), [Start("narrow", ("a",))]),
         ],
     )
-    said = play(c, [(2.0, RescaleFinished("narrow")), *nodes("b", "c", at=10.0), (11.0, Tick())])
-    assert said == [Suspend("narrow"), Start("wide", ("a", "b", "c"))]
+    commands = play(
+        c, [(2.0, RescaleFinished("narrow")), *nodes("b", "c", at=10.0), (11.0, Tick())]
+    )
+    assert commands == [Suspend("narrow"), Start("wide", ("a", "b", "c"))]
 
 
 def test_a_starving_job_gets_its_minimum_for_a_while_and_then_the_next():
@@ -170,9 +172,9 @@ def test_a_starving_job_that_gets_nodes_out_of_turn_gives_them_up_to_the_one_bef
     )
     (started,) = play(c, [(202.0, Tick())])
     assert started.job == "small"
-    said = play(c, [(205.0, RescaleFinished("small")), (251.0, Tick())])
-    assert [type(x) for x in said] == [Suspend, Suspend, Start]
-    assert said[-1].job == "wide"
+    commands = play(c, [(205.0, RescaleFinished("small")), (251.0, Tick())])
+    assert [type(x) for x in commands] == [Suspend, Suspend, Start]
+    assert commands[-1].job == "wide"
 
 
 def test_the_nodes_for_the_next_turn_are_asked_for_while_another_has_its_own():
@@ -220,10 +222,14 @@ def queue(*jobs, max_running=2, starvation_s=100.0):
 
 def test_nodes_beyond_what_every_job_fits_on_have_the_queue_looked_through_no_more():
     state, _, jobs = queue(job("a", 1, 9), job("wide", 3, 9), job("b", 2, 9), max_running=9)
-    found = {count: jobs.admitted({"default": count}, shared=True) for count in range(1, 1000)}
-    names = {count: [one.submitted.job for one in found[count]] for count in (1, 2, 3, 999)}
+    admitted_by_count = {
+        count: jobs.admitted({"default": count}, shared=True) for count in range(1, 1000)
+    }
+    names = {
+        count: [one.submitted.job for one in admitted_by_count[count]] for count in (1, 2, 3, 999)
+    }
     assert names == {1: ["a"], 2: ["a", "b"], 3: ["a", "wide", "b"], 999: ["a", "wide", "b"]}
-    assert len({id(one) for one in found.values()}) == 3
+    assert len({id(one) for one in admitted_by_count.values()}) == 3
     state.submit(job("wider", 5, 9))
     assert [len(jobs.admitted({"default": count}, shared=True)) for count in (4, 5, 6)] == [3, 4, 4]
 

@@ -25,7 +25,7 @@ UNDER = {"ann": (ANN, LAB), "bob": (BOB, LAB), "eve": ()}
 
 
 class Machine:
-    """A controller of nodes that stay, whose jobs train at once."""
+    """A controller of nodes that are never preempted, whose jobs train at once."""
 
     def __init__(self, nodes=12, **more):
         planning = PlanningSettings(t_fwd_s=600.0)
@@ -53,11 +53,11 @@ class Machine:
 
     def used(self):
         """Nodes of all jobs under each limit, and of those under none."""
-        found = Counter()
+        counts = Counter()
         for job in self.controller.state.unfinished.values():
             for quota in job.submitted.quotas or (None,):
-                found[quota] += len(job.nodes)
-        return found
+                counts[quota] += len(job.nodes)
+        return counts
 
 
 def test_one_users_jobs_share_the_limit():

@@ -16,7 +16,7 @@ from malletrain.core.events import JobCompleted, JobSubmitted, NodeJoined, Quota
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import MAX_DOUBLINGS, PartyService, fair_parts
-from tests.malletrain.core.test_owners import NODES, Site, asked, holding_all, job
+from tests.malletrain.core.test_owners import NODES, Site, holding_all, job, requests_by_owner
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -77,16 +77,16 @@ def test_fair_parts_are_max_min_fair(demands, weights, total):
 
 
 def test_the_less_served_come_to_have_their_share():
-    """Two jobs alike, weights 1 and 3, on four nodes: in the long run one node-hour in four."""
+    """Two equal jobs of weights 1 and 3: the second has three of four node-hours in the end."""
     m = Machine(4, ShareSettings({"a": 1.0, "b": 3.0}))
     m.submit("x", "a")
     m.submit("y", "b")
-    held = {"x": 0.0, "y": 0.0}
+    totals = {"x": 0.0, "y": 0.0}
     for _ in range(7 * 24 * 4):
         m.let(900.0, 900.0)
-        for name in held:
-            held[name] += m.nodes(name)
-    assert held["y"] / (held["x"] + held["y"]) == pytest.approx(0.75, rel=0.03)
+        for name in totals:
+            totals[name] += m.nodes(name)
+    assert totals["y"] / (totals["x"] + totals["y"]) == pytest.approx(0.75, rel=0.03)
     assert abs(m.behind("a")) < DAY
 
 
@@ -139,9 +139,9 @@ def test_a_factor_changes_no_plan_where_there_is_enough(hours_a, hours_b):
     m = Machine(5, ShareSettings())
     due = 100 * HOUR
     for party, hours in (("a", hours_a), ("b", hours_b)):
-        kept = m.controller.shares.services()
-        kept[party] = PartyService(due - hours * HOUR, due, due)
-        m.controller.shares.restore(kept, 0.0)
+        services = m.controller.shares.services()
+        services[party] = PartyService(due - hours * HOUR, due, due)
+        m.controller.shares.restore(services, 0.0)
     m.submit("x", "a", most=3)
     m.submit("y", "b", most=2)
     m.let(60.0)
@@ -215,20 +215,20 @@ def test_node_classes_count_what_they_are_said_to():
 
 
 def test_places_in_the_queue_go_by_weight_in_nodes():
-    """Many small jobs of one party that came first, large ones of another of the same weight: the
-    ten places are not the first one's, and in the long run the nodes are shared.
+    """One party submits many small jobs first, another of the same weight large ones. The first
+    party does not get all ten places, and in the long run each has half of the nodes.
     """
     m = Machine(8, ShareSettings(), max_running=10)
     for k in range(30):
         m.submit(f"small{k}", "a", most=1)
     for k in range(30):
         m.submit(f"large{k}", "b", most=8)
-    held = {"small": 0, "large": 0}
+    totals = {"small": 0, "large": 0}
     for _ in range(4 * 24):
         m.let(HOUR, HOUR)
         for name, record in m.controller.state.unfinished.items():
-            held[name.rstrip("0123456789")] += len(record.nodes)
-    assert held["small"] == pytest.approx(held["large"], rel=0.1)
+            totals[name.rstrip("0123456789")] += len(record.nodes)
+    assert totals["small"] == pytest.approx(totals["large"], rel=0.1)
 
 
 def test_more_parties_than_places_take_turns_when_a_job_ends():
@@ -259,14 +259,14 @@ def test_counters_outlive_a_restart():
     first.submit("x", "a", most=4)
     first.submit("y", "b", most=4)
     first.let(5 * HOUR)
-    kept = first.controller.shares.services()
+    services = first.controller.shares.services()
     again = Machine(4, ShareSettings())
-    again.controller.shares.restore(kept, first.now)
-    assert again.controller.shares.services() == kept
+    again.controller.shares.restore(services, first.now)
+    assert again.controller.shares.services() == services
     again.now = first.now + 7 * DAY  # the daemon was away for a half-life
     again.do(Tick())
     for party, service in again.controller.shares.services().items():
-        assert service == pytest.approx(tuple(0.5 * value for value in kept[party]))
+        assert service == pytest.approx(tuple(0.5 * value for value in services[party]))
 
 
 def reclaimed_for_bob(behind_s):
@@ -288,4 +288,4 @@ def test_leases_of_several_users_follow_their_shares():
 def test_no_more_leases_are_asked_for_than_a_quota_has_nodes():
     site = Site()
     site.do(replace(job("a", 1, 6, owner="alice"), quotas=(Quota("user alice", 2),)))
-    assert [len(nodes) for nodes in asked(site.gaps(*NODES)).values()] == [2]
+    assert [len(nodes) for nodes in requests_by_owner(site.gaps(*NODES)).values()] == [2]

@@ -48,5 +48,5 @@ def test_no_node_is_left_alone_for_ever_and_none_for_less_than_at_first(pauses):
     nodes, now = SickNodes(FIRST, MOST), 0.0
     for pause in pauses:
         now += pause
-        found = nodes.failed("n", "broken", now)
-        assert now + FIRST <= found.until <= now + MOST
+        sick_node = nodes.failed("n", "broken", now)
+        assert now + FIRST <= sick_node.until <= now + MOST

@@ -32,7 +32,7 @@ def measure(links, speeds, pairs, begin=0.0, group="j1"):
         links.measured(a, b, group, min(speeds[a], speeds[b]), begin + k)
 
 
-def found(speeds, pairs, now=100.0):
+def slow_links(speeds, pairs, now=100.0):
     links = SlowLinks()
     measure(links, speeds, pairs)
     return links.slow("j1", list(speeds), now)
@@ -59,7 +59,7 @@ def every(speeds):
     ],
 )
 def test_exactly_the_slow_ends_are_named(speeds, slow):
-    assert set(found(speeds, every(speeds))) == slow
+    assert set(slow_links(speeds, every(speeds))) == slow
 
 
 @given(st.randoms(use_true_random=False), st.integers(4, 7), st.integers(0, 2))
@@ -69,7 +69,7 @@ def test_in_any_order(rng, count, bad):
     speeds |= dict.fromkeys(slow, SLOW)
     pairs = [rng.sample(pair, 2) for pair in every(speeds)]
     rng.shuffle(pairs)
-    assert set(found(speeds, pairs)) == slow
+    assert set(slow_links(speeds, pairs)) == slow
 
 
 @given(
@@ -80,12 +80,12 @@ def test_whatever_was_measured_no_good_link_is_named(ends, pairs):
     names = [f"n{k}" for k in range(len(ends))]
     speeds = {n: (SLOW if bad else FAST) * x for n, (bad, x) in zip(names, ends, strict=True)}
     some = [(names[a % len(names)], names[b % len(names)]) for a, b in pairs]
-    for node in found(speeds, [(a, b) for a, b in some if a != b]):
+    for node in slow_links(speeds, [(a, b) for a, b in some if a != b]):
         assert speeds[node] < FAST / 2
 
 
 def test_what_is_said_of_it():
-    link = found(machine(5, n1=SLOW), every(machine(5)))["n1"]
+    link = slow_links(machine(5, n1=SLOW), every(machine(5)))["n1"]
     assert link == SlowLink(SLOW, FAST, 4)
     assert link.times == 10.0
     assert "The link of n1 carries 1e+03 Mbit/s at most" in link.sentence("n1")
@@ -93,13 +93,13 @@ def test_what_is_said_of_it():
 
 
 def test_a_partner_that_nobody_found_fine_is_no_witness():
-    """n0 was measured with three who were measured with nobody else."""
+    """n0 was measured with three nodes that were measured with no other."""
     speeds = machine(8, n0=SLOW)
     pairs = 2 * [("n0", "n1"), ("n0", "n2"), ("n0", "n3")]
     pairs += combinations(["n4", "n5", "n6", "n7"], 2)
-    assert not found(speeds, pairs)
-    assert not found(speeds, [*pairs, ("n1", "n4"), ("n2", "n5")])
-    assert set(found(speeds, [*pairs, ("n1", "n4"), ("n2", "n5"), ("n3", "n6")])) == {"n0"}
+    assert not slow_links(speeds, pairs)
+    assert not slow_links(speeds, [*pairs, ("n1", "n4"), ("n2", "n5")])
+    assert set(slow_links(speeds, [*pairs, ("n1", "n4"), ("n2", "n5"), ("n3", "n6")])) == {"n0"}
 
 
 def test_one_good_measurement_acquits():

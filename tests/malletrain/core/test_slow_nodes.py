@@ -27,11 +27,11 @@ def window(busy, job="j1", step=None, samples=None):
     return StepWindow(job, max(busy.values()) + 0.01 if step is None else step, shares)
 
 
-def lasting(known, busy, *, times=WINDOWS_PER_NODE, begin=0.0, **more):
-    """So many windows in a row; what the last one led to."""
+def lasting(slow_nodes, busy, *, times=WINDOWS_PER_NODE, begin=0.0, **more):
+    """Compare so many equal windows in a row; return the last comparison."""
     for k in range(times):
-        found = known.compare(window(busy, **more), begin + 10.0 * k)
-    return found
+        comparison = slow_nodes.compare(window(busy, **more), begin + 10.0 * k)
+    return comparison
 
 
 def four(**slow):
@@ -39,7 +39,7 @@ def four(**slow):
 
 
 @pytest.fixture
-def known():
+def slow_nodes():
     return SlowNodes(1.25, HOUR)
 
 
@@ -57,32 +57,33 @@ def known():
         (four(c=0.0002, a=0.0001, b=0.0001, d=0.0001), {}, {}),  # nothing of the step is lost to it
     ],
 )
-def test_who_is_slow(known, busy, samples, expected):
+def test_who_is_slow(slow_nodes, busy, samples, expected):
     step = 0.2 if max(busy.values()) < 0.01 else None
-    found = lasting(known, busy, samples=samples, step=step)
-    assert found.slow == pytest.approx(expected)
-    assert set(known.current(60.0)) == set(expected)
+    comparison = lasting(slow_nodes, busy, samples=samples, step=step)
+    assert comparison.slow == pytest.approx(expected)
+    assert set(slow_nodes.current(60.0)) == set(expected)
 
 
-def test_a_node_is_slow_once_it_lasts(known):
+def test_a_node_is_slow_once_it_lasts(slow_nodes):
     for k in range(MIN_SLOW_WINDOWS - 1):
-        assert not known.compare(window(four(b=0.3)), 10.0 * k).slow
-    found = known.compare(window(four(b=0.3)), 10.0 * MIN_SLOW_WINDOWS)
-    assert (found.slow, found.fresh) == (pytest.approx({"b": 3.0}), ("b",))
-    assert "b takes 3.00 times as long" in known.current(60.0)["b"].sentence
-    again = known.compare(window(four(b=0.3)), 70.0)
+        assert not slow_nodes.compare(window(four(b=0.3)), 10.0 * k).slow
+    comparison = slow_nodes.compare(window(four(b=0.3)), 10.0 * MIN_SLOW_WINDOWS)
+    assert (comparison.slow, comparison.fresh) == (pytest.approx({"b": 3.0}), ("b",))
+    assert "b takes 3.00 times as long" in slow_nodes.current(60.0)["b"].sentence
+    again = slow_nodes.compare(window(four(b=0.3)), 70.0)
     assert again.slow
     assert not again.fresh, "it is said once"
 
 
 @pytest.mark.parametrize("after_s", [60.0, 1800.0, 2700.0, 6 * HOUR, 24 * HOUR])
 def test_a_node_is_found_however_long_it_is_compared_for(after_s):
-    """Windows are a little longer than they should be: a look is taken now and then only."""
-    slow, found = SlowNodes(1.25, HOUR, after_s), []
+    """Windows are a little too long, because the daemon looks only now and then."""
+    slow_nodes, verdicts = SlowNodes(1.25, HOUR, after_s), []
     for k in range(MIN_SLOW_WINDOWS + 1):
         window_s = after_s / WINDOWS_PER_NODE
-        found.append(bool(slow.compare(window(four(b=0.3)), k * (window_s * 1.2 + 1.0)).slow))
-    assert found == [False] * (MIN_SLOW_WINDOWS - 1) + [True, True]
+        comparison = slow_nodes.compare(window(four(b=0.3)), k * (window_s * 1.2 + 1.0))
+        verdicts.append(bool(comparison.slow))
+    assert verdicts == [False] * (MIN_SLOW_WINDOWS - 1) + [True, True]
 
 
 @pytest.mark.parametrize(("after_s", "apart_s"), [(60.0, 600.0), (7200.0, 4800.0)])
@@ -92,39 +93,43 @@ def test_windows_of_long_ago_do_not_count_beside_it(after_s, apart_s):
         assert not slow.compare(window(four(b=0.3)), k * apart_s).slow
 
 
-def test_a_moment_is_not_lasting(known):
+def test_a_moment_is_not_lasting(slow_nodes):
     for k in range(4 * WINDOWS_PER_NODE):
         busy = four(b=0.3) if k % 2 else four()
-        assert not known.compare(window(busy), 10.0 * k).slow
+        assert not slow_nodes.compare(window(busy), 10.0 * k).slow
 
 
-def test_what_was_long_ago_does_not_count(known):
+def test_what_was_long_ago_does_not_count(slow_nodes):
     for k in range(3 * WINDOWS_PER_NODE):
-        assert not known.compare(window(four(b=0.3)), k * MAX_WINDOW_AGE_S / 3).slow
+        assert not slow_nodes.compare(window(four(b=0.3)), k * MAX_WINDOW_AGE_S / 3).slow
 
 
-def test_a_node_is_judged_over_rounds_and_jobs(known):
-    lasting(known, four(b=0.3), times=3)
-    found = lasting(known, {"b": 0.3, "x": 0.1, "y": 0.1}, times=2, begin=100.0, job="j2")
-    assert set(found.slow) == {"b"}
+def test_a_node_is_judged_over_rounds_and_jobs(slow_nodes):
+    lasting(slow_nodes, four(b=0.3), times=3)
+    comparison = lasting(slow_nodes, {"b": 0.3, "x": 0.1, "y": 0.1}, times=2, begin=100.0, job="j2")
+    assert set(comparison.slow) == {"b"}
 
 
-def test_a_rank_with_more_work_is_no_slow_node(known):
+def test_a_rank_with_more_work_is_no_slow_node(slow_nodes):
     """Rank 0 evaluates. Its node is taken away; the next one is slow in its place."""
-    assert lasting(known, {"a": 0.3, "b": 0.1, "c": 0.1}, times=MIN_SLOW_WINDOWS).fresh == ("a",)
-    found = lasting(known, {"d": 0.3, "b": 0.1, "c": 0.1}, times=MIN_SLOW_WINDOWS, begin=200.0)
-    assert found.uneven
-    assert found.cleared == ("a",)
-    assert not known.current(300.0)
-    assert not lasting(known, {"e": 0.3, "b": 0.1}, begin=400.0).slow, "it is not judged any more"
-    assert lasting(known, {"b": 0.1, "e": 0.3}, begin=600.0, job="j2").slow, "others are"
+    comparison = lasting(slow_nodes, {"a": 0.3, "b": 0.1, "c": 0.1}, times=MIN_SLOW_WINDOWS)
+    assert comparison.fresh == ("a",)
+    comparison = lasting(
+        slow_nodes, {"d": 0.3, "b": 0.1, "c": 0.1}, times=MIN_SLOW_WINDOWS, begin=200.0
+    )
+    assert comparison.uneven
+    assert comparison.cleared == ("a",)
+    assert not slow_nodes.current(300.0)
+    comparison = lasting(slow_nodes, {"e": 0.3, "b": 0.1}, begin=400.0)
+    assert not comparison.slow, "it is not judged any more"
+    assert lasting(slow_nodes, {"b": 0.1, "e": 0.3}, begin=600.0, job="j2").slow, "others are"
 
 
-def test_it_is_forgotten_as_it_decays(known):
-    known.remember("n", SlowNode(0.0, 2.0, "n is slow."))
-    assert known.until("n") == pytest.approx(2 * HOUR)  # 2 → 1.5 → 1.25
-    assert "n" in known.current(2 * HOUR - 1)
-    assert not known.current(2 * HOUR + 1)
+def test_it_is_forgotten_as_it_decays(slow_nodes):
+    slow_nodes.remember("n", SlowNode(0.0, 2.0, "n is slow."))
+    assert slow_nodes.until("n") == pytest.approx(2 * HOUR)  # 2 → 1.5 → 1.25
+    assert "n" in slow_nodes.current(2 * HOUR - 1)
+    assert not slow_nodes.current(2 * HOUR + 1)
 
 
 @given(
@@ -134,24 +139,24 @@ def test_it_is_forgotten_as_it_decays(known):
     st.floats(0.0, 1e7),
 )
 def test_it_is_believed_exactly_until_it_says(slowdown, least, half_life_s, age):
-    known = SlowNodes(least, half_life_s)
-    known.remember("n", SlowNode(0.0, slowdown, ""))
-    until = known.until("n")
+    slow_nodes = SlowNodes(least, half_life_s)
+    slow_nodes.remember("n", SlowNode(0.0, slowdown, ""))
+    until = slow_nodes.until("n")
     if slowdown < least:
-        assert not known.current(age)
+        assert not slow_nodes.current(age)
     elif abs(age - until) > 1e-6 * max(1.0, until):
-        assert bool(known.current(age)) == (age < until)
+        assert bool(slow_nodes.current(age)) == (age < until)
 
 
 @given(st.lists(st.floats(1e-3, 10.0), min_size=2, max_size=9), st.sampled_from([0.5, 2.0, 8.0]))
 def test_at_most_half_of_the_nodes_are_slow(busy, factor):
     """And a machine that is slower as a whole has the same slow nodes as before."""
     named = {f"n{k}": b for k, b in enumerate(busy)}
-    found = lasting(SlowNodes(1.25, HOUR), named, step=max(busy))
-    assert len(found.slow) <= len(busy) / 2
+    comparison = lasting(SlowNodes(1.25, HOUR), named, step=max(busy))
+    assert len(comparison.slow) <= len(busy) / 2
     scaled = {node: factor * b for node, b in named.items()}
     again = lasting(SlowNodes(1.25, HOUR), scaled, step=factor * max(busy))
-    assert again.slow == pytest.approx(found.slow)
+    assert again.slow == pytest.approx(comparison.slow)
 
 
 BASE = {
@@ -222,21 +227,23 @@ def test_what_is_waited_for_is_shorter_over_better_links():
     assert uneven.saved_s(frozenset("a"), 2.0) == pytest.approx(0.2)
 
 
-def test_a_slow_link_and_slow_work_are_remembered_apart(known):
-    lasting(known, four(b=0.3))
-    known.remember("b", SlowNode(60.0, 10.0, "Its link.", 1e4))
-    known.remember("c", SlowNode(60.0, 10.0, "Its link.", 1e4))
-    assert (set(known.current(60.0)), set(known.links(60.0))) == ({"b", "c"}, {"b", "c"})
-    assert known.until("b") == known.until("c") == 60.0 + HOUR * math.log2(9.0 / 0.25)
-    known.link_well("b")
-    known.link_well("c")
-    known.link_well("nobody")
-    assert (set(known.current(60.0)), set(known.links(60.0))) == ({"b"}, set())
-    known.remember("c", SlowNode(60.0, 1.3, "Its link.", 1e4))
-    assert set(known.current(60.0 + HOUR)) == {"b"}, "it is half believed"
+def test_a_slow_link_and_slow_work_are_remembered_apart(slow_nodes):
+    lasting(slow_nodes, four(b=0.3))
+    slow_nodes.remember("b", SlowNode(60.0, 10.0, "Its link.", 1e4))
+    slow_nodes.remember("c", SlowNode(60.0, 10.0, "Its link.", 1e4))
+    assert (set(slow_nodes.current(60.0)), set(slow_nodes.links(60.0))) == ({"b", "c"}, {"b", "c"})
+    assert slow_nodes.until("b") == slow_nodes.until("c") == 60.0 + HOUR * math.log2(9.0 / 0.25)
+    slow_nodes.link_well("b")
+    slow_nodes.link_well("c")
+    slow_nodes.link_well("nobody")
+    assert (set(slow_nodes.current(60.0)), set(slow_nodes.links(60.0))) == ({"b"}, set())
+    slow_nodes.remember("c", SlowNode(60.0, 1.3, "Its link.", 1e4))
+    assert set(slow_nodes.current(60.0 + HOUR)) == {"b"}, "it is half believed"
 
 
-def test_a_slow_link_does_not_keep_slow_work_from_being_said(known):
-    known.remember("b", SlowNode(0.0, 10.0, "Its link.", 1e4))
-    said = [known.compare(window(four(b=0.3)), 10.0 * k).fresh for k in range(WINDOWS_PER_NODE)]
-    assert said.count(("b",)) == 1
+def test_a_slow_link_does_not_keep_slow_work_from_being_said(slow_nodes):
+    slow_nodes.remember("b", SlowNode(0.0, 10.0, "Its link.", 1e4))
+    fresh_nodes = [
+        slow_nodes.compare(window(four(b=0.3)), 10.0 * k).fresh for k in range(WINDOWS_PER_NODE)
+    ]
+    assert fresh_nodes.count(("b",)) == 1

@@ -15,12 +15,12 @@ from malletrain.core.state import ControllerState
 
 
 def state(*nodes, jobs=("a", "b")):
-    made = ControllerState(release_after_s=30.0)
+    state = ControllerState(release_after_s=30.0)
     for name in jobs:
-        made.submit(JobSubmitted(name, 1, 4))
+        state.submit(JobSubmitted(name, 1, 4))
     for name in nodes:
-        made.node_joined(NodeJoined(name), 0.0)
-    return made
+        state.node_joined(NodeJoined(name), 0.0)
+    return state
 
 
 def test_assigning_says_what_is_to_be_done_in_order():
@@ -132,15 +132,15 @@ class StateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.s.unfinished)
     @rule(data=st.data())
     def is_assigned(self, data):
-        """Some of the jobs share out what is idle and what they have."""
+        """Some of the jobs divide their own and the idle nodes among themselves."""
         s = self.s
         jobs = data.draw(st.lists(st.sampled_from(sorted(s.unfinished)), min_size=1, unique=True))
         free = s.idle | {n for job in jobs for n in s.jobs[job].nodes if n in s.usable}
         owner = st.sampled_from([None, *jobs])
-        given = {node: data.draw(owner) for node in sorted(free)}
+        owner_of = {node: data.draw(owner) for node in sorted(free)}
         self.now += 1.0
         s.plan_made()
-        s.assign({job: tuple(n for n in given if given[n] == job) for job in jobs}, self.now)
+        s.assign({job: tuple(n for n in owner_of if owner_of[n] == job) for job in jobs}, self.now)
 
     @precondition(lambda self: self.s.unfinished)
     @rule(data=st.data())
@@ -151,9 +151,9 @@ class StateMachine(RuleBasedStateMachine):
 
     @invariant()
     def job_and_node_agree(self):
-        held = [(node, name) for name, job in self.s.jobs.items() for node in job.nodes]
-        assert len({node for node, _ in held}) == len(held), "a node belongs to two jobs"
-        assert dict(held) == {n: node.job for n, node in self.s.nodes.items() if node.job}
+        pairs = [(node, name) for name, job in self.s.jobs.items() for node in job.nodes]
+        assert len({node for node, _ in pairs}) == len(pairs), "a node belongs to two jobs"
+        assert dict(pairs) == {n: node.job for n, node in self.s.nodes.items() if node.job}
 
     @invariant()
     def sets_and_counts_are_true(self):

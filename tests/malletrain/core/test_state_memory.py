@@ -32,23 +32,23 @@ def test_what_they_take(newest):
 
 
 def test_a_hand_over_that_may_not_get_done_is_said():
-    said = in_memory(TAKEN, {"path": "memory", "bytes": 2 * GB, "seconds": 8.0}, TEN)
-    assert said.startswith(SAID)
-    assert "of 2 GB took 8 s of the 10 s of drain_timeout" in said
-    assert "replicate_every" in said
+    sentence = in_memory(TAKEN, {"path": "memory", "bytes": 2 * GB, "seconds": 8.0}, TEN)
+    assert sentence.startswith(SAID)
+    assert "of 2 GB took 8 s of the 10 s of drain_timeout" in sentence
+    assert "replicate_every" in sentence
 
 
 def test_one_that_cannot_get_done_is_said_before_it_is_tried():
     newest = {"path": "/home/x.pt", "bytes": 7 * GB, "nodes": 1}
-    said = late(newest, TEN)
-    assert "hands over 7 GB, which takes 20 s at 350 MB/s" in said
-    assert "the 10 s of drain_timeout" in said
+    sentence = late(newest, TEN)
+    assert "hands over 7 GB, which takes 20 s at 350 MB/s" in sentence
+    assert "the 10 s of drain_timeout" in sentence
     assert late(newest, HandOverTime(60.0, 60.0)) == ""
     slow = HandOverTime(60.0, 20.0, mbit=1000.0)
-    said = late({**newest, "nodes": 2}, slow)
-    assert "hands over 3.5 GB, which takes 28 s at 125 MB/s" in said
-    assert "the 20 s between the main scheduler's notice" in said
-    assert "replicate_every" in said
+    sentence = late({**newest, "nodes": 2}, slow)
+    assert "hands over 3.5 GB, which takes 28 s at 125 MB/s" in sentence
+    assert "the 20 s between the main scheduler's notice" in sentence
+    assert "replicate_every" in sentence
 
 
 def test_how_much_fits_is_said_before_there_is_a_job():

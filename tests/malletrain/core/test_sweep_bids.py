@@ -28,18 +28,18 @@ def planned(*jobs, nodes=10):
 
 
 def test_beside_another_job_a_sweep_gets_what_one_job_would():
-    """Six jobs share ten nodes evenly; two of one curve get half each, a sweep of five, too."""
+    """Six jobs share ten nodes evenly. A job and a sweep of five get half each, like two jobs."""
     assert planned(("j", ""), *((f"t{k}", "") for k in range(5)))["j"] <= 2
     assert planned(("j", ""), ("k", "")) == {"j": 5, "k": 5}
-    found = planned(("j", ""), *((f"t{k}", "s") for k in range(5)))
-    assert found == {"j": 5, **{f"t{k}": 1 for k in range(5)}}
+    node_counts = planned(("j", ""), *((f"t{k}", "s") for k in range(5)))
+    assert node_counts == {"j": 5, **{f"t{k}": 1 for k in range(5)}}
 
 
 def test_two_sweeps_share_evenly_however_many_trials_they_have():
-    found = planned(
+    node_counts = planned(
         *((f"t{k}", "s") for k in range(8)), *((f"u{k}", "r") for k in range(2)), nodes=16
     )
-    assert sum(count for name, count in found.items() if name[0] == "t") == 8
+    assert sum(count for name, count in node_counts.items() if name[0] == "t") == 8
 
 
 def test_alone_it_has_everything_and_no_trial_less_than_before():
@@ -71,10 +71,10 @@ def test_the_factor(trials, nodes, expected):
 def test_only_trials_are_weighed_and_all_of_a_sweep_alike(sweeps, nodes):
     jobs = [candidate(f"j{k}", curve=ROOT) for k in range(len(sweeps))]
     of = {f"j{k}": sweep for k, sweep in enumerate(sweeps) if sweep}
-    found = {c.job: c.weight for c in as_one(jobs, of, nodes, 0.9)}
-    assert list(found) == [c.job for c in jobs]
-    assert all(found[f"j{k}"] == 1.0 for k, sweep in enumerate(sweeps) if not sweep)
+    weight_of = {c.job: c.weight for c in as_one(jobs, of, nodes, 0.9)}
+    assert list(weight_of) == [c.job for c in jobs]
+    assert all(weight_of[f"j{k}"] == 1.0 for k, sweep in enumerate(sweeps) if not sweep)
     for sweep in ("s", "r"):
-        weights = {found[name] for name, mine in of.items() if mine == sweep}
+        weights = {weight_of[name] for name, mine in of.items() if mine == sweep}
         assert len(weights) <= 1
         assert all(0 < weight <= 1 for weight in weights)

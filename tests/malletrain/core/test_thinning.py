@@ -22,24 +22,24 @@ def points(values):
 
 
 def grown(values, pieces, most):
-    """What is kept when the values come piece by piece, as the daemon stores them."""
-    kept, count = [], 0
+    """The series that is stored when the values arrive piece by piece, as at the daemon."""
+    series, count = [], 0
     for size in pieces:
         piece = points(values)[count : count + size]
         count += len(piece)
-        kept = thinned([*kept, *piece], count, most) if piece else kept
+        series = thinned([*series, *piece], count, most) if piece else series
     rest = points(values)[count:]
-    return thinned([*kept, *rest], len(values), most) if rest else kept
+    return thinned([*series, *rest], len(values), most) if rest else series
 
 
 @given(VALUES, st.integers(4, 30))
 def test_few_are_kept_and_among_them_the_first_the_last_and_the_extremes(values, most):
-    kept = thinned(points(values), len(values), most)
-    assert len(kept) <= most
-    assert set(kept) <= set(points(values))
-    assert kept == sorted(kept)
-    assert (kept[0].number, kept[-1].number) == (0, len(values) - 1)
-    shown = [point.value for point in kept]
+    series = thinned(points(values), len(values), most)
+    assert len(series) <= most
+    assert set(series) <= set(points(values))
+    assert series == sorted(series)
+    assert (series[0].number, series[-1].number) == (0, len(values) - 1)
+    shown = [point.value for point in series]
     assert (min(shown), max(shown)) == (min(values), max(values))
 
 

@@ -80,13 +80,13 @@ def test_what_one_has_no_use_for_the_other_has():
 
 def test_a_part_that_grows_back_takes_free_nodes_first_and_leaves_jobs_theirs():
     machine = nodes(8)
-    held = tuple(machine)[:2]
+    first_nodes = tuple(machine)[:2]
     candidates = [
-        Candidate("j1", 1, 8, held, curve=linear(1.0), trainer=ONE),
+        Candidate("j1", 1, 8, first_nodes, curve=linear(1.0), trainer=ONE),
         Candidate("j2", 1, 8, (), curve=linear(1.0), trainer=TWO),
     ]
     plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert plan.nodes["j1"] == held
+    assert plan.nodes["j1"] == first_nodes
     assert len(plan.nodes["j2"]) == 6
 
 
@@ -103,10 +103,12 @@ def test_two_shared_classes_are_both_used():
 
 def test_a_class_that_stands_empty_draws_a_job_from_a_full_one():
     machine = {**nodes(4, "a"), **nodes(8, "b", begin=4)}
-    held = tuple(machine)[:4]
+    first_nodes = tuple(machine)[:4]
     candidates = [
-        Candidate("j1", 1, 8, held[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
-        Candidate("j2", 1, 8, held[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")),
+        Candidate("j1", 1, 8, first_nodes[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
+        Candidate(
+            "j2", 1, 8, first_nodes[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")
+        ),
     ]
     plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
     assert sorted(len(mine) for mine in plan.nodes.values()) == [4, 8]
@@ -182,8 +184,8 @@ def test_the_parts_are_disjoint_and_keep_what_stays(drawn):
     for c in candidates:
         groups.setdefault(c.trainer.name, []).append(c)
     parts = divide(groups, machine)
-    given_out = [node for mine in parts.values() for node in mine]
-    assert len(given_out) == len(set(given_out))
+    used_nodes = [node for mine in parts.values() for node in mine]
+    assert len(used_nodes) == len(set(used_nodes))
     for name, group in groups.items():
         able = {node for node in machine if group[0].trainer.may_use(machine[node].node_class)}
         assert set(parts[name]) <= able
@@ -205,12 +207,12 @@ def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
         PlanningSettings(),
     )
     taken = {node for mine in plan.nodes.values() for node in mine}
-    left = Counter(info.node_class for node, info in machine.items() if node not in taken)
+    free_counts = Counter(info.node_class for node, info in machine.items() if node not in taken)
     for c in candidates:
         mine = plan.nodes[c.job]
         if c.fixed or len(mine) == c.max_nodes:
             continue
-        for pool, count in left.items():
+        for pool, count in free_counts.items():
             assert not mine or machine[mine[0]].node_class != pool or not c.may_use(pool)
             assert len(mine) >= count or not c.may_use(pool)
 
@@ -237,10 +239,10 @@ def test_parts_are_kept_where_all_want_more(parts, count):
         str(k): [Candidate(f"j{k}", 1, 500, (), trainer=Trainer(str(k), part=part))]
         for k, part in enumerate(parts)
     }
-    found = divide(groups, nodes(count))
-    assert sum(map(len, found.values())) == count
+    nodes_of_group = divide(groups, nodes(count))
+    assert sum(map(len, nodes_of_group.values())) == count
     for k, part in enumerate(parts):
-        assert abs(len(found[str(k)]) - count * part / sum(parts)) < 2
+        assert abs(len(nodes_of_group[str(k)]) - count * part / sum(parts)) < 2
 
 
 # --- in the controller ---
@@ -250,82 +252,82 @@ def controller(*trainers, **more):
     return Controller(ControllerSettings(trainers=trainers, **more))
 
 
-def submit(made, job, trainer, now=0.0, **more):
-    return made.handle(JobSubmitted(job, 1, 4, trainer=trainer, **more), now)
+def submit(c, job, trainer, now=0.0, **more):
+    return c.handle(JobSubmitted(job, 1, 4, trainer=trainer, **more), now)
 
 
 def test_jobs_run_on_the_nodes_of_their_trainer():
-    made = controller(GPU, CPU)
-    made.handle(NodeJoined("g1", "a100"), 0.0)
-    made.handle(NodeJoined("c1", "xeon"), 0.0)
-    submit(made, "j1", "gpu")
-    submit(made, "j2", "cpu")
-    submit(made, "j3", "")  # nobody names its owner
-    commands = made.handle(Tick(), 10.0)
-    started = {c.job: c.nodes for c in commands if isinstance(c, Start)}
+    c = controller(GPU, CPU)
+    c.handle(NodeJoined("g1", "a100"), 0.0)
+    c.handle(NodeJoined("c1", "xeon"), 0.0)
+    submit(c, "j1", "gpu")
+    submit(c, "j2", "cpu")
+    submit(c, "j3", "")  # no trainer names its owner
+    commands = c.handle(Tick(), 10.0)
+    started = {x.job: x.nodes for x in commands if isinstance(x, Start)}
     assert started == {"j1": ("g1",), "j2": ("c1",)}
-    assert made.trainers.of("") is CPU
+    assert c.trainers.of("") is CPU
 
 
 def test_leases_are_taken_for_who_may_use_them():
-    made = controller(GPU, CPU)
-    submit(made, "j1", "gpu")
+    c = controller(GPU, CPU)
+    submit(c, "j1", "gpu")
     gaps = {**{f"g{k}": (None, "a100") for k in range(9)}, "c0": (None, "xeon")}
-    commands = made.handle(GapsSeen(gaps), 1.0)
-    (asked,) = [c for c in commands if isinstance(c, TakeLeases)]
-    assert len(asked.nodes) == 4
-    assert all(node.startswith("g") for node in asked.nodes)
+    commands = c.handle(GapsSeen(gaps), 1.0)
+    (request,) = [x for x in commands if isinstance(x, TakeLeases)]
+    assert len(request.nodes) == 4
+    assert all(node.startswith("g") for node in request.nodes)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "held"), [("gpu", GoalStanding.INFEASIBLE), ("cpu", GoalStanding.ON_TRACK)]
+    ("trainer", "standing"), [("gpu", GoalStanding.INFEASIBLE), ("cpu", GoalStanding.ON_TRACK)]
 )
-def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, held):
+def test_a_job_without_nodes_is_foretold_on_nodes_that_it_may_use(trainer, standing):
     """The work takes four nodes 21 minutes, and one node 85; only the common class has four."""
-    made = controller(GPU, CPU)
+    c = controller(GPU, CPU)
     gaps = {"g": (None, "a100"), **{f"c{k}": (None, "xeon") for k in range(8)}}
-    made.handle(GapsSeen(gaps), 0.0)
-    wanted = OwnerGoals(deadline=3600.0, work=43200.0)
-    submit(made, "j", trainer, curve=linear(10.0), goals=wanted)
-    for other in range(5):  # want nodes that the first may not use
-        submit(made, f"k{other}", "cpu" if trainer == "gpu" else "gpu")
-    made.handle(Tick(), 1.0)
-    assert made.goals.records["j"].standing is held
+    c.handle(GapsSeen(gaps), 0.0)
+    goals = OwnerGoals(deadline=3600.0, work=43200.0)
+    submit(c, "j", trainer, curve=linear(10.0), goals=goals)
+    for other in range(5):  # they may use only nodes that the first may not
+        submit(c, f"k{other}", "cpu" if trainer == "gpu" else "gpu")
+    c.handle(Tick(), 1.0)
+    assert c.goals.records["j"].standing is standing
 
 
 def test_where_no_node_of_its_class_was_seen_a_deadline_cannot_be_held():
-    made = controller(GPU, CPU)
-    made.handle(GapsSeen({f"c{k}": (None, "default") for k in range(8)}), 0.0)
-    submit(made, "j", "gpu", curve=linear(10.0), goals=OwnerGoals(deadline=1e6, work=100.0))
-    made.handle(Tick(), 1.0)
-    assert made.goals.records["j"].standing is GoalStanding.INFEASIBLE
+    c = controller(GPU, CPU)
+    c.handle(GapsSeen({f"c{k}": (None, "default") for k in range(8)}), 0.0)
+    submit(c, "j", "gpu", curve=linear(10.0), goals=OwnerGoals(deadline=1e6, work=100.0))
+    c.handle(Tick(), 1.0)
+    assert c.goals.records["j"].standing is GoalStanding.INFEASIBLE
 
 
 def test_a_full_queue_of_one_keeps_no_job_of_another_waiting():
-    made = controller(ONE, TWO, planning=PlanningSettings(max_running=2))
+    c = controller(ONE, TWO, planning=PlanningSettings(max_running=2))
     for k in range(5):
-        submit(made, f"a{k}", "one")
-    submit(made, "b", "two")
+        submit(c, f"a{k}", "one")
+    submit(c, "b", "two")
     for k in range(4):
-        made.handle(NodeJoined(f"n{k}"), 0.0)
-    commands = made.handle(Tick(), 10.0)
-    assert "b" in {c.job for c in commands if isinstance(c, Start)}
+        c.handle(NodeJoined(f"n{k}"), 0.0)
+    commands = c.handle(Tick(), 10.0)
+    assert "b" in {x.job for x in commands if isinstance(x, Start)}
 
 
 def test_a_job_that_starves_for_lack_of_nodes_of_its_own_blocks_no_other_trainer():
-    made = controller(GPU, CPU, starvation_s=100.0)
-    submit(made, "g", "gpu", owner="ann")
-    submit(made, "c0", "cpu", owner="bob", weight=1e6)
-    submit(made, "c1", "cpu", owner="bob", now=1.0)
-    made.handle(NodeJoined("x", "xeon", owner="bob"), 1.0)
-    made.handle(Tick(), 5.0)
-    assert made.jobs["c0"].nodes
-    made.handle(RescaleFinished("c0"), 6.0)
+    c = controller(GPU, CPU, starvation_s=100.0)
+    submit(c, "g", "gpu", owner="ann")
+    submit(c, "c0", "cpu", owner="bob", weight=1e6)
+    submit(c, "c1", "cpu", owner="bob", now=1.0)
+    c.handle(NodeJoined("x", "xeon", owner="bob"), 1.0)
+    c.handle(Tick(), 5.0)
+    assert c.jobs["c0"].nodes
+    c.handle(RescaleFinished("c0"), 6.0)
     for now in (10.0, 200.0, 210.0):  # a node for the first is there, and not its owner's yet
-        made.handle(GapsSeen({"y": (None, "a100")}), now)
-        made.handle(Tick(), now)
-    assert made.jobs["g"].starving
-    assert made.jobs["c1"].nodes, "it starved, and was served in its turn"
+        c.handle(GapsSeen({"y": (None, "a100")}), now)
+        c.handle(Tick(), now)
+    assert c.jobs["g"].starving
+    assert c.jobs["c1"].nodes, "it starved, and was served in its turn"
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
@@ -333,14 +335,14 @@ def test_all_of_a_trainers_jobs_are_valued_alike_whatever_their_owners_said(name
     seen = {}
 
     def planner(candidates, *rest):
-        seen.update({c.job: c.goal for c in candidates})
+        seen.update({x.job: x.goal for x in candidates})
         return make_plan(candidates, *rest)
 
-    made = Controller(ControllerSettings(trainers=(ONE, TWO)), planner)
-    made.handle(NodeJoined("n1"), 0.0)
-    submit(made, "j1", name, goal=Goal.THROUGHPUT)
-    submit(made, "j2", name, goal=Goal.EFFICIENCY)
-    made.handle(Tick(), 10.0)
+    c = Controller(ControllerSettings(trainers=(ONE, TWO)), planner)
+    c.handle(NodeJoined("n1"), 0.0)
+    submit(c, "j1", name, goal=Goal.THROUGHPUT)
+    submit(c, "j2", name, goal=Goal.EFFICIENCY)
+    c.handle(Tick(), 10.0)
     assert set(seen.values()) == {Trainers((ONE, TWO)).of(name).goal}
 
 

@@ -51,8 +51,8 @@ SUBMIT_AS = 'submit_as = ["sudo", "-n", "-u", "{owner}", "--"]'
 
 
 class Imagined:
-    """A main scheduler whose leases run as soon as they are asked for; those of the user
-    ``refuses`` never do.
+    """A main scheduler whose leases run as soon as they are requested, except those of the user
+    ``refuses``.
     """
 
     name = "imagined"
@@ -69,8 +69,8 @@ class Imagined:
 
     def poll(self) -> PollResult:
         leases = tuple(self.leases.values())  # a test may change them meanwhile
-        held = {lease.node for lease in leases}
-        gaps = tuple(Gap(node, time.time()) for node in self.nodes if node not in held)
+        leased_nodes = {lease.node for lease in leases}
+        gaps = tuple(Gap(node, time.time()) for node in self.nodes if node not in leased_nodes)
         return PollResult(time.time(), gaps, leases, len(self.nodes), 0, (), 0.2)
 
     def take(self, requests: Any) -> list[Lease]:
@@ -193,7 +193,7 @@ class RunningDaemon:
 
     def submit(self, user: str, **fields: Any) -> str:
         """A job of ``user``; returns its id."""
-        given = {
+        values = {
             "name": user,
             "owner": "",
             "script": "/x.py",
@@ -203,7 +203,7 @@ class RunningDaemon:
             **fields,
         }
         with self.client(user) as client:
-            return client.submit(messages.JobSpec(**given)).id
+            return client.submit(messages.JobSpec(**values)).id
 
     def job(self, job: str) -> Any:
         with self.client() as client:
@@ -267,13 +267,13 @@ class Agent:
         raise AssertionError(f"No {kind} within {PATIENCE_S:g} s.")
 
     def work(self, job: str) -> messages.Assign:
-        """Take the job and go through its first round. Returns what the agent was told of it."""
+        """Take the job and go through its first round. Returns the message that assigned it."""
         assigned = self.hear(messages.Assign)
         self.say(messages.Phase(messages.Assignment(job, "ready")))
-        told = self.hear(messages.Round)
-        if told.group_rank == 0:
-            self.say(messages.StoreUp(job, told.generation, "127.0.0.1", 5000))
-        self.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
+        message = self.hear(messages.Round)
+        if message.group_rank == 0:
+            self.say(messages.StoreUp(job, message.generation, "127.0.0.1", 5000))
+        self.say(messages.Phase(messages.Assignment(job, "running", message.generation)))
         return assigned
 
     def close(self) -> None:

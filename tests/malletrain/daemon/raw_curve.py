@@ -66,8 +66,8 @@ class RawClient:
             z85.decode(self._own.secret.encode()),
         )
         metadata = b"\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
-        said = z85.decode(self._own.public.encode()) + salt + vouch + metadata
-        initiate = self._sealed(b"CurveZMQINITIATE", said, self._theirs)
+        plaintext = z85.decode(self._own.public.encode()) + salt + vouch + metadata
+        initiate = self._sealed(b"CurveZMQINITIATE", plaintext, self._theirs)
         self._frame(COMMAND, b"\x08INITIATE" + cookie + initiate)
         assert self._read().startswith(b"\x05READY")
 
@@ -78,9 +78,9 @@ class RawClient:
 
     def _box(self, data: bytes, nonce: bytes, to: bytes, secret: bytes) -> bytes:
         assert len(nonce) == NONCE
-        made = ctypes.create_string_buffer(len(data) + MAC)
-        self._sodium.crypto_box_easy(made, data, ctypes.c_ulonglong(len(data)), nonce, to, secret)
-        return made.raw
+        box = ctypes.create_string_buffer(len(data) + MAC)
+        self._sodium.crypto_box_easy(box, data, ctypes.c_ulonglong(len(data)), nonce, to, secret)
+        return box.raw
 
     def _frame(self, flags: int, data: bytes) -> None:
         if len(data) < 256:

@@ -17,10 +17,10 @@ RUNNING, FAILED = AssignmentPhase.RUNNING, AssignmentPhase.FAILED
 
 
 def agents(*nodes: str) -> Agents:
-    known = Agents(lambda peer, message: True)
+    registry = Agents(lambda peer, message: True)
     for node in nodes:
-        known.add(LeasedAgent(f"l-{node}", node, node.encode(), node, 0.0, holds="j1"))
-    return known
+        registry.add(LeasedAgent(f"l-{node}", node, node.encode(), node, 0.0, holds="j1"))
+    return registry
 
 
 def test_the_newest_of_each_node_counts():
@@ -33,13 +33,13 @@ def test_the_newest_of_each_node_counts():
 
 
 def test_who_lets_go_of_it_or_is_lost_meanwhile_is_not_adopted():
-    known = agents("a", "b", "c", "d")
-    adoption = Adoption(known)
+    registry = agents("a", "b", "c", "d")
+    adoption = Adoption(registry)
     for node in ("a", "b", "c", "d"):
         adoption.record(node, Assignment("j1", RUNNING, 2))
-    known.remove(known.on("a"))
-    known.release("b", "j1", 1.0)
-    known.released(known.on("c"), "j1")
+    registry.remove(registry.on("a"))
+    registry.release("b", "j1", 1.0)
+    registry.released(registry.on("c"), "j1")
     assert set(adoption.of("j1")) == {"d"}
 
 
@@ -97,13 +97,13 @@ def test_a_node_whose_worker_fails_before_the_first_plan_is_not_let_go(tmp_path)
 
 
 def test_a_job_whose_only_node_lets_go_of_it_meanwhile_is_planned_anew(tmp_path):
-    """The daemon before had told the node so, and was killed."""
+    """The daemon before released the node from the job, and was killed then."""
     machine = Imagined("n0", "n1")
     first = RunningDaemon(tmp_path, machine)
     jobs: dict[str, str] = {}
     two: list[Agent] = []
     try:
-        known = [first.submit("ann", max_nodes=1), first.submit("ann", max_nodes=1, name="other")]
+        job_ids = [first.submit("ann", max_nodes=1), first.submit("ann", max_nodes=1, name="other")]
         until(lambda: len(machine.of("ann")) == 2, "ann has two leases")
         two = [Agent(first, lease) for lease in machine.of("ann")]
         for agent in two:
@@ -111,7 +111,7 @@ def test_a_job_whose_only_node_lets_go_of_it_meanwhile_is_planned_anew(tmp_path)
         for agent in two:
             jobs[agent.lease] = agent.hear(messages.Assign).job
             agent.say(messages.Phase(Assignment(jobs[agent.lease], AssignmentPhase.READY)))
-        until(lambda: all(first.job(job).state == "running" for job in known) or None, "they run")
+        until(lambda: all(first.job(job).state == "running" for job in job_ids) or None, "they run")
     finally:
         first.stop()
         for agent in two:

@@ -12,6 +12,8 @@ from malletrain.daemon.advertise import AddressError, advertised
 from malletrain.daemon.transport import Transport
 from malletrain.identity.keys import new_pair
 
+pytestmark = pytest.mark.slow
+
 EVERYWHERE = "tcp://0.0.0.0:7443"
 ASK = """
 import json, sys
@@ -30,8 +32,8 @@ def may_unshare():
 
 
 def on_head(tmp_path, hosts, listen=EVERYWHERE, advertise="", nodes=(), here=False):
-    """What a head says that has two networks, 10.1.0.1/16 with the default route and 10.2.0.1/16,
-    and this /etc/hosts.
+    """The address that a head with this /etc/hosts advertises, or its error. It has two networks:
+    10.1.0.1/16 with the default route, and 10.2.0.1/16.
     """
     if not may_unshare():
         pytest.skip("this user may make no network namespaces (unshare -Urnm)")
@@ -52,10 +54,10 @@ def on_head(tmp_path, hosts, listen=EVERYWHERE, advertise="", nodes=(), here=Fal
     exec "$@"
     """
     argv = ["unshare", "-Urnmu", "sh", "-c", setup, "sh", sys.executable, "-c", ASK]
-    asked = json.dumps([listen, advertise, list(nodes), here])
-    made = subprocess.run([*argv, asked], capture_output=True, text=True)
-    assert not made.returncode, made.stderr
-    return made.stdout.strip()
+    arguments = json.dumps([listen, advertise, list(nodes), here])
+    result = subprocess.run([*argv, arguments], capture_output=True, text=True)
+    assert not result.returncode, result.stderr
+    return result.stdout.strip()
 
 
 DEBIAN = "127.0.0.1 localhost\n127.0.1.1 head\n10.2.0.5 node5\n10.2.0.6 node6\n10.1.0.7 node7\n"
@@ -74,11 +76,11 @@ def test_the_route_to_most_nodes_decides(tmp_path):
 
 
 def test_a_name_that_means_loopback_is_refused_with_what_to_write(tmp_path):
-    said = on_head(tmp_path, DEBIAN, advertise="head", nodes=["node5"])
-    assert "advertise = head means 127.0.1.1 here" in said
-    assert 'set advertise = "10.2.0.1"' in said
-    said = on_head(tmp_path, DEBIAN, advertise="nobody-knows-me.invalid")
-    assert "names no address that this machine can look up" in said
+    output = on_head(tmp_path, DEBIAN, advertise="head", nodes=["node5"])
+    assert "advertise = head means 127.0.1.1 here" in output
+    assert 'set advertise = "10.2.0.1"' in output
+    output = on_head(tmp_path, DEBIAN, advertise="nobody-knows-me.invalid")
+    assert "names no address that this machine can look up" in output
 
 
 def test_listening_on_every_address_of_ipv6(tmp_path):
@@ -88,7 +90,7 @@ def test_listening_on_every_address_of_ipv6(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("listen", "advertise", "nodes", "here", "told"),
+    ("listen", "advertise", "nodes", "here", "expected"),
     [
         (EVERYWHERE, "", [], True, "127.0.0.1"),
         ("tcp://127.0.0.1:0", "", [], True, "127.0.0.1"),
@@ -100,8 +102,8 @@ def test_listening_on_every_address_of_ipv6(tmp_path):
         ("tcp://192.0.2.1:7443", "", [], False, "192.0.2.1"),
     ],
 )
-def test_what_was_said_counts(listen, advertise, nodes, here, told):
-    assert advertised(listen, advertise, nodes, all_here=here) == told
+def test_what_was_said_counts(listen, advertise, nodes, here, expected):
+    assert advertised(listen, advertise, nodes, all_here=here) == expected
 
 
 @pytest.mark.parametrize(

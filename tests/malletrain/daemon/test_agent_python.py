@@ -9,18 +9,18 @@ from malletrain.daemon.agent_python import agent_program
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def environment(tmp_path_factory):
     """A virtual environment as its users make it, without pip."""
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, symlinks=True)
     return folder
 
 
-def test_the_names_of_one_python_are_one_program(made):
-    names = sorted(path.name for path in (made / "bin").glob("python*"))
+def test_the_names_of_one_python_are_one_program(environment):
+    names = sorted(path.name for path in (environment / "bin").glob("python*"))
     assert {"python", "python3"} <= set(names)
-    called = {agent_program(str(made / "bin" / name), str(made)) for name in names}
-    assert called == {(str(made / "bin" / "python"), "-m", "malletrain.agent")}
+    called = {agent_program(str(environment / "bin" / name), str(environment)) for name in names}
+    assert called == {(str(environment / "bin" / "python"), "-m", "malletrain.agent")}
 
 
 def test_another_python_there_is_not_taken_for_it(tmp_path):

@@ -13,9 +13,9 @@ from tests.malletrain.daemon.test_forged_reports import World
 
 @pytest.fixture
 def world(tmp_path):
-    made = World(tmp_path)
-    yield made
-    made.close()
+    world = World(tmp_path)
+    yield world
+    world.close()
 
 
 def submit_array(world, user, name, *indices):

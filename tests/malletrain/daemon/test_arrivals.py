@@ -17,6 +17,8 @@ from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Imagined, until
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 KEY_B = interpreter_of(messages.JobSpec("", "", "", "/", "/b/python")).key
 NODES = ("a", "b", "c")
 LOST = "RuntimeError: Connection closed by peer [10.0.0.1]:4242"
@@ -38,13 +40,13 @@ def test_a_node_is_chosen_for_a_job_when_its_python_is_warm_there(start, agent):
     cold, warm = (agent(daemon, lease) for lease in leases)
     for one in (cold, warm):
         one.hello(warm=())
-    [wanted] = warm.hear(messages.WarmUp).interpreters
-    assert wanted == interpreter_of(spec("/env/bin/python", env={"A": "1"}))
-    warm.say(messages.Warm((wanted.key,)))
+    [interpreter] = warm.hear(messages.WarmUp).interpreters
+    assert interpreter == interpreter_of(spec("/env/bin/python", env={"A": "1"}))
+    warm.say(messages.Warm((interpreter.key,)))
     warm.work(job)
     assert nodes_of(daemon, job) == {warm.node}
     assert cold.node not in daemon.service.core.controller.nodes
-    cold.say(messages.Warm((wanted.key,)))
+    cold.say(messages.Warm((interpreter.key,)))
     until(lambda: cold.node in daemon.service.core.controller.nodes, "the plans know of it")
 
 
@@ -176,39 +178,39 @@ def failed(job, tail=LOST):
 
 @pytest.mark.parametrize("first_heard", ["the connection", "the peer"])
 def test_a_loss_shows_by_the_connection_and_the_peers(pair, first_heard):
-    """The agents' time-out is ten minutes, and the main scheduler never says a word of it."""
-    daemon, job, left, lost = pair
+    """The agents' time-out is ten minutes, and the main scheduler reports no loss."""
+    daemon, job, peer, lost = pair
     if first_heard == "the connection":
         lost.close()
         until(
             lambda: daemon.service.core.agents.on(lost.node).unreachable_since is not None,
             "the connection is seen to be gone",
         )
-        left.say(failed(job))
+        peer.say(failed(job))
     else:
-        left.say(failed(job))
+        peer.say(failed(job))
         until(lambda: daemon.service.core.runs[job].bereft, "the peer's word is heard")
         lost.close()
-    told = left.hear(messages.Round)
-    assert (told.generation, told.group_rank, told.group_size) == (2, 0, 1)
-    assert nodes_of(daemon, job) == {left.node}
+    message = peer.hear(messages.Round)
+    assert (message.generation, message.group_rank, message.group_size) == (2, 0, 1)
+    assert nodes_of(daemon, job) == {peer.node}
     assert "its peers lost it too" in str([e.sentence for e in daemon.events()])
 
 
 def test_a_connection_that_ends_is_no_loss_where_no_peer_says_so(pair):
-    daemon, job, left, lost = pair
+    daemon, job, peer, lost = pair
     lost.close()
     until(
         lambda: daemon.service.core.agents.on(lost.node).unreachable_since is not None,
         "the connection is seen to be gone",
     )
-    left.say(failed(job, "ValueError: wrong shape"))
+    peer.say(failed(job, "ValueError: wrong shape"))
     until(
-        lambda: daemon.service.core.runs[job].rounds.holdings.phases[left.node].phase == "failed",
+        lambda: daemon.service.core.runs[job].rounds.holdings.phases[peer.node].phase == "failed",
         "",
     )
     assert daemon.service.core.agents.on(lost.node) is not None
-    assert nodes_of(daemon, job) == {left.node, lost.node}
+    assert nodes_of(daemon, job) == {peer.node, lost.node}
 
 
 def lost(run, *closed):
@@ -252,12 +254,12 @@ def test_who_found_no_way_is_noted():
 
 
 def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(pair):
-    """A scancel signals the script as well, which may have an answer of its own to that."""
-    daemon, job, left, leaves = pair
+    """A scancel signals the script as well, which may handle the signal itself."""
+    daemon, job, peer, leaves = pair
     leaves.say(messages.Leaving(600.0, "SIGTERM"))
-    for one in (leaves, left):
+    for one in (leaves, peer):
         one.say(failed(job, "SystemExit: 1"))
-    assert left.hear(messages.Round).generation == 2
+    assert peer.hear(messages.Round).generation == 2
     assert daemon.service.core.controller.jobs[job].tries == 0
 
 
@@ -273,8 +275,8 @@ def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(
     ],
 )
 def test_whose_words_speak_of_a_lost_peer(phase, failures, expected):
-    made = tuple(messages.Failure(rank, code, 1.0, tail) for rank, code, tail in failures)
-    assert of_a_peer(messages.Assignment("j1", AssignmentPhase(phase), 1, made)) is expected
+    all_failures = tuple(messages.Failure(rank, code, 1.0, tail) for rank, code, tail in failures)
+    assert of_a_peer(messages.Assignment("j1", AssignmentPhase(phase), 1, all_failures)) is expected
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,16 @@ def config(tmp_path, pbs="", gaps=""):
 
 
 def test_defaults(tmp_path):
-    made = pbs_settings(config(tmp_path, 'queue = "low"'))
-    assert made.lease.queue == "low"
-    assert made.lease.resources == ("ncpus", "ngpus", "mem")
-    assert made.lease.place == "pack:exclhost"
-    assert made.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
-    assert made.lease.rerunnable == "auto"
-    assert made.output_dir == tmp_path / "state" / "leases"
-    assert made.needed_grace_s == 15.0
-    assert "#MALLETRAIN-LEASE" in made.template
-    assert made.template.rstrip().endswith('exec "$@"')
+    settings = pbs_settings(config(tmp_path, 'queue = "low"'))
+    assert settings.lease.queue == "low"
+    assert settings.lease.resources == ("ncpus", "ngpus", "mem")
+    assert settings.lease.place == "pack:exclhost"
+    assert settings.time_min_s is None, "PBS need not fit a lease in where it can preempt it"
+    assert settings.lease.rerunnable == "auto"
+    assert settings.output_dir == tmp_path / "state" / "leases"
+    assert settings.needed_grace_s == 15.0
+    assert "#MALLETRAIN-LEASE" in settings.template
+    assert settings.template.rstrip().endswith('exec "$@"')
 
 
 def test_what_a_site_may_want(tmp_path):
@@ -49,18 +49,20 @@ def test_what_a_site_may_want(tmp_path):
     keep_output = false
     submit_as = ["sudo", "-n", "-u", "{owner}", "--"]
     """
-    made = pbs_settings(config(tmp_path, pbs, 'features = ["gpu_type=a100"]\nexclude = ["n[1-2]"]'))
-    assert made.backfill
-    assert (made.time_min_s, made.grace_s, made.output_dir) == (300.0, 20.0, None)
-    assert (made.lease.resources, made.lease.select, made.lease.place) == (
+    settings = pbs_settings(
+        config(tmp_path, pbs, 'features = ["gpu_type=a100"]\nexclude = ["n[1-2]"]')
+    )
+    assert settings.backfill
+    assert (settings.time_min_s, settings.grace_s, settings.output_dir) == (300.0, 20.0, None)
+    assert (settings.lease.resources, settings.lease.select, settings.lease.place) == (
         (),
         "system=polaris",
         "scatter:excl",
     )
-    assert made.lease.options == ("-l", "filesystems=home:eagle")
-    assert made.lease.rerunnable == "yes"
-    assert made.rules.features == {"gpu_type=a100"}
-    assert made.rules.exclude == {"n1", "n2"}
+    assert settings.lease.options == ("-l", "filesystems=home:eagle")
+    assert settings.lease.rerunnable == "yes"
+    assert settings.rules.features == {"gpu_type=a100"}
+    assert settings.rules.exclude == {"n1", "n2"}
 
 
 @pytest.mark.parametrize(
@@ -81,23 +83,23 @@ def test_what_is_wrong_is_said_at_its_key(tmp_path, pbs, key, words):
 
 
 def test_the_backend(tmp_path, monkeypatch):
-    made = config(tmp_path)
-    one = backend(made)
-    assert isinstance(one.connect(made), PbsScavenger)
-    assert one.grace_s(made) == 10.0
-    one.prepare(made)
-    assert (Path(made.state_dir) / "leases").is_dir()
+    site_config = config(tmp_path)
+    one = backend(site_config)
+    assert isinstance(one.connect(site_config), PbsScavenger)
+    assert one.grace_s(site_config) == 10.0
+    one.prepare(site_config)
+    assert (Path(site_config.state_dir) / "leases").is_dir()
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = list(one.check(made))
-    assert "qstat is not installed" in found[0][1]
+    findings = list(one.check(site_config))
+    assert "qstat is not installed" in findings[0][1]
     with pytest.raises(AddressError, match=r"cannot reach the daemon at 127\.0\.0\.1;"):
-        one.host(made)
+        one.host(site_config)
     with pytest.raises(SchedulerError, match="cannot be read"):
         pbs_settings(config(tmp_path, 'script = "/no/such"'))
 
 
 @pytest.mark.parametrize("name", ["pbs.toml", "polaris.toml"])
 def test_the_sites_that_come_with_it(name, tmp_path):
-    made = load_config(SITES / name)
-    assert made.scheduler.kind == "pbs"
-    assert pbs_settings(made).lease.queue == "preemptable"
+    site_config = load_config(SITES / name)
+    assert site_config.scheduler.kind == "pbs"
+    assert pbs_settings(site_config).lease.queue == "preemptable"

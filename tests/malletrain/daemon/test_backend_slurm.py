@@ -21,17 +21,17 @@ def config(tmp_path, slurm="", gaps="", daemon=""):
 
 
 def test_defaults(tmp_path):
-    made = slurm_settings(config(tmp_path, 'partition = "low"'))
-    assert made.lease.partition == "low"
-    assert made.lease.exclusive
-    assert made.time_limit_s == 12 * 3600
-    assert made.time_min_s is None, "Slurm need not fit a lease in where it can preempt it"
-    assert made.grace_s is None
-    assert made.output_dir == tmp_path / "state" / "leases"
-    assert made.idle_for_s is None
-    assert made.needed_grace_s == 15.0
-    assert "#MALLETRAIN-LEASE" in made.template
-    assert made.template.rstrip().endswith('exec "$@"')
+    settings = slurm_settings(config(tmp_path, 'partition = "low"'))
+    assert settings.lease.partition == "low"
+    assert settings.lease.exclusive
+    assert settings.time_limit_s == 12 * 3600
+    assert settings.time_min_s is None, "Slurm need not fit a lease in where it can preempt it"
+    assert settings.grace_s is None
+    assert settings.output_dir == tmp_path / "state" / "leases"
+    assert settings.idle_for_s is None
+    assert settings.needed_grace_s == 15.0
+    assert "#MALLETRAIN-LEASE" in settings.template
+    assert settings.template.rstrip().endswith('exec "$@"')
 
 
 def test_what_a_site_may_want(tmp_path):
@@ -56,21 +56,26 @@ def test_what_a_site_may_want(tmp_path):
     hold = "4 s"
     classes = ["a100"]
     """
-    made = slurm_settings(config(tmp_path, slurm, gaps))
-    assert made.backfill
-    assert (made.lease.qos, made.lease.gres, made.lease.exclusive, made.lease.options) == (
+    settings = slurm_settings(config(tmp_path, slurm, gaps))
+    assert settings.backfill
+    assert (
+        settings.lease.qos,
+        settings.lease.gres,
+        settings.lease.exclusive,
+        settings.lease.options,
+    ) == (
         "low",
         "gpu:4",
         False,
         ("--licenses=a b",),
     )
-    assert (made.time_min_s, made.grace_s, made.output_dir) == (600.0, 20.0, None)
-    assert made.rules.nodes == {"n1", "n2", "n3", "m1"}
-    assert made.rules.exclude == {"n2"}
-    assert made.rules.features == {"ib"}
-    assert made.rules.reserve == 2
-    assert len(made.rules.hours.spans) == 1
-    assert (made.idle_for_s, made.hold_s, made.node_classes) == (10.0, 4.0, ("a100",))
+    assert (settings.time_min_s, settings.grace_s, settings.output_dir) == (600.0, 20.0, None)
+    assert settings.rules.nodes == {"n1", "n2", "n3", "m1"}
+    assert settings.rules.exclude == {"n2"}
+    assert settings.rules.features == {"ib"}
+    assert settings.rules.reserve == 2
+    assert len(settings.rules.hours.spans) == 1
+    assert (settings.idle_for_s, settings.hold_s, settings.node_classes) == (10.0, 4.0, ("a100",))
 
 
 @pytest.mark.parametrize(
@@ -94,12 +99,12 @@ def test_what_is_wrong_is_said_at_its_key(tmp_path, slurm, gaps, key, words):
 
 
 def test_the_tag_is_of_the_daemons_key(tmp_path):
-    made = config(tmp_path)
-    before = slurm_settings(made).tag
-    KeyRing(made.state_dir)
-    after = slurm_settings(made).tag
+    site_config = config(tmp_path)
+    before = slurm_settings(site_config).tag
+    KeyRing(site_config.state_dir)
+    after = slurm_settings(site_config).tag
     assert len(before) == len(after) == 8
-    assert before != after == slurm_settings(made).tag
+    assert before != after == slurm_settings(site_config).tag
 
 
 def test_a_batch_script_of_the_sites_own(tmp_path):
@@ -111,14 +116,14 @@ def test_a_batch_script_of_the_sites_own(tmp_path):
 
 
 def test_the_backend(tmp_path, monkeypatch):
-    made = config(tmp_path)
-    one = backend(made)
-    assert isinstance(one.connect(made), SlurmScavenger)
-    assert one.grace_s(made) == 30.0
-    one.prepare(made)
-    assert (Path(made.state_dir) / "leases").is_dir()
+    site_config = config(tmp_path)
+    one = backend(site_config)
+    assert isinstance(one.connect(site_config), SlurmScavenger)
+    assert one.grace_s(site_config) == 30.0
+    one.prepare(site_config)
+    assert (Path(site_config.state_dir) / "leases").is_dir()
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = list(one.check(made))
-    assert "scontrol is not installed" in found[0][1]
+    findings = list(one.check(site_config))
+    assert "scontrol is not installed" in findings[0][1]
     with pytest.raises(AddressError, match=r"cannot reach the daemon at 127\.0\.0\.1;"):
-        one.host(made)
+        one.host(site_config)

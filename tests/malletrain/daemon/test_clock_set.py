@@ -19,6 +19,8 @@ from malletrain.daemon.share_keeper import ShareKeeper
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 HOUR_S = 3600.0
 
 
@@ -60,18 +62,18 @@ def training(tmp_path, wall):
     daemon.stop()
 
 
-def told(daemon, kind="clock-set"):
+def events_of(daemon, kind="clock-set"):
     with contextlib.suppress(ClientError):  # it is beginning anew
         return [e for e in daemon.events() if e.kind == kind]
 
 
 def test_of_the_time_in_which_the_host_was_suspended_nothing_is_taken_off(training, wall):
-    """Jobs went on meanwhile, and cost."""
+    """The leases ran on meanwhile, and are charged for."""
     daemon, *_, agent = training
     before = daemon.service.core.lease_rows.active[agent.lease]
     wall.asleep_s = wall.by_s = 3 * HOUR_S
-    [event] = until(lambda: told(daemon), "it is noticed")
-    assert "host was suspended for 3 h. It has taken 1 unfinished jobs" in event.sentence
+    [event] = until(lambda: events_of(daemon), "it is noticed")
+    assert "host was suspended for 3 h. It has taken over 1 unfinished jobs" in event.sentence
     after = until(
         lambda: daemon.service.core.lease_rows.active.get(agent.lease), "the lease is known again"
     )
@@ -84,14 +86,14 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     daemon, machine, job, agent = training
     before = daemon.service.core.lease_rows.active[agent.lease]
     wall.by_s = hours * HOUR_S
-    [event] = until(lambda: told(daemon), "it is noticed")
+    [event] = until(lambda: events_of(daemon), "it is noticed")
     way = "forward by 3 h" if hours > 0 else "back by 5 h"
-    assert f"was set {way}. It has taken 1 unfinished jobs and 1 leases" in event.sentence
+    assert f"was set {way}. It has taken over 1 unfinished jobs and 1 leases" in event.sentence
     assert abs(event.time - wall.time()) < HOUR_S
     agent.hear(messages.WhoAreYou)
     agent.hello(assignment=messages.Assignment(job, "running", 1))
     agent.hear(messages.Welcome)
-    until(lambda: told(daemon, "job-adopted"), "the job is adopted")
+    until(lambda: events_of(daemon, "job-adopted"), "the job is adopted")
     core = daemon.service.core
     after = core.lease_rows.active[agent.lease]
     assert after.requested - before.requested == pytest.approx(wall.by_s, abs=MIN_CHANGE_S)
@@ -100,7 +102,7 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     assert 0.0 <= view.goal.charged_nh < 0.5, "as if no hours had passed"
     assert (view.state, view.nodes, view.tries) == ("running", (agent.node,), 0)
     assert machine.of("ann") == [agent.lease]
-    assert not told(daemon, "message-failed")
+    assert not events_of(daemon, "message-failed")
     assert not daemon.daemon.handler_failures.count
 
 
@@ -111,14 +113,17 @@ def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
     monkeypatch.setattr(clock_set, "MAX_CHANGES", 2)
     for number in (1, 2):
         wall.by_s = HOUR_S * (number % 2)
-        events = until(lambda number=number: (told(daemon) or [])[number - 1 :], "it is followed")
+        events = until(
+            lambda number=number: (events_of(daemon) or [])[number - 1 :],
+            "the daemon goes by the new time",
+        )
     assert "That was 2 times within 1 h: something keeps" in events[-1].sentence
     wall.by_s = 0.0
     service = daemon.service
     looks = counted(service)
     until(lambda: len(looks) > 3, "it has looked")
     assert daemon.service is service
-    assert len(told(daemon)) == 2
+    assert len(events_of(daemon)) == 2
 
 
 def test_a_host_that_is_suspended_now_and_then_is_none_whose_clock_is_set(wall):
@@ -151,19 +156,19 @@ def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
     looks = counted(service)
     until(lambda: len(looks) > 3, "it has looked")
     assert daemon.service is service
-    assert not told(daemon)
+    assert not events_of(daemon)
 
 
 def test_a_daemon_that_starts_after_the_clock_was_set_back_counts_shares_from_then_on():
     rows = [SimpleNamespace(party="ann", served=5.0, due=4.0, seconds=3.0, updated=9000.0)]
-    taken_up = []
+    restore_calls = []
     shares = SimpleNamespace(
         settings=SimpleNamespace(half_life_s=3600.0),
-        restore=lambda kept, at: taken_up.append((kept, at)),
+        restore=lambda services, at: restore_calls.append((services, at)),
     )
     store = SimpleNamespace(services=SimpleNamespace(all=lambda: rows))
     ShareKeeper(SimpleNamespace(shares=shares), store).restore(1000.0)
-    assert taken_up == [({"ann": PartyService(5.0, 4.0, 3.0)}, 1000.0)]
+    assert restore_calls == [({"ann": PartyService(5.0, 4.0, 3.0)}, 1000.0)]
 
 
 def test_what_is_too_old_is_looked_for_also_after_the_clock_was_set_back():

@@ -48,10 +48,10 @@ def curves(tmp_path):
         (tmp_path / "train.py").write_text("print(1)\n")
         controller = Controller()
         clock = Clock()
-        made = Curves(store, clock, controller, RescaleCosts())
-        made.controller, made.clock = controller, clock
-        made.store, made.script = store, str(tmp_path / "train.py")
-        yield made
+        curves = Curves(store, clock, controller, RescaleCosts())
+        curves.controller, curves.clock = controller, clock
+        curves.store, curves.script = store, str(tmp_path / "train.py")
+        yield curves
 
 
 def spec(curves, *args, **more):
@@ -60,17 +60,17 @@ def spec(curves, *args, **more):
     )
 
 
-def begins(curves, job, made):
-    """What a job starts with."""
-    [found] = curves.begin([(job, made)])
-    return found.scaling
+def begins(curves, job, job_spec):
+    """The scaling model that a job starts with."""
+    [stored_curve] = curves.begin([(job, job_spec)])
+    return stored_curve.scaling
 
 
 def new(curves, job, *args, **more):
-    """Submit a job; what it starts with."""
-    made = spec(curves, *args, **more)
+    """Submit a job; returns the scaling model it starts with, and its specification."""
+    job_spec = spec(curves, *args, **more)
     curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
-    return begins(curves, job, made), made
+    return begins(curves, job, job_spec), job_spec
 
 
 def test_the_first_of_its_kind_starts_with_nothing(curves):
@@ -80,8 +80,8 @@ def test_the_first_of_its_kind_starts_with_nothing(curves):
 
 
 def test_a_resubmitted_job_inherits_and_is_a_little_less_sure(curves):
-    _, made = new(curves, "j1", "--lr", "0.1", "--layers", "3")
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1", "--lr", "0.1", "--layers", "3")
+    curves.keep("j1", job_spec, MEASURED)
     model, _ = new(curves, "j2", "--layers=3", "--lr", "0.2")
     assert model is not None
     assert model.curve.measured_sizes == (1, 2, 4)
@@ -93,17 +93,17 @@ def test_a_resubmitted_job_inherits_and_is_a_little_less_sure(curves):
 
 @pytest.mark.parametrize("other", [("--layers", "4"), ("--layers", "3", "more")])
 def test_other_arguments_are_another_kind(curves, other):
-    _, made = new(curves, "j1", "--layers", "3")
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1", "--layers", "3")
+    curves.keep("j1", job_spec, MEASURED)
     assert new(curves, "j2", *other)[0] is None
 
 
 def test_another_environment_is_another_kind_and_how_it_is_run_is_not(curves):
     own = messages.SoftwareEnvironment(container="a.sif", modules=("cuda",))
-    made = structs.replace(spec(curves), software=own)
+    job_spec = structs.replace(spec(curves), software=own)
     curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
-    begins(curves, "j1", made)
-    curves.keep("j1", made, MEASURED)
+    begins(curves, "j1", job_spec)
+    curves.keep("j1", job_spec, MEASURED)
 
     def inherits(job, **software):
         curves.store.add_job(JobRow(job, "a", "ada", "{}", "queued"))
@@ -119,8 +119,8 @@ def test_another_environment_is_another_kind_and_how_it_is_run_is_not(curves):
 
 
 def test_another_number_of_processes_or_another_script_is_another_kind(curves):
-    _, made = new(curves, "j1")
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1")
+    curves.keep("j1", job_spec, MEASURED)
     assert new(curves, "j2", nproc_per_node=2)[0] is None
     with open(curves.script, "a") as file:
         file.write("print(2)\n")
@@ -128,8 +128,8 @@ def test_another_number_of_processes_or_another_script_is_another_kind(curves):
 
 
 def test_jobs_of_one_key_begin_with_a_belief_and_not_with_the_points(curves):
-    _, made = new(curves, "j1", "--layers", "3", profile_key="sweep")
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1", "--layers", "3", profile_key="sweep")
+    curves.keep("j1", job_spec, MEASURED)
     model, _ = new(curves, "j2", "--layers", "9", profile_key="sweep")
     assert model.curve.measured_sizes == ()
     assert model.has_data
@@ -139,9 +139,9 @@ def test_jobs_of_one_key_begin_with_a_belief_and_not_with_the_points(curves):
 
 
 def test_a_model_of_similar_size_is_believed_once_it_says_how_large_it_is(curves):
-    _, made = new(curves, "j1", "--layers", "3")
-    curves.described("j1", made, {"parameters": 1_000_000, "flops_per_sample": None})
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1", "--layers", "3")
+    curves.described("j1", job_spec, {"parameters": 1_000_000, "flops_per_sample": None})
+    curves.keep("j1", job_spec, MEASURED)
     model, other = new(curves, "j2", "--layers", "4")
     assert model is None
     suggested = curves.described("j2", other, {"parameters": 1_200_000, "flops_per_sample": None})
@@ -154,26 +154,26 @@ def test_a_model_of_similar_size_is_believed_once_it_says_how_large_it_is(curves
 
 
 def test_a_job_whose_owner_says_its_models_size_begins_with_what_a_similar_one_showed(curves):
-    _, made = new(curves, "j1", "--layers", "3", parameters=1e6)
-    curves.described("j1", made, {"parameters": 1_000_000, "flops_per_sample": None})
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1", "--layers", "3", parameters=1e6)
+    curves.described("j1", job_spec, {"parameters": 1_000_000, "flops_per_sample": None})
+    curves.keep("j1", job_spec, MEASURED)
     model, other = new(curves, "j2", "--layers", "4", parameters=1.2e6)
     assert 200 < model.curve.estimate(4)[0] < 340
     assert not model.profiled
     assert not model.curve.measured_sizes, "it is believed, not known"
-    said = {"parameters": 1_200_000, "flops_per_sample": None}
-    assert curves.described("j2", other, said) is not None, "its workers' word counts for others"
+    size = {"parameters": 1_200_000, "flops_per_sample": None}
+    assert curves.described("j2", other, size) is not None, "its workers' word counts for others"
     assert new(curves, "j3", "--layers", "5", parameters=1e9)[0] is None, "nobody is near"
     again, _ = new(curves, "j4", "--layers", "3", parameters=1e6)
     assert again.curve.measured_sizes, "one of its own kind goes before"
 
 
 def test_where_the_script_says_nothing_of_its_models_size_its_owner_is_believed(curves):
-    _, made = new(curves, "j1", "--layers", "3", parameters=1e6, flops=2e9)
-    curves.keep("j1", made, MEASURED)
+    _, job_spec = new(curves, "j1", "--layers", "3", parameters=1e6, flops=2e9)
+    curves.keep("j1", job_spec, MEASURED)
     assert new(curves, "j2", "--layers", "4", parameters=1.2e6)[0] is not None
-    curves.described("j1", made, {"parameters": 8e9, "flops_per_sample": None})
-    curves.keep("j1", made, MEASURED)
+    curves.described("j1", job_spec, {"parameters": 8e9, "flops_per_sample": None})
+    curves.keep("j1", job_spec, MEASURED)
     assert new(curves, "j3", "--layers", "5", parameters=1.2e6)[0] is None, "the script's counts"
 
 
@@ -192,7 +192,7 @@ def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(cu
     assert curves.news
     assert curves.tell_at() == -math.inf, "at once"
     before = curves.clock.time
-    assert [told.job for told in curves.for_waiting(specs.get)] == ["j2"]
+    assert [event.job for event in curves.for_waiting(specs.get)] == ["j2"]
     after = curves.clock.time
     assert not curves.news
     assert curves.tell_at() is None
@@ -201,9 +201,9 @@ def test_who_was_submitted_before_there_was_a_node_is_told_of_those_that_came(cu
 
 
 def test_a_restart_finds_what_the_job_knew(curves):
-    _, made = new(curves, "j1")
-    curves.keep("j1", made, MEASURED)
-    again = begins(curves, "j1", made)
+    _, job_spec = new(curves, "j1")
+    curves.keep("j1", job_spec, MEASURED)
+    again = begins(curves, "j1", job_spec)
     assert again.to_dict() == MEASURED.to_dict()
 
 
@@ -215,14 +215,14 @@ def test_a_kind_is_what_has_the_same_key_and_not_what_its_owner_calls_alike(curv
         ("j3", ("--deep",), ""),
         ("j4", (), "sweep"),
     ):
-        _, made = new(curves, job, *args, profile_key=key)
-        kinds[job] = curves.begin([(job, made)])[0].kind
+        _, job_spec = new(curves, job, *args, profile_key=key)
+        kinds[job] = curves.begin([(job, job_spec)])[0].kind
     assert kinds["j1"] == kinds["j2"] != ""
     assert kinds["j3"] not in ("", kinds["j1"])
     assert kinds["j4"] == ""
     for job in ("j5", "j6"):
-        _, made = new(curves, job, "--wide", job, profile_key="s", sweep="s/1")
-        kinds[job] = curves.begin([(job, made)])[0].kind
+        _, job_spec = new(curves, job, "--wide", job, profile_key="s", sweep="s/1")
+        kinds[job] = curves.begin([(job, job_spec)])[0].kind
     assert kinds["j5"] == kinds["j6"] != "", "trials that share a profile are one kind"
 
 
@@ -230,11 +230,11 @@ def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
     controller = curves.controller
     for k in range(5):
         controller.handle(NodeJoined(f"c{k}", "cpu" if k < 3 else "gpu"), 0.0)
-    _, made = new(curves, "j1")
+    _, job_spec = new(curves, "j1")
     assert curves.store.profile("j1").node_class == "cpu", "the usual class, until it runs"
     controller.handle(JobSubmitted("j1", 1, 4), 0.0)
     controller.jobs["j1"].nodes = ("c3", "c4")
-    curves.keep("j1", made, MEASURED)
+    curves.keep("j1", job_spec, MEASURED)
     row = curves.store.profile("j1")
     assert row.node_class == "gpu"
     assert curves.store.curve(row.key).node_class == "gpu"
@@ -247,10 +247,10 @@ def test_a_curve_is_stored_under_the_class_of_nodes_it_was_measured_on(curves):
 
 
 def test_a_profile_under_way_is_kept_for_the_job_and_not_for_others(curves):
-    _, made = new(curves, "j1")
+    _, job_spec = new(curves, "j1")
     half = ScalingModel(curve_of({4: 340.0}))
-    curves.keep("j1", made, half)
-    assert begins(curves, "j1", made).curve.measured_sizes == (4,)
+    curves.keep("j1", job_spec, half)
+    assert begins(curves, "j1", job_spec).curve.measured_sizes == (4,)
     assert new(curves, "j2")[0] is None
 
 
@@ -258,11 +258,11 @@ def test_a_profile_under_way_is_kept_for_the_job_and_not_for_others(curves):
     "damage", [{"curve": {"version": 99}}, {"curve": {}}, {"x": 1}, {"curve": [1]}, {"curve": None}]
 )
 def test_a_damaged_curve_is_as_none(curves, damage):
-    _, made = new(curves, "j1")
+    _, job_spec = new(curves, "j1")
     key = curves.store.profile("j1").key
     curves.store.put_curve(CurveRow(key, "default", 1, damage, "j1", 1.0))
     assert new(curves, "j2")[0] is None
-    assert made.min_nodes == 1
+    assert job_spec.min_nodes == 1
 
 
 def test_interruptions_and_reasons_are_kept(curves):
@@ -277,9 +277,9 @@ def test_interruptions_and_reasons_are_kept(curves):
 
 
 def test_a_script_that_cannot_be_read_has_a_key_all_the_same(curves):
-    made = messages.JobSpec("a", "ada", "/does/not/exist.py", "/", "python")
+    job_spec = messages.JobSpec("a", "ada", "/does/not/exist.py", "/", "python")
     curves.store.add_job(JobRow("j1", "a", "ada", "{}", "queued"))
-    assert begins(curves, "j1", made) is None
+    assert begins(curves, "j1", job_spec) is None
     assert len(curves.store.profile("j1").key) == 32
 
 
@@ -303,13 +303,13 @@ def test_caution_counts_after_a_profile_only():
 
 
 def test_another_model_is_told_from_the_same_one_said_again(curves):
-    _, made = new(curves, "j1")
+    _, job_spec = new(curves, "j1")
     first = {"parameters": 1_000_000, "flops_per_sample": 2e9}
     assert curves.another_model("j1", first) == ""
-    curves.described("j1", made, first)
+    curves.described("j1", job_spec, first)
     assert curves.another_model("j1", first) == ""
     assert curves.another_model("j1", {"parameters": 1_000_000, "flops_per_sample": None}) == ""
     larger = {"parameters": 3_000_000, "flops_per_sample": 2e9}
     assert curves.another_model("j1", larger) == "3e+06 2e+09"
-    curves.described("j1", made, larger)
+    curves.described("j1", job_spec, larger)
     assert curves.another_model("j1", larger) == ""

@@ -10,17 +10,17 @@ import pytest
 PROGRAM = """
 import resource, sys
 from malletrain.daemon.descriptors import allow_many
-soft, hard, wanted = map(int, sys.argv[1:])
+soft, hard, target = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-print(allow_many(wanted), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(allow_many(target), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "wanted", "now"),
+    ("soft", "hard", "target", "now"),
     [(64, 512, 256, 256), (64, 128, 256, 128), (300, 512, 256, 300)],
 )
-def test_it_is_raised_as_far_as_wanted_and_allowed(soft, hard, wanted, now):
-    argv = [sys.executable, "-c", PROGRAM, *map(str, (soft, hard, wanted))]
+def test_it_is_raised_as_far_as_wanted_and_allowed(soft, hard, target, now):
+    argv = [sys.executable, "-c", PROGRAM, *map(str, (soft, hard, target))]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(now), str(now), str(hard)]

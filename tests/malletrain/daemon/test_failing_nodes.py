@@ -44,7 +44,7 @@ class World:
         agent.work(job)
         failed = messages.Assignment(job, "failed", 1, RAISED)
         agent.say(messages.Phase(failed))
-        until(lambda: self.told("workers-failed", job), "it is noticed")
+        until(lambda: self.events_of("workers-failed", job), "it is noticed")
         if end:
             with self.daemon.client("ann") as client:
                 client.cancel([job])
@@ -53,7 +53,7 @@ class World:
             agent.say(messages.LogsShipped(job))
             until(lambda: not self.daemon.job(job).nodes, "it is gone")
 
-    def told(self, kind, job=None):
+    def events_of(self, kind, job=None):
         return [e for e in self.daemon.events() if e.kind == kind and job in (None, e.job)]
 
     def state(self):
@@ -68,24 +68,24 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    made = World(tmp_path)
-    yield made
+    world = World(tmp_path)
+    yield world
     with suppress(AssertionError):
-        made.close()
+        world.close()
 
 
 def test_a_node_on_which_good_jobs_fail_is_left_alone_until_somebody_says_that_it_is_well(world):
     for _ in range(MIN_FAILED_JOBS - 1):
         world.fails()
-    assert not world.told("node-sick")
+    assert not world.events_of("node-sick")
     world.fails(end=False)
-    [event] = until(lambda: world.told("node-sick"), "it is found out")
+    [event] = until(lambda: world.events_of("node-sick"), "it is found out")
     assert (event.node, "3 jobs failed on it within a day" in event.sentence) == (world.bad, True)
     with world.daemon.client("ann") as client, pytest.raises(ClientError, match="operators"):
         client.call("resume", {"nodes": [world.bad]}, changes=True)
     with world.daemon.client("olga") as client:
-        told = client.call("resume", {"nodes": [world.bad]}, changes=True)
-        assert told["sentence"] == f"May be leased again: {world.bad}."
+        reply = client.call("resume", {"nodes": [world.bad]}, changes=True)
+        assert reply["sentence"] == f"May be leased again: {world.bad}."
         with pytest.raises(ClientError, match="nor sick"):
             client.call("resume", {"nodes": [world.bad]}, changes=True)
     assert not world.daemon.service.core.sick.now(event.time)

@@ -11,10 +11,10 @@ from malletrain.protocol import messages, wire
 
 class Agents:
     def __init__(self):
-        self.told = []
+        self.messages = []
 
     def tell(self, node, message):
-        self.told.append((node, message))
+        self.messages.append((node, message))
 
 
 def test_the_node_of_rank_0_hears_how_soon_a_loss_is_expected():
@@ -26,9 +26,9 @@ def test_the_node_of_rank_0_hears_how_soon_a_loss_is_expected():
     runner = CommandRunner(SimpleNamespace(runs=runs, agents=agents), None)
     for job in runs:
         runner.carry_out(LossExpected(job, 450.0), 0.0)
-    assert agents.told == [("n3", messages.ExpectLoss("j1", 450.0))]
+    assert agents.messages == [("n3", messages.ExpectLoss("j1", 450.0))]
 
 
 def test_that_no_loss_is_expected_can_be_said():
-    said = messages.ExpectLoss("j1", float("inf"))
-    assert wire.decode(wire.encode(said)) == said
+    message = messages.ExpectLoss("j1", float("inf"))
+    assert wire.decode(wire.encode(message)) == message

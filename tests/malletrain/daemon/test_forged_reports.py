@@ -18,10 +18,12 @@ from malletrain.protocol.payloads import NodeNetwork
 from malletrain.store.records import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 class World:
-    """Ann's and Bob's jobs, each on an agent of its own; Ann's agent is at work, or is only told to
-    be.
+    """Ann's and Bob's jobs, each with an agent. Ann's agent runs her job, or was only assigned
+    it.
     """
 
     def __init__(self, folder, works=True):
@@ -40,11 +42,11 @@ class World:
             else:
                 agent.hear(messages.Assign)
 
-    def say(self, *said):
-        for message in said:
-            self.agent["ann"].say(message)
+    def say(self, *reports):
+        for report in reports:
+            self.agent["ann"].say(report)
         self.agent["ann"].say(messages.Heartbeat("b"))
-        self.agent["ann"].hear(messages.Alive)  # what was said before has been heard
+        self.agent["ann"].hear(messages.Alive)  # the daemon has handled what came before
 
     def raw(self, kind, /, **fields):
         """A message that our own types could not make; returns the daemon's answer."""
@@ -61,17 +63,17 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    made = World(tmp_path_factory.mktemp("reports"))
-    yield made
-    made.close()
+    world = World(tmp_path_factory.mktemp("reports"))
+    yield world
+    world.close()
 
 
 @pytest.fixture
 def fresh(tmp_path):
     """Nothing runs yet."""
-    made = World(tmp_path, works=False)
-    yield made
-    made.close()
+    world = World(tmp_path, works=False)
+    yield world
+    world.close()
 
 
 def counts(job, **changes):
@@ -156,8 +158,8 @@ def test_a_round_whose_member_lacks_the_network_says_which_it_goes_by(
         lambda: [e for e in daemon.events() if e.kind == "round-formed"], "the round is formed"
     )
     first = formed.data["members"][0]
-    told = next(a for a in agents if a.node == first).hear(messages.Round)
-    assert (told.interface, told.address) == (interface, f"{network}.{int(first[1]) + 1}")
+    message = next(a for a in agents if a.node == first).hear(messages.Round)
+    assert (message.interface, message.address) == (interface, f"{network}.{int(first[1]) + 1}")
     for agent in agents:
         agent.close()
     daemon.stop()
@@ -265,17 +267,18 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     rounds = fresh.daemon.service.core.runs[job].rounds
     rounds.settings = replace(
         rounds.settings, failure_grace_s=0.05
-    )  # else the news of a loss are waited for
+    )  # else it waits for the news of a loss
     failure = messages.Failure(0, 1, time.time(), "Traceback\nValueError: secret" + "!" * 3000)
     agent.say(messages.Phase(messages.Assignment(job, "ready")))
     while fresh.daemon.job(job).state != "failed":
-        told = agent.hear(messages.Round)
-        agent.say(messages.StoreUp(job, told.generation, "127.0.0.1", 5000))
-        agent.say(messages.Phase(messages.Assignment(job, "running", told.generation)))
+        message = agent.hear(messages.Round)
+        agent.say(messages.StoreUp(job, message.generation, "127.0.0.1", 5000))
+        agent.say(messages.Phase(messages.Assignment(job, "running", message.generation)))
         agent.say(messages.Notice(job, 0, "x", "secret notice"))
         agent.say(messages.Metric(job, 0, "secret", 1.0))
         broken = len([e for e in fresh.daemon.events() if e.kind == "workers-failed"])
-        agent.say(messages.Phase(messages.Assignment(job, "failed", told.generation, (failure,))))
+        assignment = messages.Assignment(job, "failed", message.generation, (failure,))
+        agent.say(messages.Phase(assignment))
         until(
             lambda: len([e for e in fresh.daemon.events() if e.kind == "workers-failed"]) > broken,  # noqa: B023
             "the round broke",

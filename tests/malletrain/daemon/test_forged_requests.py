@@ -28,12 +28,12 @@ INF, BIG = math.inf, 2**64 - 1
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    made = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
-    made.job_of_ann = made.submit("ann")
-    logs = made.service.api.logs
-    made.call(lambda: logs.write(made.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
-    yield made
-    made.stop()
+    running = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
+    running.job_of_ann = running.submit("ann")
+    logs = running.service.api.logs
+    running.call(lambda: logs.write(running.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
+    yield running
+    running.stop()
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def running(tmp_path_factory):
     ids=lambda x: repr(x)[:50],
 )
 def test_parameters_that_make_no_sense_are_refused(running, op, params):
-    given = {"job": running.job_of_ann, **params} if op == "logs" else params
+    arguments = {"job": running.job_of_ann, **params} if op == "logs" else params
     with running.client("ann") as client, pytest.raises(ClientError) as refused:
-        client.call(op, given)
+        client.call(op, arguments)
     assert refused.value.code == "usage"
     assert len(str(refused.value)) < 500
     assert running.alive()
@@ -80,9 +80,9 @@ def test_parameters_that_make_no_sense_are_refused(running, op, params):
     "packed", [b"\xc0", b"\x90", b"\x81\x01\x01", b"\x81\xa1\xff\x01", b"\x81\xa1a\xa1\xff"]
 )
 def test_parameters_that_are_none_are_refused(running, packed):
-    """Nothing, a list, a number for a name, what is no text: read when it is their turn."""
-    asked = Request("r1", "jobs", msgspec.Raw(packed))
-    reply = asyncio.run(running.service.api.answer("ann", asked))
+    """None, a list, a number or bytes as a name: they are decoded when it is their turn."""
+    request = Request("r1", "jobs", msgspec.Raw(packed))
+    reply = asyncio.run(running.service.api.answer("ann", request))
     assert (reply.ok, reply.code) == (False, "usage")
     assert "is malformed" in reply.error
 
@@ -109,9 +109,9 @@ def test_parameters_that_are_none_are_refused(running, packed):
     ids=lambda x: repr(x)[:50],
 )
 def test_numbers_out_of_bounds_are_moved_within(running, op, params):
-    given = {"job": running.job_of_ann, **params} if op == "logs" else params
+    arguments = {"job": running.job_of_ann, **params} if op == "logs" else params
     with running.client("ann") as client:
-        assert client.call(op, given) is not None
+        assert client.call(op, arguments) is not None
     assert running.alive()
 
 

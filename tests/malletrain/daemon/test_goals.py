@@ -48,7 +48,7 @@ def forecast_of(store, made_at, state, ended):
 
 
 def test_a_deadline_lies_ahead_and_within_a_lifetime():
-    for deadline, said in (
+    for deadline, words in (
         (NOW - 1.0, "has passed already"),
         (NOW, "has passed already"),
         (NOW + 1.0, ""),
@@ -56,13 +56,13 @@ def test_a_deadline_lies_ahead_and_within_a_lifetime():
         (1e300, "is more than 100 years ahead"),
     ):
         problem = goals_problem(OwnerGoals(deadline), "restart", NOW)
-        assert said in problem
-        assert bool(said) == bool(problem)
+        assert words in problem
+        assert bool(words) == bool(problem)
 
 
 @pytest.mark.parametrize("work", [1e15, 3.6e5])
 def test_what_would_end_beyond_any_calendar_is_said_not_to_end(store, work):
-    """A client could not tell the moment."""
+    """A client could not print such a time."""
     job = store.add_job(JobRow(store.new_job_id(), "j", "ann", "{}", "queued")).id
     controller = Controller(ControllerSettings())
     goals = JobGoals(store, Stopped(), controller, Metrics())
@@ -74,19 +74,19 @@ def test_what_would_end_beyond_any_calendar_is_said_not_to_end(store, work):
         JobSubmitted(job, 1, 1, curve=curve, goals=OwnerGoals(row.deadline, None, work)), NOW
     )
     view = goals.view(job, row)
-    said = sentence(view, NOW)
+    text = sentence(view, NOW)
     if work > 1e9:
         assert (view.ends, view.ends_low, view.ends_high) == (None, None, None)
-        assert "it does not end" in said
+        assert "it does not end" in text
     else:
         assert view.ends is not None
-        assert "this ends" in said
+        assert "this ends" in text
 
 
 def test_what_came_of_forecasts_is_known_after_a_restart(store):
     for number in range(40):
-        made = NOW - DAY - number * HOUR
-        forecast_of(store, made, "completed", made + 3 * HOUR)
+        made_at = NOW - DAY - number * HOUR
+        forecast_of(store, made_at, "completed", made_at + 3 * HOUR)
     forecast_of(store, NOW - 90 * DAY, "completed", NOW - 89 * DAY)
     store.add_event(EventRow(NOW - HOUR, EventKind.GOAL_STANDING, "gone", data={"standing": "met"}))
     going = forecast_of(store, NOW - HOUR, "running", None)
@@ -96,7 +96,7 @@ def test_what_came_of_forecasts_is_known_after_a_restart(store):
     at = NOW - HOUR
     assert past.of(going) == Made(at, at + 0.9 * HOUR, at + HOUR, at + 1.1 * HOUR)
     raw = Forecast(NOW + HOUR, NOW + 0.9 * HOUR, NOW + 1.1 * HOUR)
-    said = past.corrected(raw, NOW)
-    # Forty that took three times as long, against the ten that stand for what is not known.
-    assert said.end - NOW == pytest.approx(HOUR * 3**0.8)
-    assert said.low - NOW == pytest.approx(0.9 * HOUR * (3 / 0.9) ** 0.8 * 0.8**0.2)
+    forecast = past.corrected(raw, NOW)
+    # Forty jobs took three times as long; ten imagined ones stand for the doubt.
+    assert forecast.end - NOW == pytest.approx(HOUR * 3**0.8)
+    assert forecast.low - NOW == pytest.approx(0.9 * HOUR * (3 / 0.9) ** 0.8 * 0.8**0.2)

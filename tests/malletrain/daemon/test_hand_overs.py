@@ -10,6 +10,8 @@ from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Imagined, until
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("replicated", [False, True])
 def test_whose_nodes_have_not_the_time_is_told(start, agent, replicated):  # noqa: F811
@@ -29,9 +31,9 @@ def test_whose_nodes_have_not_the_time_is_told(start, agent, replicated):  # noq
             return client.job(job).memory, client.status().late
 
     until(lambda: "30 GB" in shown("ann")[0], "what it takes is known")
-    said, late = shown("ann")
-    assert ("hands over 25 GB, which takes 71.4 s at 350 MB/s" in said) is not replicated
-    assert ("the 10 s of drain_timeout" in said) is not replicated
-    assert late == ({} if replicated else {job: said.partition("on one. ")[2]})
+    memory, late = shown("ann")
+    assert ("hands over 25 GB, which takes 71.4 s at 350 MB/s" in memory) is not replicated
+    assert ("the 10 s of drain_timeout" in memory) is not replicated
+    assert late == ({} if replicated else {job: memory.partition("on one. ")[2]})
     assert shown("olga")[1] == late, "an operator"
     assert shown("bob")[1] == {}

@@ -18,6 +18,8 @@ from malletrain.daemon.metrics import Metrics
 from malletrain.protocol import messages, wire
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 def broken(*args, **kwargs):
     raise ZeroDivisionError("nobody thought of this")
@@ -54,9 +56,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    made = World(tmp_path)
-    yield made
-    made.close()
+    world = World(tmp_path)
+    yield world
+    world.close()
 
 
 def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
@@ -102,10 +104,10 @@ def test_a_message_that_fails_outside_of_a_step_costs_nothing_else(world):
 
 def test_where_even_that_cannot_be_written_down_the_parts_are_made_anew(world):
     service = world.daemon.service
-    audit, kept = service.core.audit, service.core.audit.record
+    audit, record = service.core.audit, service.core.audit.record
 
     def once(*arguments, **options):
-        audit.record = kept
+        audit.record = record
         broken()
 
     service.core.runs[world.job].monitor.mark = broken
@@ -117,12 +119,12 @@ def test_where_even_that_cannot_be_written_down_the_parts_are_made_anew(world):
 
 def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(world):
     service = world.daemon.service
-    kept = service.api.state.outbox.flush
+    flush = service.api.state.outbox.flush
 
     def once():
         if service.core.runs[world.job].row.state != "cancelled":
-            return kept()  # another turn
-        service.api.state.outbox.flush = kept
+            return flush()  # the messages are of an earlier step
+        service.api.state.outbox.flush = flush
         return broken()
 
     with world.daemon.client("ann") as client, contextlib.suppress(ClientError):
@@ -168,10 +170,10 @@ def test_a_request_that_tears_a_step_can_be_made_again(world):
     service = world.daemon.service
     with world.daemon.client("ann") as client:
         store = service.core.store
-        kept = store.change_job
+        change_job = store.change_job
 
         def once(*arguments, **options):
-            store.change_job = kept
+            store.change_job = change_job
             broken()
 
         store.change_job = once
@@ -201,14 +203,14 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
             broken()
 
     service.lease_actions.take, service.api.state.shares.keep = taken, fails_then
-    with contextlib.suppress(ClientError):  # the step is that of the request, or a later one
+    with contextlib.suppress(ClientError):  # the step that fails may be that of the request
         daemon.submit("ann", key="again")
     until(lambda: daemon.service is not service, "the daemon begins anew")
     job = daemon.submit("ann", key="again")
     until(lambda: machine.of("ann"), "ann has a lease")
-    known = [row.id for row in daemon.service.core.store.list_leases()]
+    lease_ids = [row.id for row in daemon.service.core.store.list_leases()]
     assert commanded
-    assert sorted(machine.requests) == known == sorted(machine.of("ann"))
+    assert sorted(machine.requests) == lease_ids == sorted(machine.of("ann"))
     assert daemon.job(job).state == "queued"
     daemon.stop()
 

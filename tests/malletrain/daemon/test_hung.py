@@ -37,7 +37,7 @@ class Site:
     """One job of two ranks on two nodes."""
 
     def __init__(self, on_hang="tell"):
-        self.events, self.notices, self.fed, self.asked = [], [], [], []
+        self.events, self.notices, self.fed, self.requests = [], [], [], []
         self.given_up = 0
         self.mean = None
         self.now, self.samples = 0.0, {0: 0.0, 1: 0.0}
@@ -69,7 +69,7 @@ class Site:
             runs={"j1": self.run},
             config=SimpleNamespace(jobs=SimpleNamespace(hang_after=LEAST)),
             agents=SimpleNamespace(
-                on=self.nodes.get, tell=lambda node, said: self.asked.append((node, said))
+                on=self.nodes.get, tell=lambda node, message: self.requests.append((node, message))
             ),
             audit=SimpleNamespace(
                 record=lambda kind, text, **data: self.events.append((text, data))
@@ -114,9 +114,9 @@ def test_a_collective_that_waits_for_ever_is_told_and_ended_if_that_is_wished(on
     site = Site(on_hang)
     site.train(20.0)
     site.silence(LEAST - 1.0)
-    assert not site.asked
+    assert not site.requests
     site.silence(2.0)
-    assert site.asked == [(n, ShowStacks("j1", 1)) for n in ("a", "b")]
+    assert site.requests == [(n, ShowStacks("j1", 1)) for n in ("a", "b")]
     site.answer()
     [(sentence, data)] = site.events
     assert sentence.startswith("2 workers of round 1 have reported nothing for 66 s")
@@ -136,28 +136,28 @@ def test_a_job_of_long_steps_has_a_rhythm_of_its_own():
     site = Site()
     site.train(400.0, every=100.0)
     site.silence(PAUSE_RATIO * 100.0 - 5.0)
-    assert not site.asked
+    assert not site.requests
     site.silence(10.0)
-    assert site.asked
+    assert site.requests
 
 
 def test_who_never_showed_a_rhythm_is_left_alone():
     site = Site()
     site.silence(100 * LEAST)
-    assert not site.asked
+    assert not site.requests
 
 
-@pytest.mark.parametrize(("mean", "told"), [(0.4, "0.4 s"), (3 * LEAST, "3 min")])
-def test_who_hangs_before_this_daemon_has_heard_a_rhythm_is_known_by_its_own_counts(mean, told):
+@pytest.mark.parametrize(("mean", "text"), [(0.4, "0.4 s"), (3 * LEAST, "3 min")])
+def test_who_hangs_before_this_daemon_has_heard_a_rhythm_is_known_by_its_own_counts(mean, text):
     site = Site()
     site.mean = mean
     site.silence(PAUSE_RATIO * max(mean, LEAST) - 5.0)
-    assert not site.asked
+    assert not site.requests
     site.silence(10.0)
-    assert site.asked
+    assert site.requests
     site.answer()
     [(sentence, _)] = site.events
-    assert f"the mean pause between two steps was, by the workers' own counts, {told}: " in sentence
+    assert f"the mean pause between two steps was, by the workers' own counts, {text}: " in sentence
     assert "the longest pause" not in sentence
 
 
@@ -165,7 +165,7 @@ def test_one_rank_of_two_that_hangs_is_found_by_what_it_says_itself():
     site = Site()
     site.train(20.0)
     site.train(20.0 + LEAST + 2.0, ranks=(0,))
-    assert site.asked
+    assert site.requests
     site.say("a", 0, text=STACK.format(what="step"))
     site.say("b", 1, state="in a system call that cannot be interrupted")
     site.train(site.now + ANSWER_S, ranks=(0,))
@@ -182,7 +182,7 @@ def test_one_rank_that_has_ended_in_order_does_not_hang():
     site.say("a", 0, text=STACK.format(what="step"))
     site.train(site.now + 10 * LEAST, ranks=(0,))
     assert not site.events
-    assert len(site.asked) == 2, "both nodes, once"
+    assert len(site.requests) == 2, "both nodes, once"
     site.silence(2 * LEAST)
     site.say("a", 0, text=STACK.format(what="step"))
     site.silence(ANSWER_S + 1.0)
@@ -191,7 +191,7 @@ def test_one_rank_that_has_ended_in_order_does_not_hang():
 
 
 def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
-    """The one that hangs may be on the last of them."""
+    """The rank that hangs is on the last node."""
     site = Site()
     names = [f"n{number:03}" for number in range(2 * MAX_NODES_PER_CHECK + 10)]
     site.nodes.update((n, SimpleNamespace(node=n, unreachable_since=None)) for n in names)
@@ -200,9 +200,9 @@ def test_all_nodes_of_a_large_job_are_asked_a_part_at_each_look():
     site.train(20.0, ranks=tuple(site.samples))
     last = len(names) - 1
     site.train(20.0 + LEAST + 1.0, ranks=tuple(range(last)))
-    assert len(site.asked) <= 2 * MAX_NODES_PER_CHECK
+    assert len(site.requests) <= 2 * MAX_NODES_PER_CHECK
     site.train(site.now + 1.0, ranks=tuple(range(last)))
-    assert [node for node, _ in site.asked] == names, "each once"
+    assert [node for node, _ in site.requests] == names, "each once"
     site.say(names[last], last, text=STACK.format(what="all_reduce"))
     site.train(site.now + ANSWER_S, ranks=tuple(range(last)))
     [(sentence, data)] = site.events
@@ -225,7 +225,7 @@ def test_silence_that_is_not_the_workers_is_no_hang(trouble):
     else:
         site.now += LEAST + STANDSTILL_S
     site.train(site.now + LEAST)
-    assert not site.asked
+    assert not site.requests
 
 
 def test_the_main_thread_is_the_one_that_counts():

@@ -17,15 +17,17 @@ from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 STARTED, SUSPENDED = NODE_EVENTS
 
 
-def events(*told):
-    return [EventRow(time, kind) for time, kind in told]
+def events(*history):
+    return [EventRow(time, kind) for time, kind in history]
 
 
 @pytest.mark.parametrize(
-    ("told", "held"),
+    ("history", "seconds"),
     [
         ((), 0.0),
         (((10.0, STARTED),), 90.0),
@@ -34,8 +36,8 @@ def events(*told):
         (((10.0, SUSPENDED), (60.0, STARTED), (70.0, STARTED), (80.0, SUSPENDED)), 20.0),
     ],
 )
-def test_time_with_nodes_is_what_counts(told, held):
-    assert running_s(events(*told), now=100.0) == held
+def test_time_with_nodes_is_what_counts(history, seconds):
+    assert running_s(events(*history), now=100.0) == seconds
 
 
 class Machine:
@@ -48,10 +50,10 @@ class Machine:
 
     def agent(self, owner=None):
         """The agent of the next lease."""
-        known = {agent.lease for agent in self.agents}
+        with_agent = {agent.lease for agent in self.agents}
 
         def new():
-            return [lease for lease in self.machine.leases if lease not in known]
+            return [lease for lease in self.machine.leases if lease not in with_agent]
 
         until(new, "a node is leased")
         self.agents.append(Agent(self.daemon, new()[0]))
@@ -74,9 +76,9 @@ class Machine:
 
 @pytest.fixture
 def site(tmp_path):
-    made = Machine(tmp_path)
-    yield made
-    made.close()
+    site = Machine(tmp_path)
+    yield site
+    site.close()
 
 
 def test_a_job_begins_after_another_completed_and_not_before(site):
@@ -135,12 +137,12 @@ def test_a_job_over_its_limit_of_time_is_cancelled_and_no_other(site):
 
 @contextlib.contextmanager
 def hook():
-    """A web hook, and what it is told."""
-    told = []
+    """The address of a web hook, and the messages that were posted to it."""
+    posts = []
 
     class Listener(BaseHTTPRequestHandler):
         def do_POST(self):
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            posts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(204)
             self.end_headers()
 
@@ -151,7 +153,7 @@ def hook():
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/hook", told
+        yield f"http://127.0.0.1:{server.server_port}/hook", posts
     finally:
         server.shutdown()
         thread.join()
@@ -180,7 +182,7 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
     sendmail.chmod(0o755)
     site = Machine(tmp_path, several=False, allocation=f'[notify]\nsendmail = "{sendmail}"')
     try:
-        with hook() as (address, told):
+        with hook() as (address, posts):
             job = submitted_in_time(
                 site.daemon,
                 name="told",
@@ -196,13 +198,13 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
             )
             agent = site.agent()
             agent.work(job)
-            until(lambda: "start" in [t["event"] for t in told], "its start is told")
-            until(lambda: any("was not done as" in t["text"] for t in told), "it missed its time")
+            until(lambda: "start" in [t["event"] for t in posts], "its start is told")
+            until(lambda: any("was not done as" in t["text"] for t in posts), "it missed its time")
             with site.daemon.client() as client:
                 client.cancel([job])
             until(
                 lambda: (
-                    "end" in [t["event"] for t in told]
+                    "end" in [t["event"] for t in posts]
                     and box.exists()
                     and (tmp_path / "ran").exists()
                 ),
@@ -218,10 +220,10 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
                 lambda: site.daemon.daemon.service.core.store.last_notified() > seen,
                 "the next one looked",
             )
-            asked = [(t["event"], t["job"]) for t in told if t["event"] != "at-risk"]
-            assert asked == [("start", job), ("end", job)]
-            assert [t["state"] for t in told if t["event"] == "end"] == ["cancelled"]
-            texts = [t["text"] for t in told if t["event"] == "at-risk"]
+            start_and_end = [(t["event"], t["job"]) for t in posts if t["event"] != "at-risk"]
+            assert start_and_end == [("start", job), ("end", job)]
+            assert [t["state"] for t in posts if t["event"] == "end"] == ["cancelled"]
+            texts = [t["text"] for t in posts if t["event"] == "at-risk"]
             assert len(set(texts)) == len(texts)
     finally:
         site.close()

@@ -49,9 +49,9 @@ def test_who_waits_is_woken():
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    made = World(tmp_path_factory.mktemp("news"))
-    yield made
-    made.close()
+    world = World(tmp_path_factory.mktemp("news"))
+    yield world
+    world.close()
 
 
 def test_a_value_and_an_end_are_news_to_a_client_that_waits(world):
@@ -62,21 +62,21 @@ def test_a_value_and_an_end_are_news_to_a_client_that_waits(world):
         with world.daemon.client("ann") as client:
             return client.do(operations.news([job, other], cursor=cursor, wait_s=10.0))
 
-    def told(cursor, act):
-        """What is answered when ``act`` happens while the client waits, however often it asks."""
+    def news_after(cursor, act):
+        """The reply to a client that waits while ``act`` happens, and asks again if it is empty."""
         with ThreadPoolExecutor(1) as thread:
             answer, before = thread.submit(ask, cursor), waiting.number
             act()
             until(lambda: waiting.number > before, "there is news")
-            found = answer.result()
-            return found if found.jobs else ask(cursor)
+            reply = answer.result()
+            return reply if reply.jobs else ask(cursor)
 
     now = ask("")
     assert set(now.jobs) == {job, other}, "of a cursor of nobody all may have news"
-    news = told(now.cursor, lambda: world.say(messages.Metric(job, 0, "loss", 1.0)))
+    news = news_after(now.cursor, lambda: world.say(messages.Metric(job, 0, "loss", 1.0)))
     assert news.jobs == (job,)
     with world.daemon.client("ann") as client:
-        last = told(news.cursor, lambda: client.cancel([other]))
+        last = news_after(news.cursor, lambda: client.cancel([other]))
     assert last.jobs == (other,)
     with world.daemon.client("ann") as client:
         assert client.do(operations.news([job, other], cursor=last.cursor)).jobs == ()

@@ -8,7 +8,7 @@ from tests.malletrain.daemon.test_monitor import progress
 
 
 def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
-    """Those of a node that was cut off: its 86 come when the next round has counted 10."""
+    """A node that was cut off sends its 86 samples when the next round has counted 10."""
     store = Store.open(f"sqlite:///{tmp_path}/jobs.db")
     row = store.add_job(JobRow(store.new_job_id(), "x", "ada", "{}", "queued"))
     monitor = JobMonitor()
@@ -23,7 +23,7 @@ def test_late_counts_outlive_a_restart_of_the_daemon(tmp_path):
     assert monitor.total == 136
     repository.save(run)
 
-    kept = store.get_job(row.id)
-    again = JobMonitor(kept.samples, kept.samples_before, kept.generation)
+    stored_row = store.get_job(row.id)
+    again = JobMonitor(stored_row.samples, stored_row.samples_before, stored_row.generation)
     again.progress(progress(15, 105.0, generation=2))
     assert again.total == 141

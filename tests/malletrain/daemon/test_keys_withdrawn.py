@@ -15,6 +15,8 @@ from malletrain.daemon.answering import Answering
 from malletrain.identity.keys import new_pair
 from tests.malletrain.daemon.forged import USERS, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 def refused(client):
     try:
@@ -33,9 +35,9 @@ def take_off(folder, name):
 
 @pytest.fixture
 def running(tmp_path):
-    made = RunningDaemon(tmp_path, Imagined())
-    yield made
-    made.stop()
+    running = RunningDaemon(tmp_path, Imagined())
+    yield running
+    running.stop()
 
 
 @pytest.mark.parametrize("asks", ["events", "news"])
@@ -53,33 +55,33 @@ def test_who_waits_for_news_with_a_key_that_is_revoked_waits_no_longer(
             "news": {"jobs": [job], "cursor": cursor},
         }[asks]
         waits = {**params, "wait_s": 3600.0}
-        asked = pool.submit(client.call, asks, waits, wait_s=3600.0)
+        reply = pool.submit(client.call, asks, waits, wait_s=3600.0)
         until(lambda: running.service.message_router.long_polls, "it waits")
         take_off(tmp_path, "ann")
-        assert "your key" in str(asked.exception()).lower()
+        assert "your key" in str(reply.exception()).lower()
         until(lambda: not running.service.message_router.long_polls, "nobody waits")
 
 
 def test_what_waits_for_its_turn_when_the_key_is_revoked_is_not_done(
     running, tmp_path, monkeypatch
 ):
-    asked, may = threading.Event(), threading.Event()
+    arrival, permission = threading.Event(), threading.Event()
 
     async def turn(self, user, usual_s):
-        asked.set()
-        while not may.is_set():  # noqa: ASYNC110 (set in another thread)
+        arrival.set()
+        while not permission.is_set():  # noqa: ASYNC110 (set in another thread)
             await asyncio.sleep(0.01)
 
     monkeypatch.setattr(Answering, "turn", turn)
     with ThreadPoolExecutor() as pool:
         submitted = pool.submit(running.submit, "ann")
         try:
-            assert asked.wait(60.0)
+            assert arrival.wait(60.0)
             take_off(tmp_path, "ann")
             identity = running.daemon.keys.identity
             until(lambda: identity(USERS["ann"].public) != "client:ann", "the key is out")
         finally:
-            may.set()
+            permission.set()
         assert "your key" in str(submitted.exception()).lower()
     with running.client() as client:
         assert client.jobs() == []
@@ -104,24 +106,24 @@ def test_a_revoked_key_is_out_and_a_new_one_in(tmp_path):
 
 
 def test_what_cannot_be_read_of_a_list_is_told_and_takes_nobody_else_away(running, tmp_path, capfd):
-    """Whoever edits it believes that somebody is out."""
-    users, said = tmp_path / "users", ""
+    """Whoever edited the list believes that the user has no access any more."""
+    users, output = tmp_path / "users", ""
 
-    def told():
-        nonlocal said
-        said += capfd.readouterr().out
-        return said.count("list of users not read")
+    def problem_count():
+        nonlocal output
+        output += capfd.readouterr().out
+        return output.count("list of users not read")
 
-    assert not told()
+    assert not problem_count()
     with running.client("ann") as client:
         whole = users.read_text()
         users.write_text(f"{whole}bob no key at all\n")
-        until(told, "a line is told")
-        assert f"line {len(whole.splitlines()) + 1}" in said
+        until(problem_count, "a line is told")
+        assert f"line {len(whole.splitlines()) + 1}" in output
         assert client.status().pid, "the other lines are in force"
         users.write_bytes(b"\xff\n")
-        until(lambda: told() == 2, "the file is told")
+        until(lambda: problem_count() == 2, "the file is told")
         assert client.status().pid, "the list before is in force"
         users.write_text("")
         until(lambda: refused(client), "the list that can be read is")
-    assert told() == 2
+    assert problem_count() == 2

@@ -53,7 +53,7 @@ def of_a_later_version(database):
         connection.commit()
 
 
-def made(folder, database="malletrain.db"):
+def config_and_database(folder, database="malletrain.db"):
     config = parse_config(
         f"""
         [daemon]
@@ -68,7 +68,7 @@ def made(folder, database="malletrain.db"):
 
 
 def used(folder):
-    config, database = made(folder)
+    config, database = config_and_database(folder)
     assert refusals(config) == []
     with Store.open(config.database_url):
         remember_database(config)
@@ -100,7 +100,7 @@ def test_what_is_not_the_database_of_before_is_refused(tmp_path, damage, words):
 
 def test_another_database_may_be_new(tmp_path):
     used(tmp_path)
-    config, _ = made(tmp_path, "other.db")
+    config, _ = config_and_database(tmp_path, "other.db")
     assert refusals(config) == []
 
 

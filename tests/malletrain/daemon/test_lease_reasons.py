@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from malletrain.daemon.batch import output_dir
 from scavenger.interface import LeaseState
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
+
+pytestmark = pytest.mark.slow
 
 
 class Slow(Imagined):
@@ -34,20 +38,20 @@ def test_a_job_says_what_its_leases_wait_for_and_why_the_last_one_failed(tmp_pat
         (folder / f"{lease}.out").write_text("starting\nNo module named malletrain\n")
         machine.leases[lease] = replace(row, state=LeaseState.ENDED, reason="its command failed")
 
-        def told():
+        def sentences():
             return [e.sentence for e in daemon.events() if e.kind == "lease-ended"]
 
-        [sentence] = until(told, "the lease has ended")
+        [sentence] = until(sentences, "the lease has ended")
         assert sentence == (
             "The lease ended: its command failed; it printed last: starting / "
             "No module named malletrain."
         )
         until(
             lambda: (
-                "came to nothing: its command failed" in daemon.job(job).reason
+                "the last lease failed: its command failed" in daemon.job(job).reason
                 or "MaxMemPerLimit" in daemon.job(job).reason
             ),
-            "it is told, until another one waits",
+            "the job says so, until another lease waits",
         )
     finally:
         daemon.stop()

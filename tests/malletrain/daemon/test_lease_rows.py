@@ -16,14 +16,14 @@ def test_what_the_store_knows_already_is_not_written_again():
         )
         rows, written, change = LeaseRows(store), [], store.change_leases
 
-        def counted(found):
-            written.extend(row.id for row, _ in found)
-            return change(found)
+        def counted(changes):
+            written.extend(row.id for row, _ in changes)
+            return change(changes)
 
         store.change_leases = counted
-        said = {"state": LeaseStatus.RUNNING, "started": 5.0}
-        rows.update_all({"l1": said, "l2": {**said, "started": 6.0}})
-        assert rows.update("l3", **said).started == 5.0
+        values = {"state": LeaseStatus.RUNNING, "started": 5.0}
+        rows.update_all({"l1": values, "l2": {**values, "started": 6.0}})
+        assert rows.update("l3", **values).started == 5.0
         assert written == ["l2"]
         assert {row.id: row.started for row in store.active_leases()} == {
             "l1": 5.0,

@@ -4,19 +4,19 @@ from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 
 
 class Remembers(Imagined):
-    """``said``: what was told it, and whether it had been polled before that."""
+    """``calls``: the leases of each call of ``know``, and whether a poll came before it."""
 
     def __init__(self, *nodes):
         super().__init__(*nodes)
         self.polled = False
-        self.said = []
+        self.calls = []
 
     def poll(self):
         self.polled = True
         return super().poll()
 
     def know(self, leases, nodes):
-        self.said.append((dict(leases), self.polled))
+        self.calls.append((dict(leases), self.polled))
 
 
 def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_asked(tmp_path):
@@ -35,4 +35,4 @@ def test_whose_leases_were_taken_is_told_at_the_next_start_before_anything_is_as
         if lease in machine.leases
     }
     RunningDaemon(tmp_path, machine).stop()
-    assert machine.said == [({}, False), (owners, False)]
+    assert machine.calls == [({}, False), (owners, False)]

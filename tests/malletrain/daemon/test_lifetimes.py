@@ -65,9 +65,9 @@ def section_of(section):
 
 def test_a_site_that_foretells_tells_the_node_of_a_job_how_soon_it_loses_it(start):
     daemon, agent, job = start(lifetimes=True)
-    told = agent.hear(messages.ExpectLoss)
-    assert told.job == job
-    assert told.in_s < 4 * GAP_S
+    message = agent.hear(messages.ExpectLoss)
+    assert message.job == job
+    assert message.in_s < 4 * GAP_S
     settings = daemon.service.core.controller.settings.planning
     assert settings.look_ahead_s == settings.t_fwd_s
 

@@ -43,9 +43,9 @@ class Believes:
 def logins(tmp_path):
     keys = KeyRing(tmp_path / "state", unauthenticated=True)
     munge = Believes(keys.server.public)
-    made = Login(keys, munge)
-    made.keys, made.munge = keys, munge
-    return made
+    logins = Login(keys, munge)
+    logins.keys, logins.munge = keys, munge
+    return logins
 
 
 def login(logins, credential, key=KEY):
@@ -83,14 +83,14 @@ def test_whatever_goes_wrong_is_a_reply(logins, params, code, words):
 def test_one_credential_is_checked_at_a_time_and_few_wait(logins):
     async def crowd():
         logins.munge.go.clear()
-        asked = [
+        requests = [
             asyncio.ensure_future(login(logins, f"u{i}", new_pair().public)) for i in range(100)
         ]
         refused = [
-            await answer for answer in islice(asyncio.as_completed(asked), 100 - MAX_WAITING - 1)
+            await answer for answer in islice(asyncio.as_completed(requests), 100 - MAX_WAITING - 1)
         ]
         logins.munge.go.set()
-        return refused, await asyncio.gather(*asked)
+        return refused, await asyncio.gather(*requests)
 
     refused, replies = asyncio.run(crowd())
     assert {reply.error for reply in refused} == {

@@ -104,13 +104,13 @@ def test_a_log_file_is_rotated_by_its_size(written, tmp_path):
         logs.get_logger(n=number).info("a line")
         logging.getLogger("some.library").warning("another")
     file.close()
-    found = sorted(path.parent.glob("daemon.log*"))
-    assert [each.name for each in found] == [
+    files = sorted(path.parent.glob("daemon.log*"))
+    assert [each.name for each in files] == [
         "daemon.log", *(f"daemon.log.{k}" for k in range(1, 1 + logs.MAX_OLD_FILES))
     ]  # fmt: skip
-    assert all(each.stat().st_size <= 1000 for each in found)
+    assert all(each.stat().st_size <= 1000 for each in files)
     oldest_first = [
-        line for each in [*found[:0:-1], found[0]] for line in each.read_text().splitlines()
+        line for each in [*files[:0:-1], files[0]] for line in each.read_text().splitlines()
     ]
     numbers = [entry["n"] for line in oldest_first if "n" in (entry := json.loads(line))]
     assert numbers == list(range(numbers[0], 100)), "no line is lost or torn between the files"

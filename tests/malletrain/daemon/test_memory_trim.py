@@ -94,8 +94,9 @@ assert not gc.isenabled(), "as it was before"
 
 
 def test_what_is_large_goes_back_at_its_end_without_being_looked_for():
-    said = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
-    assert int(said.stdout) > 50e6
+    argv = [sys.executable, "-c", LARGE]
+    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert int(result.stdout) > 50e6
 
 
 def test_what_is_there_at_the_start_is_not_searched_for_garbage_again_and_again():
@@ -117,18 +118,18 @@ def test_it_looks_once_a_minute():
 
 
 class Process:
-    """One that holds so many bytes, of which a look leaves ``needed``."""
+    """Measures a process of so many resident bytes; a trim leaves ``needed`` of them."""
 
-    def __init__(self, held):
-        self.held = self.needed = held
-        self.asked = 0
+    def __init__(self, resident_bytes):
+        self.resident_bytes = self.needed = resident_bytes
+        self.calls = 0
 
     def __call__(self):
-        self.asked += 1
-        if self.asked % 2:  # before; then after
-            return self.held
-        self.held = self.needed
-        return self.held
+        self.calls += 1
+        if self.calls % 2:  # called before a trim, and then after it
+            return self.resident_bytes
+        self.resident_bytes = self.needed
+        return self.resident_bytes
 
 
 def test_it_looks_every_second_while_that_brings_much():
@@ -136,27 +137,27 @@ def test_it_looks_every_second_while_that_brings_much():
     trim = MemoryTrim(process)
     assert trim.update(0.0)
     for second in (2, 3, 4):
-        process.held += GROWTH_BYTES
+        process.resident_bytes += GROWTH_BYTES
         assert trim.update(second), "also above what was left the last time"
-        assert process.held == process.needed
-    process.asked = 0
-    process.held += GROWTH_BYTES - 1
+        assert process.resident_bytes == process.needed
+    process.calls = 0
+    process.resident_bytes += GROWTH_BYTES - 1
     assert not trim.update(10.0)
 
 
 def test_what_there_is_a_reason_for_does_not_count():
-    held = [100_000_000]
-    trim = MemoryTrim(lambda: held[-1])
+    sizes = [100_000_000]
+    trim = MemoryTrim(lambda: sizes[-1])
     assert trim.update(0.0)
     connections = 10 * SWOLLEN_BYTES
-    held.append(held[0] + connections)
+    sizes.append(sizes[0] + connections)
     assert trim.swollen()
     assert not trim.swollen(connections)
     assert not trim.update(TRIM_INTERVAL_S / 2, connections)
-    held.append(held[0] + connections + SWOLLEN_BYTES + 1)
+    sizes.append(sizes[0] + connections + SWOLLEN_BYTES + 1)
     assert trim.swollen(connections), "what comes beside it does"
     assert trim.update(TRIM_INTERVAL_S / 2, connections)
-    held.append(held[0] + SWOLLEN_BYTES + 1)
+    sizes.append(sizes[0] + SWOLLEN_BYTES + 1)
     assert trim.swollen(), "when they are gone they explain nothing"
 
 
@@ -164,10 +165,10 @@ def test_what_is_in_use_is_looked_at_ever_more_rarely():
     process = Process(100_000_000)
     trim = MemoryTrim(process)
     assert trim.update(0.0)
-    process.held = process.needed = 300_000_000  # of which nothing is free
+    process.resident_bytes = process.needed = 300_000_000  # of which nothing is free
     looks, at = [], 1.0
     while at < 300.0:
-        process.asked = 0
+        process.calls = 0
         if trim.update(at):
             looks.append(at)
         at += MIN_TRIM_INTERVAL_S
@@ -175,15 +176,16 @@ def test_what_is_in_use_is_looked_at_ever_more_rarely():
     assert waits == sorted(waits)
     assert waits[-1] == TRIM_INTERVAL_S
     process.needed = 100_000_000
-    process.asked = 0
+    process.calls = 0
     assert trim.update(at + TRIM_INTERVAL_S)
-    process.held += GROWTH_BYTES
-    process.asked = 0
+    process.resident_bytes += GROWTH_BYTES
+    process.calls = 0
     assert trim.update(at + TRIM_INTERVAL_S + MIN_TRIM_INTERVAL_S), "it was worth it again"
 
 
 def test_holes_go_back_to_the_machine():
-    said = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
-    before, after = map(int, said.stdout.split())
+    argv = [sys.executable, "-c", HOLES]
+    result = subprocess.run(argv, capture_output=True, text=True, check=True)
+    before, after = map(int, result.stdout.split())
     assert before < 30e6, "without it they stay"
     assert after > 80e6

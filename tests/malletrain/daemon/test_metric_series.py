@@ -22,16 +22,16 @@ from malletrain.store.store import Store
 
 @pytest.fixture
 def store():
-    with Store.open("sqlite://") as made:
-        made.add_job(JobRow("j1", "train", "ann", "{}", "running"))
-        yield made
+    with Store.open("sqlite://") as store:
+        store.add_job(JobRow("j1", "train", "ann", "{}", "running"))
+        yield store
 
 
 def values(numbers, *, begin=1.0, nodes=1):
     return [Value(begin + k, float(n), k, 8.0 * k, nodes) for k, n in enumerate(numbers)]
 
 
-def kept(store, name="loss"):
+def points_of(store, name="loss"):
     return [(row.number, row.value) for row in store.series.rows("j1", [name])]
 
 
@@ -40,11 +40,11 @@ def test_values_of_one_rank_are_a_curve(store):
     series.add(1, 0, values([3, 2], begin=10))
     series.add(1, 1, values([9, 9], begin=11))
     series.add(1, 0, values([3, 2, 1], begin=10))
-    assert kept(store) == [(0, 3.0), (1, 2.0), (2, 1.0)], "said twice, and by a higher rank"
+    assert points_of(store) == [(0, 3.0), (1, 2.0), (2, 1.0)], "said twice, and by a higher rank"
     series.add(2, 1, values([0.5], begin=5))
-    assert kept(store)[3:] == [(3, 0.5)], "the next round, on a node whose clock is behind"
+    assert points_of(store)[3:] == [(3, 0.5)], "the next round, on a node whose clock is behind"
     series.add(1, 0, values([7], begin=99))
-    assert len(kept(store)) == 4, "late news of a round that is over"
+    assert len(points_of(store)) == 4, "late news of a round that is over"
 
 
 def test_a_lower_rank_that_is_heard_later_takes_over_its_round(store):
@@ -53,14 +53,14 @@ def test_a_lower_rank_that_is_heard_later_takes_over_its_round(store):
     series.add(2, 3, values([9, 8, 7], begin=20))
     series.add(2, 0, values([4, 3], begin=20))
     series.add(2, 3, values([6], begin=40))
-    assert [value for _, value in kept(store)] == [5.0, 4.0, 3.0]
+    assert [value for _, value in points_of(store)] == [5.0, 4.0, 3.0]
 
 
 def test_after_a_restart_what_was_said_before_is_known(store):
     GrowingSeries(store.series, "j1", "loss").add(1, 0, values([3, 2, 1]))
     again = GrowingSeries(store.series, "j1", "loss")
     again.add(1, 0, values([3, 2, 1, 0]))
-    assert kept(store) == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.0)]
+    assert points_of(store) == [(0, 3.0), (1, 2.0), (2, 1.0), (3, 0.0)]
 
 
 def test_what_stays_stored_is_the_same_however_it_came(store):
@@ -74,16 +74,16 @@ def test_what_stays_stored_is_the_same_however_it_came(store):
     )
     def grown(pieces, seed, restarts):
         chance, name = random.Random(seed), next(names)
-        told = values([chance.randrange(50) for _ in range(sum(pieces))])
+        all_values = values([chance.randrange(50) for _ in range(sum(pieces))])
         series, sent = GrowingSeries(store.series, "j1", name), 0
         for turn, size in enumerate(pieces):
             if turn in restarts:
                 series = GrowingSeries(store.series, "j1", name)
-            series.add(1, 0, told[sent : sent + size])
+            series.add(1, 0, all_values[sent : sent + size])
             sent += size
         every = [
             MetricRow("j1", name, k, v.time, v.value, v.step, v.samples, v.nodes)
-            for k, v in enumerate(told)
+            for k, v in enumerate(all_values)
         ]
         assert store.series.rows("j1", [name]) == thinned(every, len(every))
         assert len(store.series.rows("j1", [name])) <= MAX_POINTS

@@ -99,13 +99,13 @@ def test_each_node_held_is_named_once_and_no_longer_than_it_is_held():
     metrics = Metrics()
     metrics.leased_nodes([("n1", "a100", "free"), ("n2", "a100", "training")])
     metrics.leased_nodes([("n1", "a100", "training")])
-    held = [
+    labels = [
         sample.labels
         for family in metrics.registry.collect()
         for sample in family.samples
         if sample.name == "malletrain_leased_node"
     ]
-    assert held == [{"node": "n1", "node_class": "a100", "use": "training"}]
+    assert labels == [{"node": "n1", "node_class": "a100", "use": "training"}]
     metrics.restrained(True, 2, 0)
     assert value(metrics, "leasing_paused") == 1
     assert value(metrics, "restrained_nodes", how="drained") == 2

@@ -285,9 +285,8 @@ def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
     records, sent, whole = history
     m = JobMonitor()
     formed, last = 0, 0.0
-    for generation, record in sorted(
-        sent, key=lambda item: item[0]
-    ):  # rounds come in order, records within one in any
+    # Rounds come in order, the records of a round in any order.
+    for generation, record in sorted(sent, key=lambda item: item[0]):
         if generation > formed:
             formed = generation
             m.forming(generation, ("a",), 1000.0 * generation)
@@ -298,11 +297,11 @@ def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
         m.progress(record)
         assert m.total >= last
         last = m.total
-    kept = {
+    final_counts = {
         (g, r.rank): max(x.samples for h, x in records if h == g and x.rank == r.rank)
         for g, r in records
     }
-    assert m.total == whole == sum(kept.values())
+    assert m.total == whole == sum(final_counts.values())
     assert math.isfinite(m.rate(5000.0))
 
 

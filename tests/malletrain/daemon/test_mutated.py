@@ -36,16 +36,16 @@ def test_no_mutated_message_meets_a_defect(tmp_path, any_seed):
     names = (job, lease, agent.node, "running", "failed", "rank0", "j2")
     # One that says that its node leaves soon has nothing more to say.
     stay = [t for t in mutations.of_agents() if t not in (messages.Leaving, messages.Sick)]
-    said = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
-    asked = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
+    reports = mutations.Mutator(rng, stay, names, without=("gone_in_s", "sick"))
+    requests = mutations.Mutator(rng, (messages.Request, messages.Heartbeat), names)
     context = zmq.Context()
     client = socket_of(running, context, USERS["ann"])
     stranger = socket_of(running, context, new_pair())
     for number in range(900):
-        agent.send_raw(said.frames())
+        agent.send_raw(reports.frames())
         if number % 3 == 0:
-            client.send_multipart(mutations.request(asked, job))
-            stranger.send_multipart(asked.frames())
+            client.send_multipart(mutations.request(requests, job))
+            stranger.send_multipart(requests.frames())
     for _ in range(3):
         agent.hello(assignment=messages.Assignment(job, "running", 1))
         agent.say(messages.Heartbeat("b"))

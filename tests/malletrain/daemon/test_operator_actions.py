@@ -8,6 +8,8 @@ from malletrain.client.errors import ClientError
 from scavenger.interface import Explanation
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 class Known(Imagined):
     """A main scheduler that says which nodes it has."""
@@ -27,8 +29,8 @@ def daemon(tmp_path):
 
 def test_nodes_are_drained_and_resumed_by_a_list(daemon):
     with daemon.client() as client:
-        said = client.call("drain", {"nodes": ["n[0-1]"]}, changes=True)["sentence"]
-        assert said.startswith("n[0-1]: ")
+        sentence = client.call("drain", {"nodes": ["n[0-1]"]}, changes=True)["sentence"]
+        assert sentence.startswith("n[0-1]: ")
         restraint = client.status().restraint
         assert restraint.startswith("Drained: n[0-1]")
         assert client.call("resume", {"nodes": ["n1", "n[0-0]"]}, changes=True)["sentence"] == (

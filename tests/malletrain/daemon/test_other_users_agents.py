@@ -11,6 +11,8 @@ from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import NEVER_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def start(tmp_path):
@@ -30,15 +32,15 @@ def start(tmp_path):
 
 @pytest.fixture
 def agent():
-    """Make an agent."""
-    made: list[Agent] = []
+    """A function that makes an agent."""
+    agents: list[Agent] = []
 
     def make(daemon, lease):
-        made.append(Agent(daemon, lease))
-        return made[-1]
+        agents.append(Agent(daemon, lease))
+        return agents[-1]
 
     yield make
-    for each in made:
+    for each in agents:
         each.close()
 
 
@@ -52,9 +54,9 @@ def reclaim_at_work(daemon, machine, agent, within_s=30.0):
     """Ann's job runs on n0, which is then reclaimed; returns the job and its agent."""
     job = daemon.submit("ann")
     [lease] = lease_of(machine, "ann")
-    made = agent(daemon, lease)
-    made.hello()
-    made.work(job)
+    anns_agent = agent(daemon, lease)
+    anns_agent.hello()
+    anns_agent.work(job)
     until(lambda: daemon.job(job).nodes, "the job runs")
 
     def reclaim():
@@ -62,7 +64,7 @@ def reclaim_at_work(daemon, machine, agent, within_s=30.0):
             daemon.service.lease_actions.reclaim(("n0",), within_s)
 
     daemon.call(reclaim)
-    return job, made
+    return job, anns_agent
 
 
 def test_jobs_go_to_their_owners_agents(start, agent):
@@ -211,29 +213,29 @@ def test_a_user_whose_leases_are_refused_is_told_and_the_others_go_on(start):
 
 
 def test_a_suspended_job_has_no_throughput_and_no_nodes(start, agent):
-    """Nothing is reported any more that would say so."""
+    """Its workers do not report the end of their work."""
     machine = Imagined("n0")
     daemon = start(machine)
     job = daemon.submit("ann")
     [lease] = lease_of(machine, "ann")
-    made = agent(daemon, lease)
-    made.hello()
-    made.work(job)
+    anns_agent = agent(daemon, lease)
+    anns_agent.hello()
+    anns_agent.work(job)
     now = time.time()
-    made.say(messages.Progress(job, 1, 0, 7, 8.0, 1, 8.0, now, now))
-    made.say(messages.Progress(job, 1, 0, 7, 800.0, 100, 8.0, now, now + 1))
+    anns_agent.say(messages.Progress(job, 1, 0, 7, 8.0, 1, 8.0, now, now))
+    anns_agent.say(messages.Progress(job, 1, 0, 7, 800.0, 100, 8.0, now, now + 1))
 
     def shown(name):
         registry = daemon.service.core.metrics.registry
         return registry.get_sample_value(f"malletrain_{name}", {"job": job})
 
     until(lambda: shown("job_nodes") == 1 and shown("job_samples_per_second"), "it is at work")
-    made.say(messages.Leaving(30.0))
-    drain = made.hear(messages.Drain)
-    made.say(messages.Drained(job, drain.generation, True, "", drain.number))
-    made.hear(messages.Release)
-    made.say(messages.Released(job))
-    made.hear(messages.Goodbye)
+    anns_agent.say(messages.Leaving(30.0))
+    drain = anns_agent.hear(messages.Drain)
+    anns_agent.say(messages.Drained(job, drain.generation, True, "", drain.number))
+    anns_agent.hear(messages.Release)
+    anns_agent.say(messages.Released(job))
+    anns_agent.hear(messages.Goodbye)
     until(lambda: daemon.job(job).state == "suspended", "the job is suspended")
     view = daemon.job(job)
     assert (view.nodes, view.rate) == ((), 0.0)

@@ -6,11 +6,15 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
+
 from malletrain.daemon import lease_actions
 from malletrain.protocol import messages
 from scavenger.interface import LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import NEVER_S
+
+pytestmark = pytest.mark.slow
 
 SOON = 'release_after = "0 s"\n'
 WAIT = SOON + 'lease_wait = "1 s"'
@@ -24,19 +28,17 @@ class Deaf(Imagined):
 
     def __init__(self, *nodes):
         super().__init__(*nodes)
-        self.asked = []
+        self.releases = []
 
     def give_back(self, leases):
-        self.asked += [lease.id for lease in leases]
+        self.releases += [lease.id for lease in leases]
         if self.busy:
             raise SchedulerError("scancel failed: try again later.")
         super().give_back(leases)
 
 
 def given_up(daemon, machine):
-    """A lease whose agent has gone, and of which no job has any use: its end was asked for in
-    vain.
-    """
+    """A lease without an agent and without use to a job, which the daemon asked to end in vain."""
     job = daemon.submit("ann")
     [lease] = until(lambda: machine.of("ann"), "ann has a lease")
     with closing(Agent(daemon, lease)) as agent:
@@ -50,7 +52,7 @@ def given_up(daemon, machine):
         agent.say(messages.Released(job))
         agent.hear(messages.Goodbye)
         agent.say(messages.LogsShipped(job))
-        until(lambda: machine.asked, "its end was asked for")
+        until(lambda: machine.releases, "its end was asked for")
     return lease
 
 
@@ -60,7 +62,7 @@ def test_a_release_that_was_refused_is_asked_for_again(tmp_path):
     daemon = RunningDaemon(tmp_path, machine, allocation=WAIT)
     try:
         lease = given_up(daemon, machine)
-        until(lambda: machine.asked.count(lease) >= 2, "it was asked for again")
+        until(lambda: machine.releases.count(lease) >= 2, "it was asked for again")
         machine.busy = False
         until(lambda: lease not in machine.leases, "it has ended")
         until(lambda: not daemon.service.leases.active, "the daemon knows")
@@ -76,21 +78,21 @@ def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_pa
         lease = given_up(daemon, machine)
     finally:
         daemon.stop()
-    machine.busy, machine.asked = False, []
+    machine.busy, machine.releases = False, []
     assert lease in machine.leases
     # nothing is heard of its agent any more
     daemon = RunningDaemon(tmp_path, machine, allocation=WAIT)
     try:
         until(lambda: lease not in machine.leases, "it has ended")
-        assert machine.asked[0] == lease
+        assert machine.releases[0] == lease
         until(lambda: not daemon.service.leases.active, "the daemon knows")
     finally:
         daemon.stop()
 
 
 def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monkeypatch):
-    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. That it is
-    asked for where the agent does not go is what the other tests wait for.
+    """On PBS a ``qdel`` for a job that ended in the same moment was never answered. The other tests
+    show that the daemon does ask where the agent stays.
     """
     monkeypatch.setattr(lease_actions, "EXIT_WAIT_S", NEVER_S)
     machine = Deaf("n0")
@@ -108,6 +110,6 @@ def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monke
             agent.say(messages.LogsShipped(job))
             del machine.leases[lease]
             until(lambda: not daemon.service.leases.active, "the lease is over")
-        assert machine.asked == []
+        assert machine.releases == []
     finally:
         daemon.stop()

@@ -26,32 +26,33 @@ def test_nobodys_share_is_counted_unless_asked_for():
 
 def test_by_user_group_and_account():
     assert parties('[shares]\nby = "user"').party("ann") == "ann"
-    found = parties('[shares]\nby = "group"', {"ann": "physics", "bob": ""})
-    assert (found.party("ann"), found.party("bob")) == ("physics", "(no group)")
-    found = parties('[shares]\nby = "account"\naccounts = ["physics: ann, bob"]')
-    assert (found.party("bob"), found.party("cyd")) == ("physics", "(no account)")
+    all_parties = parties('[shares]\nby = "group"', {"ann": "physics", "bob": ""})
+    assert (all_parties.party("ann"), all_parties.party("bob")) == ("physics", "(no group)")
+    all_parties = parties('[shares]\nby = "account"\naccounts = ["physics: ann, bob"]')
+    assert (all_parties.party("bob"), all_parties.party("cyd")) == ("physics", "(no account)")
     assert primary_group("root") == "root"
     assert primary_group("nobody there") == ""
 
 
 def test_weights_of_slurm_and_of_the_site():
-    found = parties('[shares]\nby = "account"\nweights_from = "slurm"\nweights = ["arts 7"]')
-    found.learned(parse_associations(TREE, USERS))
-    weights = found.weights()
+    all_parties = parties('[shares]\nby = "account"\nweights_from = "slurm"\nweights = ["arts 7"]')
+    all_parties.learned(parse_associations(TREE, USERS))
+    weights = all_parties.weights()
     assert weights["arts"] == 7.0
     assert weights["optics"] == pytest.approx(3 * weights["lasers"])
-    assert found.party("ann") == "optics"
-    assert found.account("nobody") == ""
+    assert all_parties.party("ann") == "optics"
+    assert all_parties.account("nobody") == ""
 
 
 def test_what_the_controller_is_told():
     text = '[shares]\nby = "user"\nweights = ["ann 2"]\nothers = 0.5\nhalf_life = "2 d"\n'
-    found = controller_settings(
+    shares = controller_settings(
         parse_config(SLURM + text + 'double_after = "1 h"\nnode_weights = ["a100 4"]')
     ).shares
-    assert found is not None
-    assert (found.weight("ann"), found.weight("bob")) == (2.0, 0.5)
-    assert (found.half_life_s, found.double_after_s, found.classes) == (172800, 3600, {"a100": 4})
+    assert shares is not None
+    assert (shares.weight("ann"), shares.weight("bob")) == (2.0, 0.5)
+    assert (shares.half_life_s, shares.double_after_s) == (172800, 3600)
+    assert shares.classes == {"a100": 4}
 
 
 @pytest.mark.parametrize(
@@ -77,15 +78,15 @@ def test_slurms_associations_need_slurm():
 
 
 def test_quotas_of_users_and_accounts():
-    found = parties(
+    all_parties = parties(
         "[quotas]\nuser_nodes = 8\naccount_nodes = 20\naccount_jobs = 3\n"
         'own = ["user ann 0 1", "account arts 2 0"]\n'
         '[shares]\naccounts = ["arts ann bob", "physics cyd"]'
     )
-    assert found.quotas("ann") == (Quota("account arts", 2),)
-    assert found.quotas("bob") == (Quota("user bob", 8), Quota("account arts", 2))
-    assert found.quotas("dan") == (Quota("user dan", 8),)
-    assert "account arts may have 2 at once" in found.refusal("bob", 3, [])
-    assert found.refusal("ann", 1, ["bob"] * 9) == ""
-    assert "user ann has 1 job that has not ended" in found.refusal("ann", 1, ["ann"])
-    assert "account physics has 3 jobs" in found.refusal("cyd", 1, ["cyd"] * 3)
+    assert all_parties.quotas("ann") == (Quota("account arts", 2),)
+    assert all_parties.quotas("bob") == (Quota("user bob", 8), Quota("account arts", 2))
+    assert all_parties.quotas("dan") == (Quota("user dan", 8),)
+    assert "account arts may have 2 at once" in all_parties.refusal("bob", 3, [])
+    assert all_parties.refusal("ann", 1, ["bob"] * 9) == ""
+    assert "user ann has 1 job that has not ended" in all_parties.refusal("ann", 1, ["ann"])
+    assert "account physics has 3 jobs" in all_parties.refusal("cyd", 1, ["cyd"] * 3)

@@ -15,10 +15,10 @@ from malletrain.daemon.receive_queue import (
 
 
 def all_of(queue):
-    found = []
+    messages = []
     while queue:
-        found.append(queue.take())
-    return found
+        messages.append(queue.take())
+    return messages
 
 
 def test_senders_take_turns_and_each_is_heard_in_its_order():
@@ -115,7 +115,7 @@ def test_all_unauthenticated_clients_are_one_sender_whatever_keys_they_come_with
 
 @given(st.lists(st.one_of(st.none(), st.tuples(st.sampled_from("abc"), st.integers(0, 60)))))
 def test_nothing_that_was_taken_in_is_lost_and_no_bound_is_broken(steps):
-    """None: one is taken out."""
+    """Steps: a message is put in, or one is taken out (None)."""
     least, room = 2 * MESSAGE_OVERHEAD_BYTES + 30, 4 * MESSAGE_OVERHEAD_BYTES + 100
     queue, model = (
         ReceiveQueue(max_messages=4, capacity=room, guaranteed=least),
@@ -131,9 +131,9 @@ def test_nothing_that_was_taken_in_is_lost_and_no_bound_is_broken(steps):
             continue
         name, size = step
         line = model[name]
-        held = {n: sum(MESSAGE_OVERHEAD_BYTES + s for _, s in model[n]) for n in model}
-        after = held[name] + MESSAGE_OVERHEAD_BYTES + size
-        free = room - sum(held.values()) - MESSAGE_OVERHEAD_BYTES - size
+        bytes_of = {n: sum(MESSAGE_OVERHEAD_BYTES + s for _, s in model[n]) for n in model}
+        after = bytes_of[name] + MESSAGE_OVERHEAD_BYTES + size
+        free = room - sum(bytes_of.values()) - MESSAGE_OVERHEAD_BYTES - size
         fits = len(line) < 4 and (after <= least or after <= free)
         assert queue.put(name, (name, number, size), size) == fits
         if fits:

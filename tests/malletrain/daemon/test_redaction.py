@@ -30,8 +30,8 @@ def test_what_fits_is_left_as_it_is():
 
 def test_the_oldest_that_ended_go_first_and_the_order_stays():
     jobs = [job(0, "running"), *(job(i) for i in range(1, 10)), job(10, "running")]
-    kept = fitting(jobs, UNFINISHED, max_bytes=size(jobs) - 1)
-    assert [j.id for j in kept] == ["j0", *(f"j{i}" for i in range(2, 11))]
+    remaining = fitting(jobs, UNFINISHED, max_bytes=size(jobs) - 1)
+    assert [j.id for j in remaining] == ["j0", *(f"j{i}" for i in range(2, 11))]
     assert [j.id for j in fitting(jobs, UNFINISHED, max_bytes=size(jobs[:1]) * 2 + 10)] == [
         "j0",
         "j10",
@@ -41,10 +41,10 @@ def test_the_oldest_that_ended_go_first_and_the_order_stays():
 
 def test_metrics_go_before_jobs_do():
     jobs = [job(i, metrics=50) for i in range(10)]
-    kept = fitting(jobs, UNFINISHED, max_bytes=size(jobs) // 2)
-    assert [j.id for j in kept] == [j.id for j in jobs]
-    assert size(kept) <= size(jobs) // 2
-    assert [bool(j.metrics) for j in kept] == sorted(bool(j.metrics) for j in kept), (
+    remaining = fitting(jobs, UNFINISHED, max_bytes=size(jobs) // 2)
+    assert [j.id for j in remaining] == [j.id for j in jobs]
+    assert size(remaining) <= size(jobs) // 2
+    assert [bool(j.metrics) for j in remaining] == sorted(bool(j.metrics) for j in remaining), (
         "the newest keep theirs"
     )
 

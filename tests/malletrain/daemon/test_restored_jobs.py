@@ -19,6 +19,8 @@ from malletrain.store.records import CurveRow, GoalRow, JobRow, ProfileRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.test_curves import MEASURED
 
+pytestmark = pytest.mark.slow
+
 MODES = ("restart", "live", "service")
 KNOWN = ("nothing", "a key", "a curve", "garbage")
 GOALS = ("none", "stated", "kept", "standing")
@@ -26,7 +28,7 @@ AFTER = ("", "completed", "failed", "open", "unknown")
 
 
 def fill(store, script):
-    """A job of every kind: what it is, what is known and wanted of it, whom it awaits."""
+    """A job for each combination of mode, stored profile, goals, dependency and past."""
     others = {
         state: store.add_job(JobRow(store.new_job_id(), "b", "ada", "{}", state)).id
         for state in ("completed", "failed")
@@ -36,7 +38,7 @@ def fill(store, script):
     store.add_job(JobRow(first, "first", "ada", written(script, mode="restart"), "queued"))
     store.put_curve(CurveRow("known", "gpu", 4, MEASURED.to_dict(), first, 5.0))
     kinds = itertools.product(MODES, KNOWN, GOALS, AFTER, (None, 12.0))
-    for number, (mode, known, goals, after, started) in enumerate(kinds):
+    for number, (mode, knowledge, goals, after, started) in enumerate(kinds):
         curve = {"1": 1.0, "2": 1.9} if mode == "service" or number % 5 == 0 else None
         spec = written(
             script,
@@ -53,8 +55,8 @@ def fill(store, script):
             store.new_job_id(), "a", "ada", spec, state, started=started, samples=float(number)
         )
         store.add_job(row)
-        if known != "nothing":
-            learned = {"a curve": MEASURED.to_dict(), "garbage": {"no": "curve"}}.get(known, {})
+        if knowledge != "nothing":
+            learned = {"a curve": MEASURED.to_dict(), "garbage": {"no": "curve"}}.get(knowledge, {})
             key = "known" if number % 3 else "other"
             store.put_profile(ProfileRow(row.id, key, "gpu", learned))
         if goals in ("kept", "standing"):
@@ -118,17 +120,17 @@ def test_many_jobs_at_once_are_what_each_is_alone(tmp_path, profiled):
     one = restored(tmp_path / "one", config, one_by_one)
     many = restored(tmp_path / "many", config, Core.restore)
     assert many == one
-    told = {event.job: event for event in many[0] if isinstance(event, JobSubmitted)}
-    assert set(told) == set(many[2])
-    found = [event.scaling is not None for event in told.values()]
-    assert any(found) == (profiled == "true")
-    assert len(told) == 1 + len(MODES) * len(KNOWN) * len(GOALS) * (len(AFTER) * 2 - 2)
+    event_of = {event.job: event for event in many[0] if isinstance(event, JobSubmitted)}
+    assert set(event_of) == set(many[2])
+    with_scaling = [event.scaling is not None for event in event_of.values()]
+    assert any(with_scaling) == (profiled == "true")
+    assert len(event_of) == 1 + len(MODES) * len(KNOWN) * len(GOALS) * (len(AFTER) * 2 - 2)
 
 
 def test_a_start_with_more_jobs_asks_the_database_no_more(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
-    asked = []
+    query_counts = []
     for number in (3, 300):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -150,5 +152,5 @@ def test_a_start_with_more_jobs_asks_the_database_no_more(tmp_path):
                 driver.set_trace_callback(None)
 
         restored(folder, config, counted)
-        asked.append(len([query for query in queries if query.startswith("SELECT")]))
-    assert asked[0] == asked[1] > 0
+        query_counts.append(len([query for query in queries if query.startswith("SELECT")]))
+    assert query_counts[0] == query_counts[1] > 0

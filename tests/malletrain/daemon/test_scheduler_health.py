@@ -20,7 +20,7 @@ def test_that_the_scheduler_is_busy_is_told_once_and_so_is_its_end(tmp_path):
     machine = Moody("n0")
     daemon = RunningDaemon(tmp_path, machine, several=False)
 
-    def told():
+    def event_kinds():
         kinds = (EventKind.SCHEDULER_BUSY, EventKind.SCHEDULER_ANSWERS)
         return [e.kind for e in daemon.events() if e.kind in kinds]
 
@@ -41,7 +41,7 @@ def test_that_the_scheduler_is_busy_is_told_once_and_so_is_its_end(tmp_path):
         until(lambda: metric("scheduler_backoff_seconds", cause="busy") == 10, "it goes on")
         machine.mood = calm
         until(lambda: metric("scheduler_backoff_seconds", cause="busy") == 0, "it is over")
-        assert told() == ["scheduler-busy", "scheduler-answers"]
+        assert event_kinds() == ["scheduler-busy", "scheduler-answers"]
         [sentence] = [e.sentence for e in daemon.events() if e.kind == "scheduler-busy"]
         assert "RPC rate limit" in sentence
         with daemon.client() as client:

@@ -15,11 +15,15 @@ from scavenger.interface import SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 OVER = ("lease-ended", "node-lost", "node-vanished")
 
 
 class Troubled(Imagined):
-    """Its ``trouble``: "" | fails | hangs | half (some answers lack all leases)."""
+    """A main scheduler with ``trouble``: "", fails, hangs, or half: every other poll lacks the
+    leases.
+    """
 
     def __init__(self, *nodes):
         super().__init__(*nodes)
@@ -31,10 +35,10 @@ class Troubled(Imagined):
     def poll(self):
         self.polls += 1
         self._bear()
-        found = super().poll()
+        result = super().poll()
         if self.trouble == "half" and self.polls % 2:
-            return replace(found, leases=())
-        return found
+            return replace(result, leases=())
+        return result
 
     def take(self, requests):
         self._bear()
@@ -79,7 +83,7 @@ def kinds(daemon):
 def test_while_it_is_out_of_order_jobs_go_on_and_users_are_served(tmp_path, trouble):
     with training(tmp_path) as (daemon, machine, job, agent):
         machine.trouble = trouble
-        asked = machine.polls
+        polls_before = machine.polls
 
         def heard():
             """The daemon hears of the agent whatever the main scheduler says."""
@@ -87,7 +91,7 @@ def test_while_it_is_out_of_order_jobs_go_on_and_users_are_served(tmp_path, trou
             return True
 
         def in_trouble():
-            return heard() and (machine.hung or machine.polls > asked + 10)
+            return heard() and (machine.hung or machine.polls > polls_before + 10)
 
         until(in_trouble, "it is asked")
         second = daemon.submit("bob")
@@ -114,8 +118,8 @@ def test_a_lease_that_is_gone_for_good_is_believed_to_be(tmp_path):
         machine.give_back(tuple(machine.leases.values()))
         machine.nodes = ()
         until(lambda: daemon.job(job).nodes == (), "its node is lost")
-        [told] = [e for e in daemon.events() if e.kind == "lease-ended"]
-        assert (told.lease, told.node) == (agent.lease, agent.node)
+        [event] = [e for e in daemon.events() if e.kind == "lease-ended"]
+        assert (event.lease, event.node) == (agent.lease, agent.node)
 
 
 def test_a_lease_whose_agent_is_not_there_yet_outlives_half_an_answer(tmp_path):
@@ -124,8 +128,8 @@ def test_a_lease_whose_agent_is_not_there_yet_outlives_half_an_answer(tmp_path):
     try:
         daemon.submit("ann")
         [lease] = until(lambda: machine.of("ann"), "ann has a lease")
-        machine.trouble, asked = "half", machine.polls
-        until(lambda: machine.polls > asked + 6, "it is asked")
+        machine.trouble, polls_before = "half", machine.polls
+        until(lambda: machine.polls > polls_before + 6, "it is asked")
         assert machine.of("ann") == [lease], "no other was asked for, and it was not given back"
         assert not [e for e in daemon.events() if e.kind in OVER]
     finally:

@@ -29,16 +29,16 @@ def test_a_site_that_says_nothing_has_the_cores_defaults():
     ],
 )
 def test_a_node_that_is_reclaimed_is_left_to_the_main_scheduler_for_its_turn(kind, gaps, turn_s):
-    # Found on PBS: a node was taken to be with its next user in 5 s, and was idle for 31.
-    told = controller_settings(parse_config(f'[scheduler]\nkind = "{kind}"\n{gaps}'))
-    assert told.reclaim_way_s == ControllerSettings().reclaim_way_s + turn_s
+    # Found on PBS: its next user was expected to have the node in 5 s, and had it after 31.
+    settings = controller_settings(parse_config(f'[scheduler]\nkind = "{kind}"\n{gaps}'))
+    assert settings.reclaim_way_s == ControllerSettings().reclaim_way_s + turn_s
 
 
 def test_what_a_site_says_counts():
-    told = controller_settings(
+    settings = controller_settings(
         site('[allocation]\nmin_interval = "7 s"\nstart = "40 s"\n[profiling]\nenabled = false\n')
     )
     default = ControllerSettings()
     cost = replace(default.planning.cost, start_s=40.0)
     planning = replace(default.planning, cost=cost)
-    assert told == replace(default, planning=planning, min_interval_s=7.0)
+    assert settings == replace(default, planning=planning, min_interval_s=7.0)

@@ -11,6 +11,8 @@ from malletrain.client import ClientError
 from malletrain.core.shares import PartyService
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 SECTIONS = """
 [shares]
@@ -116,22 +118,23 @@ def test_what_was_served_is_known_after_a_restart(start):
     shares = daemon.service.core.controller.shares
     until(lambda: "arts" in shares.services(), "a second of service is counted")
     daemon.call(lambda: _keep(daemon))
-    kept = until(lambda: stored(daemon).get("arts"), "it is in the database")
+    served = until(lambda: stored(daemon).get("arts"), "it is in the database")
     agent.close()
     again = start()
-    found = until(
+    service = until(
         lambda: again.service.core.controller.shares.services().get("arts"), "it is restored"
     )
-    assert found.served >= 0.99 * kept
+    assert service.served >= 0.99 * served
     assert again.service.core.controller.shares.standing("arts").factor == pytest.approx(1.0)
 
 
 def stored(daemon):
-    """What was served by the database: party → node-seconds. The daemon's own connection is its
-    thread's.
+    """Party → node-seconds that it was served, from the database. The connection is not the
+    daemon's, which only its thread may use.
     """
-    with contextlib.closing(sqlite3.connect(daemon.config.state_dir / "malletrain.db")) as found:
-        return dict(found.execute("SELECT party, served FROM service"))
+    path = daemon.config.state_dir / "malletrain.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return dict(connection.execute("SELECT party, served FROM service"))
 
 
 def _keep(daemon):

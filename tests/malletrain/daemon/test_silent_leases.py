@@ -23,11 +23,11 @@ def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(t
         heard.hear(messages.Welcome)
         machine.run(other)
         assert machine.requests[silent].node != machine.requests[other].node
-        [told] = [e for e in daemon.events() if e.kind == "lease-unheard"]
-        assert (told.node, told.lease) == (machine.requests[silent].node, silent)
-        assert "has not reported for 5 s" in told.sentence
-        assert f"~ann/.local/state/malletrain/leases/{silent}.out" in told.sentence
-        assert daemon.daemon.endpoint.rpartition(":")[2] in told.sentence
+        [event] = [e for e in daemon.events() if e.kind == "lease-unheard"]
+        assert (event.node, event.lease) == (machine.requests[silent].node, silent)
+        assert "has not reported for 5 s" in event.sentence
+        assert f"~ann/.local/state/malletrain/leases/{silent}.out" in event.sentence
+        assert daemon.daemon.endpoint.rpartition(":")[2] in event.sentence
         until(
             lambda: [
                 e
@@ -62,16 +62,16 @@ def test_its_last_words_are_kept(tmp_path):
 
 
 def test_where_nothing_is_known_the_cause_is_guessed():
-    said = likely_cause("", "n1", "tcp://[fd00::1]:7443")
-    assert "n1 cannot connect to [fd00::1]" in said
-    assert "port 7443" in said
+    cause = likely_cause("", "n1", "tcp://[fd00::1]:7443")
+    assert "n1 cannot connect to [fd00::1]" in cause
+    assert "port 7443" in cause
 
 
 def test_a_node_of_which_the_main_scheduler_knows_that_it_is_down_is_called_so():
-    """Its power is gone: no firewall is to be looked for."""
+    """The node has no power: the sentence must not blame a firewall."""
     nodes = [NodeFacts("n1", "down", False, trouble="it is down"), NodeFacts("n2", "free", True)]
-    said = Explanations(nodes, GapRules(), Choice((), {}), 0.0)
-    assert node_problem(said, "n2") == node_problem((), "n1") == ""
-    trouble = node_problem(said, "n1")
+    explanations = Explanations(nodes, GapRules(), Choice((), {}), 0.0)
+    assert node_problem(explanations, "n2") == node_problem((), "n1") == ""
+    trouble = node_problem(explanations, "n1")
     cause = likely_cause("", "n1", "tcp://10.0.0.1:7443", problem=trouble)
     assert cause == "The main scheduler says of n1: it is down."

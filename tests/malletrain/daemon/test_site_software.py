@@ -22,41 +22,41 @@ options = ["--no-mount=cwd"]
 
 
 def job(**software):
-    given = SoftwareEnvironment(**software) if software else None
+    environment = SoftwareEnvironment(**software) if software else None
     places = ("/w/t.py", "/w", "/env/bin/python")
-    return JobSpec("x", "ada", *places, max_nodes=2, goal="throughput", software=given)
+    return JobSpec("x", "ada", *places, max_nodes=2, goal="throughput", software=environment)
 
 
-def made(config=SITE, **software):
+def site_job(config=SITE, **software):
     return with_site_software(job(**software), parse_config(config).containers)
 
 
 def test_the_sites_image_is_that_of_jobs_that_name_no_environment():
-    assert made().software == SoftwareEnvironment(
+    assert site_job().software == SoftwareEnvironment(
         container="/images/site.sif",
         runtime="apptainer",
         binds=("/scratch", "/archive:/data"),
         options=("--no-mount=cwd",),
     )
-    assert made().python == "python"
-    assert made(modules=("gcc",)).software.container == "/images/site.sif"
+    assert site_job().python == "python"
+    assert site_job(modules=("gcc",)).software.container == "/images/site.sif"
 
 
 @pytest.mark.parametrize("own", [{"conda": "a"}, {"venv": "/v"}, {"container": ""}])
 def test_jobs_that_name_another_environment_stay_as_they_are(own):
-    assert made(**own) == job(**own)
+    assert site_job(**own) == job(**own)
 
 
 def test_an_image_of_the_jobs_own_is_run_as_the_site_runs_images():
-    software = made(container="mine", binds=("/mine",)).software
+    software = site_job(container="mine", binds=("/mine",)).software
     assert (software.container, software.runtime) == ("mine", "apptainer")
     assert software.binds == ("/mine", "/scratch", "/archive:/data")
-    other = made(container="mine", runtime="podman").software
+    other = site_job(container="mine", runtime="podman").software
     assert (other.runtime, other.options) == ("podman", ())
 
 
 def test_a_site_without_an_image_changes_nothing():
-    assert made('[scheduler]\nkind = "local"\n') == job()
+    assert site_job('[scheduler]\nkind = "local"\n') == job()
 
 
 @pytest.mark.parametrize("bind", ["scratch", "/a:/b:/c", "/a:b", ""])

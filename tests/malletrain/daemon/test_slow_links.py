@@ -96,16 +96,16 @@ class LinkSite:
             while self.under_way:
                 self.answer()
 
-    def said(self):
+    def kinds_and_nodes(self):
         return [(kind, data["node"]) for kind, data in self.events]
 
 
 def test_a_node_with_a_slow_link_is_named_and_remembered_once():
     site = LinkSite(c=1000.0)
     site.play(24)
-    assert site.said() == [(EventKind.NODE_SLOW, "c")]
-    (known,) = site.slow.links(site.now).values()
-    assert (known.slowdown, known.link_mbit) == (10.0, 10_000.0)
+    assert site.kinds_and_nodes() == [(EventKind.NODE_SLOW, "c")]
+    (link,) = site.slow.links(site.now).values()
+    assert (link.slowdown, link.link_mbit) == (10.0, 10_000.0)
     assert site.slow.current(site.now)["c"].sentence.startswith(
         "The link of c carries 1e+03 Mbit/s"
     )
@@ -125,13 +125,13 @@ def test_a_free_node_is_given_back():
     for node in NODES:
         site.agents[node].holds = None
     site.play(30)
-    assert site.said() == [(EventKind.NODE_SLOW, "e")]
+    assert site.kinds_and_nodes() == [(EventKind.NODE_SLOW, "e")]
     assert site.reclaimed == ["e"]
     site = LinkSite("name", e=100.0)
     for node in NODES:
         site.agents[node].holds = None
     site.play(30)
-    assert (site.said(), site.reclaimed) == ([(EventKind.NODE_SLOW, "e")], [])
+    assert (site.kinds_and_nodes(), site.reclaimed) == ([(EventKind.NODE_SLOW, "e")], [])
 
 
 def test_a_link_that_is_measured_well_again_is_forgotten():
@@ -139,7 +139,7 @@ def test_a_link_that_is_measured_well_again_is_forgotten():
     site.play(24)
     site.speeds.clear()
     site.play(24)
-    assert site.said() == [(EventKind.NODE_SLOW, "c"), (EventKind.NODE_NOT_SLOW, "c")]
+    assert site.kinds_and_nodes() == [(EventKind.NODE_SLOW, "c"), (EventKind.NODE_NOT_SLOW, "c")]
     assert not site.slow.current(site.now)
 
 
@@ -147,7 +147,7 @@ def test_what_was_found_is_known_to_a_daemon_that_is_started_again():
     site = LinkSite(c=1000.0)
     site.play(24)
 
-    def kept():
+    def next_slow_nodes():
         rows = [
             SimpleNamespace(
                 kind=kind,
@@ -161,10 +161,10 @@ def test_what_was_found_is_known_to_a_daemon_that_is_started_again():
         store = SimpleNamespace(events_of=lambda kind, since: [r for r in rows if r.kind == kind])
         return slow_nodes(site.config, store, site.now)
 
-    assert kept().links(site.now)["c"].link_mbit == 10_000.0
+    assert next_slow_nodes().links(site.now)["c"].link_mbit == 10_000.0
     site.speeds.clear()
     site.play(24)
-    assert not kept().current(site.now)
+    assert not next_slow_nodes().current(site.now)
 
 
 def test_pairs_are_of_one_job_one_at_a_time_and_not_too_often():
@@ -217,9 +217,9 @@ def test_nothing_is_measured_where_it_is_off(options):
 
 
 def test_the_network_of_the_jobs_is_the_one_that_is_measured():
-    site, told = LinkSite(), []
+    site, measurements = LinkSite(), []
     site.fabric = SimpleNamespace(places={n: SimpleNamespace(address=f"ib-{n}") for n in NODES})
-    site.begin = lambda places, *more: told.append(places)
+    site.begin = lambda places, *more: measurements.append(places)
     site.look()
-    (places,) = told
+    (places,) = measurements
     assert all(places[node] == f"ib-{node}" for node in NODES)

@@ -60,14 +60,14 @@ class SlowSite:
         self.busy = dict.fromkeys(self.run.rounds.members, 0.0)
 
     def pass_window(self, busy, steps=100, silent=()):
-        """10 s in which every node makes so many steps, each ``busy`` seconds of each."""
+        """10 s in which every node makes so many steps. ``busy``: node → seconds of work a step."""
         self.now += 10.0
         for rank, node in enumerate(self.run.rounds.members):
             self.steps[node] += steps
             self.busy[node] += steps * busy[node]
-            told = None if node in silent else self.busy[node]
+            reported_busy = None if node in silent else self.busy[node]
             generation = self.run.rounds.generation
-            counts = (self.steps[node] * 8.0, self.steps[node], 8.0, 0.0, self.now, told)
+            counts = (self.steps[node] * 8.0, self.steps[node], 8.0, 0.0, self.now, reported_busy)
             self.watch.heard(node, self.run, Progress("j1", generation, rank, 7, *counts))
         self.watch.look(self.now)
 

@@ -6,6 +6,8 @@ from malletrain.protocol import messages
 from malletrain.protocol.phases import AssignmentPhase
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 SENTENCE = "There is no conda environment x on this node."
 
 
@@ -38,8 +40,8 @@ class Site:
     def lacks(self, agent, job):
         agent.hear(messages.Assign)
         failure = messages.Failure(0, 78, 1.0, cause=SENTENCE)
-        said = messages.Assignment(job, AssignmentPhase.EXITED, 0, (failure,))
-        agent.say(messages.Phase(said))
+        assignment = messages.Assignment(job, AssignmentPhase.EXITED, 0, (failure,))
+        agent.say(messages.Phase(assignment))
 
     def close(self):
         for agent in self.agents.values():
@@ -49,14 +51,14 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path):
-    made = []
+    sites = []
 
     def make(*nodes):
-        made.append(Site(tmp_path, *nodes))
-        return made[-1]
+        sites.append(Site(tmp_path, *nodes))
+        return sites[-1]
 
     yield make
-    for one in made:
+    for one in sites:
         one.close()
 
 
@@ -70,8 +72,8 @@ def test_two_nodes_that_lack_it_cost_two_nodes_and_no_try(site):
     until(lambda: one.daemon.job(job).state == "running", "it runs on the third")
     assert len({one.node(lease) for lease in one.agents}) == 3
     assert one.daemon.service.core.controller.jobs[job].tries == 0
-    told = [e.sentence for e in one.daemon.events() if e.kind == "node-rejected"]
-    assert told == [f"The node is rejected: {SENTENCE}"] * 2
+    sentences = [e.sentence for e in one.daemon.events() if e.kind == "node-rejected"]
+    assert sentences == [f"The node is rejected: {SENTENCE}"] * 2
 
 
 @pytest.mark.parametrize("nodes", [5, 2, 1])

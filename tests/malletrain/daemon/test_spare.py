@@ -13,6 +13,8 @@ from malletrain.daemon.agents import Agents, LeasedAgent
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE = 'release_after = "0 s"\nlease_wait = "1 h"\n[jobs]\ndrain_timeout = "1 h"'
 SOON = AT_ONCE.replace('drain_timeout = "1 h"', 'drain_timeout = "1 s"\nstop_grace = "1 s"')
 SOON += '\nlog_wait = "1 s"'

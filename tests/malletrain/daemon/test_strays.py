@@ -16,7 +16,7 @@ def lease(name, state=LeaseState.RUNNING):
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted", "ended"),
+    ("leases", "active", "ended"),
     [
         ([lease("l1")], {"l1"}, []),
         ([lease("l1")], set(), ["l1"]),
@@ -25,19 +25,20 @@ def lease(name, state=LeaseState.RUNNING):
         ([lease("l1"), lease("l2")], {"l1"}, ["l2"]),
     ],
 )
-def test_what_is_there_and_not_wanted_is_ended(found, wanted, ended):
-    assert [one.id for one in Strays().to_end(found, wanted, 0.0)] == ended
+def test_what_is_there_and_not_wanted_is_ended(leases, active, ended):
+    assert [one.id for one in Strays().to_end(leases, active, 0.0)] == ended
 
 
 def test_it_is_asked_for_again_only_after_a_while():
-    strays, found = Strays(), [lease("l1")]
-    told = [
-        len(strays.to_end(found, set(), now))
+    strays, leases = Strays(), [lease("l1")]
+    counts = [
+        len(strays.to_end(leases, set(), now))
         for now in (0.0, 5.0, RETRY_INTERVAL_S, RETRY_INTERVAL_S + 5.0)
     ]
-    assert told == [1, 0, 1, 0]
+    assert counts == [1, 0, 1, 0]
     assert strays.to_end([], set(), RETRY_INTERVAL_S + 6.0) == []
-    assert strays.to_end(found, set(), RETRY_INTERVAL_S + 7.0) == found  # another of that name, say
+    # It is no longer listed, so that another of that name is ended at once.
+    assert strays.to_end(leases, set(), RETRY_INTERVAL_S + 7.0) == leases
 
 
 class Mute(Imagined):

@@ -156,16 +156,16 @@ def test_a_script_that_never_reported_is_left_alone_and_its_owner_told():
     assert "does not call malletrain.report()" in site.notices[0]
 
 
-def at_work(pause, **site):
+def at_work(pause, **options):
     """A job that reported ``pause`` seconds after its start, and whose second round began then."""
-    made = Site(**site)
-    made.at(0.0)
-    made.now = pause
-    made.reports(20.0)
-    made.at(pause)
-    made.forms(2)
-    made.at(pause)
-    return made
+    site = Site(**options)
+    site.at(0.0)
+    site.now = pause
+    site.reports(20.0)
+    site.at(pause)
+    site.forms(2)
+    site.at(pause)
+    return site
 
 
 def test_workers_that_made_steps_before_are_started_again():

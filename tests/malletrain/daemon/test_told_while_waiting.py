@@ -46,13 +46,13 @@ class Told:
         )
 
     def submit(self, job, parameters, **more):
-        """A job's row, and what it is."""
-        made = messages.JobSpec(
+        """Store a job; returns its row and its specification."""
+        job_spec = messages.JobSpec(
             job, "ada", str(self.script), "/", "python", (f"--layers={job}",), min_nodes=1,
             max_nodes=4, goal="throughput", parameters=parameters, **more,
         )  # fmt: skip
-        row = JobRow(job, job, "ada", msgspec.json.encode(made).decode(), "queued")
-        return self.store.add_job(row), made
+        row = JobRow(job, job, "ada", msgspec.json.encode(job_spec).decode(), "queued")
+        return self.store.add_job(row), job_spec
 
     def has_run(self, job):
         """Its profile is over, and its workers said how large its model is."""
@@ -86,8 +86,8 @@ def prior(core, job):
     return core.controller.jobs[job].scaling.curve.current.prior
 
 
-async def told(core):
-    """Until the waiting jobs have been told."""
+async def delivery(core):
+    """Wait until the waiting jobs have their new priors."""
     async with asyncio.timeout(60.0):
         while core.curves.news:
             await asyncio.sleep(0.001)
@@ -97,13 +97,13 @@ async def told(core):
 
 @pytest.fixture
 def world(tmp_path):
-    """Jobs that wait, but for j1, which has run."""
-    made = Told(tmp_path)
+    """j1, which has run, and four jobs that wait."""
+    world = Told(tmp_path)
     for job, parameters in SIZES.items():
-        made.submit(job, parameters)
-    made.has_run("j1")
-    yield made
-    made.store.close()
+        world.submit(job, parameters)
+    world.has_run("j1")
+    yield world
+    world.store.close()
 
 
 def learns(core, job="j1"):
@@ -116,17 +116,17 @@ def test_a_waiting_job_is_told_what_a_similar_one_showed_while_it_waited(world):
         assert prior(core, "j2") is None
         learns(core)
         assert prior(core, "j2") is None, "in a step of its own"
-        await told(core)
-        found = {job: prior(core, job) for job in SIZES}
-        assert 300 < found["j2"].points[-1][1] < 340
-        assert "job j1" in found["j2"].source
-        assert [job for job, each in found.items() if each] == ["j2"], (
+        await delivery(core)
+        priors = {job: prior(core, job) for job in SIZES}
+        assert 300 < priors["j2"].points[-1][1] < 340
+        assert "job j1" in priors["j2"].source
+        assert [job for job, each in priors.items() if each] == ["j2"], (
             "j3 is far, j4 said nothing, j5 is not among the first four"
         )
         assert not core.controller.jobs["j2"].scaling.profiled
         assert world.store.profile("j2").learned, "stored"
         core.feed(JobCompleted("j1"))
-        await told(core)
+        await delivery(core)
         assert prior(core, "j5") is not None, "now it is"
 
     world.run(day)
@@ -141,10 +141,10 @@ def test_who_waits_when_the_daemon_starts_again_is_told_too(world):
 
     world.run(killed)
     assert not world.store.profile("j2").learned, "the daemon ended before it told it"
-    found, later = world.run(again)
-    assert found is not None
-    assert later is not None
-    assert world.run(again) == (found, later)
+    prior_of_j2, prior_of_j5 = world.run(again)
+    assert prior_of_j2 is not None
+    assert prior_of_j5 is not None
+    assert world.run(again) == (prior_of_j2, prior_of_j5)
 
 
 def test_after_a_restart_curves_that_come_later_are_told(world):
@@ -153,7 +153,7 @@ def test_after_a_restart_curves_that_come_later_are_told(world):
 
     async def day(core):
         learns(core)
-        await told(core)
+        await delivery(core)
         return prior(core, "j2")
 
     world.run(nothing)
@@ -169,10 +169,10 @@ def test_what_is_told_is_not_replaced_and_a_given_curve_stays(world):
         core.feed(JobCompleted("j3"))
         core.feed(JobCompleted("j4"))
         learns(core)
-        await told(core)
+        await delivery(core)
         first = prior(core, "j2"), prior(core, "j5")
         learns(core, "j7")
-        await told(core)
+        await delivery(core)
         assert (prior(core, "j2"), prior(core, "j5")) == first
         assert core.controller.jobs["j6"].curve.at(4) == 6.0
         assert prior(core, "j6") is None
@@ -181,15 +181,15 @@ def test_what_is_told_is_not_replaced_and_a_given_curve_stays(world):
 
 
 def test_the_simulator_tells_the_same(world):
-    """The same jobs, the same curve kept, and what each is told of it."""
+    """The same jobs and the same stored curve give each job the same prior."""
 
     async def day(core):
-        found = []
+        priors = []
         for happens in (learns, lambda core: core.feed(JobCompleted("j1"))):
             happens(core)
-            await told(core)
-            found.append({job: prior(core, job) for job in SIZES})
-        return found
+            await delivery(core)
+            priors.append({job: prior(core, job) for job in SIZES})
+        return priors
 
     jobs = {
         job: SimJob(job, 1, 4, 1e6, MEASURED.bid_curve(range(1, 5), 0.0), None, parameters=size)
@@ -199,15 +199,15 @@ def test_the_simulator_tells_the_same(world):
     reports, controller = Reports(0, sized=True), Controller(controller_settings(world.config))
     for job in jobs.values():
         controller.handle(JobSubmitted(job.name, 1, 4), 0.0)
-    found = []
+    priors = []
     for event in (RescaleCostMeasured("j1", "up", 3.0), JobCompleted("j1")):
         controller.handle(event, 1.0)
         if isinstance(event, RescaleCostMeasured):
             reports.keep(jobs["j1"], KeepScalingModel("j1", LEARNED))
         else:
             reports.news = True
-        for told_of in reports.for_waiting(controller, runs):
-            controller.handle(told_of, 1.0)
-        found.append({job: controller.jobs[job].scaling.curve.current.prior for job in SIZES})
-    assert world.run(day) == found
-    assert [sum(each is not None for each in all_told.values()) for all_told in found] == [1, 2]
+        for news_event in reports.for_waiting(controller, runs):
+            controller.handle(news_event, 1.0)
+        priors.append({job: controller.jobs[job].scaling.curve.current.prior for job in SIZES})
+    assert world.run(day) == priors
+    assert [sum(each is not None for each in prior_of.values()) for prior_of in priors] == [1, 2]

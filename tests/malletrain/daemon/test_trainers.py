@@ -30,19 +30,19 @@ class TwoClasses(Imagined):
     """Nodes whose names begin with g are of class a100."""
 
     def poll(self):
-        found = super().poll()
+        result = super().poll()
         gaps = (
             dataclasses.replace(gap, node_class="a100" if gap.node[0] == "g" else "xeon")
-            for gap in found.gaps
+            for gap in result.gaps
         )
-        return dataclasses.replace(found, gaps=tuple(gaps))
+        return dataclasses.replace(result, gaps=tuple(gaps))
 
 
 @pytest.fixture
 def daemon(tmp_path):
-    made = RunningDaemon(tmp_path, TwoClasses("g1", "g2", "x1"), allocation=SECTIONS)
-    yield made
-    made.stop()
+    daemon = RunningDaemon(tmp_path, TwoClasses("g1", "g2", "x1"), allocation=SECTIONS)
+    yield daemon
+    daemon.stop()
 
 
 def test_each_user_gets_leases_on_the_nodes_of_the_own_trainer(daemon):

@@ -56,9 +56,9 @@ def turns(tmp_path):
     async def make():
         return Turns(tmp_path)
 
-    made = asyncio.run(make())
-    yield made
-    made.store.close()
+    turns = asyncio.run(make())
+    yield turns
+    turns.store.close()
 
 
 def fails(turns, node):

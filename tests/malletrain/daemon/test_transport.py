@@ -9,7 +9,7 @@ import time
 import pytest
 import zmq
 
-from malletrain.daemon import transport
+from malletrain.daemon import transport as transport_module
 from malletrain.daemon.receive_queue import MAX_MESSAGES, ReceiveQueue
 from malletrain.daemon.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
@@ -51,7 +51,7 @@ class Deaf:
 
 
 @pytest.fixture
-def made():
+def transport():
     return Transport(new_pair(), lambda key: None)
 
 
@@ -61,32 +61,32 @@ def come_and_go(address, count):
         socket.create_connection((host, int(port))).close()
 
 
-def test_it_closes_after_any_number_of_ends_that_nobody_looked_at(made):
+def test_it_closes_after_any_number_of_ends_that_nobody_looked_at(transport):
     async def busy():
-        address = made.bind("tcp://127.0.0.1:0")
-        made.serve(receiver)
+        address = transport.bind("tcp://127.0.0.1:0")
+        transport.serve(receiver)
         come_and_go(address, MANY)  # the loop does not run meanwhile
 
     receiver = Deaf()
     asyncio.run(busy())
-    closing = threading.Thread(target=made.stop, daemon=True)
+    closing = threading.Thread(target=transport.stop, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive(), "the daemon hangs at its end"
-    assert receiver.ended == []  # nobody of them had said anything
+    assert receiver.ended == []  # none of them had sent a message
 
 
 def test_the_end_of_a_connection_is_told_with_the_peer_that_spoke_over_it():
     keys, receiver = new_pair(), Deaf()
-    made = Transport(keys, lambda key: "client:ann")
+    transport = Transport(keys, lambda key: "client:ann")
 
     async def until(condition):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     async def busy():
-        address, clients = made.bind("tcp://127.0.0.1:0"), []
-        made.serve(receiver)
+        address, clients = transport.bind("tcp://127.0.0.1:0"), []
+        transport.serve(receiver)
         with zmq.Context() as context:
             for number in range(3):
                 clients.append(client := context.socket(zmq.DEALER))
@@ -111,18 +111,18 @@ def test_the_end_of_a_connection_is_told_with_the_peer_that_spoke_over_it():
     try:
         asyncio.run(busy())
     finally:
-        made.stop()
+        transport.stop()
 
 
 def test_who_comes_before_the_keys_are_known_is_let_in_once_they_are():
     keys, own, receiver = new_pair(), new_pair(), Deaf()
-    known, serving, asked_early = {}, [], []
+    name_of, serving, early_keys = {}, [], []
 
     def who(key):
-        asked_early.extend(() if serving else [key])
-        return known.get(key)
+        early_keys.extend(() if serving else [key])
+        return name_of.get(key)
 
-    made = Transport(keys, who)
+    transport = Transport(keys, who)
 
     async def busy():
         with zmq.Context() as context, context.socket(zmq.DEALER) as client:
@@ -133,14 +133,14 @@ def test_who_comes_before_the_keys_are_known_is_let_in_once_they_are():
             )
             monitor = client.get_monitor_socket(zmq.EVENT_CONNECTED)
             try:
-                client.connect(made.bind("tcp://127.0.0.1:0"))
+                client.connect(transport.bind("tcp://127.0.0.1:0"))
                 client.send_multipart(encode(messages.Heartbeat("b")))
                 assert await asyncio.to_thread(monitor.poll, 1000 * PATIENCE_S)
             finally:
                 client.disable_monitor()
                 monitor.close()
-            known[own.public] = "lease:l1"
-            made.serve(receiver)
+            name_of[own.public] = "lease:l1"
+            transport.serve(receiver)
             serving.append(True)
             while not receiver.peers:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -148,20 +148,20 @@ def test_who_comes_before_the_keys_are_known_is_let_in_once_they_are():
     try:
         asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
     finally:
-        made.stop()
-    assert not asked_early
+        transport.stop()
+    assert not early_keys
 
 
-def test_what_is_sent_after_its_end_is_heard_by_nobody(made):
-    made.bind("tcp://127.0.0.1:0")
-    made.stop()
-    assert not made.send(b"peer", messages.Alive("boot"))
+def test_what_is_sent_after_its_end_is_heard_by_nobody(transport):
+    transport.bind("tcp://127.0.0.1:0")
+    transport.stop()
+    assert not transport.send(b"peer", messages.Alive("boot"))
 
 
-def test_however_much_is_sent_in_one_turn_it_looks_for_messages_once(made):
+def test_however_much_is_sent_in_one_turn_it_looks_for_messages_once(transport):
     async def busy():
-        made.bind("tcp://127.0.0.1:0")
-        made.serve(Deaf())
+        transport.bind("tcp://127.0.0.1:0")
+        transport.serve(Deaf())
         await asyncio.sleep(0)
         loop, due = asyncio.get_running_loop(), []
         soon = loop.call_soon
@@ -169,9 +169,9 @@ def test_however_much_is_sent_in_one_turn_it_looks_for_messages_once(made):
             due.append(what) or soon(what, *rest, **options)
         )
         for _ in range(50):
-            made.send(b"nobody", messages.Goodbye("Nobody is there."))
+            transport.send(b"nobody", messages.Goodbye("Nobody is there."))
         del loop.call_soon
-        made.stop()
+        transport.stop()
         return len(due)
 
     assert asyncio.run(busy()) == 1
@@ -201,15 +201,15 @@ class Odd(Slow):
 
 
 def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
-    server, own, receiver, kept = new_pair(), new_pair(), Odd(), []
+    server, own, receiver, frame_counts = new_pair(), new_pair(), Odd(), []
 
     class Watched(ReceiveQueue):
         def put(self, sender, message, size):
-            kept.append(len(message.frames))
+            frame_counts.append(len(message.frames))
             return super().put(sender, message, size)
 
-    monkeypatch.setattr(transport, "ReceiveQueue", Watched)
-    made = Transport(server, lambda key: "client:ann")
+    monkeypatch.setattr(transport_module, "ReceiveQueue", Watched)
+    transport = Transport(server, lambda key: "client:ann")
 
     async def busy():
         with zmq.Context() as context, context.socket(zmq.DEALER) as client:
@@ -218,20 +218,20 @@ def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
                 own.public.encode(),
                 own.secret.encode(),
             )
-            client.connect(made.bind("tcp://127.0.0.1:0"))
-            for _ in range(3):  # a turn each; what comes after waits
+            client.connect(transport.bind("tcp://127.0.0.1:0"))
+            for _ in range(3):  # handled in a turn each, while the next message waits
                 client.send_multipart(encode(messages.Heartbeat("boot")))
             client.send_multipart([b""] * 5000)
-            made.serve(receiver)
+            transport.serve(receiver)
             while not receiver.sentences:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     try:
         asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
     finally:
-        made.stop()
-    assert kept
-    assert set(kept) == {FRAMES}
+        transport.stop()
+    assert frame_counts
+    assert set(frame_counts) == {FRAMES}
     assert "this one has 5000" in receiver.sentences[0]
 
 
@@ -247,12 +247,12 @@ def test_of_a_message_of_very_many_frames_only_the_first_are_kept(monkeypatch):
 )
 def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
     server, own, receiver = new_pair(), new_pair(), Odd()
-    made = Transport(server, lambda key: who)
+    transport = Transport(server, lambda key: who)
     chunk = messages.LogChunk("j1", 1, "rank0", "n0", 0, bytes(size))
 
     async def busy():
-        address = made.bind("tcp://127.0.0.1:0")
-        made.serve(receiver)
+        address = transport.bind("tcp://127.0.0.1:0")
+        transport.serve(receiver)
         client = await asyncio.to_thread(RawClient, address, server.public, own)
         tag, body = encode(chunk)
         client.send(tag, more=True)
@@ -264,7 +264,7 @@ def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
     try:
         asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
     finally:
-        made.stop()
+        transport.stop()
     assert (receiver.heard == [who]) is heard
     assert heard or "the limit is" in receiver.sentences[0]
 
@@ -273,7 +273,7 @@ def test_how_large_a_message_may_be_depends_on_whose_it_is(who, size, heard):
 def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
     server, ann, bob = new_pair(), new_pair(), new_pair()
     names = {ann.public: flooder, bob.public: "lease:l1"}
-    made, receiver = Transport(server, names.get), Slow()
+    transport, receiver = Transport(server, names.get), Slow()
     over = threading.Event()
 
     def connected(context, own):
@@ -293,7 +293,7 @@ def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
             client.close()
 
     async def busy():
-        made.serve(receiver)
+        transport.serve(receiver)
         with zmq.Context() as context:
             await asyncio.to_thread(client_waits)
             client = connected(context, bob)
@@ -308,7 +308,7 @@ def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
     def client_waits():
         until(lambda: receiver.let_go, "more waits than may")
 
-    address = made.bind("tcp://127.0.0.1:0")
+    address = transport.bind("tcp://127.0.0.1:0")
     flooding = threading.Thread(target=flood)
     flooding.start()
     try:
@@ -316,5 +316,5 @@ def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
     finally:
         over.set()
         flooding.join()
-        made.stop()
+        transport.stop()
     assert set(receiver.let_go) == {flooder}

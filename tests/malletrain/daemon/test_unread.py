@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from malletrain.daemon import transport
+from malletrain.daemon import transport as transport_module
 from malletrain.daemon.transport import CONNECTION_BYTES, Transport
 from malletrain.daemon.unread import (
     FRAME_BYTES,
@@ -29,12 +29,12 @@ MB = 1_000_000
 
 
 def looks(of, begin, seconds, step=0.5):
-    """Whose connections are to be ended, of looks for so long."""
-    found, at = [], begin
+    """The connections to end, of all looks within so many seconds."""
+    connections, at = [], begin
     while at <= begin + seconds:
-        found += of.too_much(at)
+        connections += of.too_much(at)
         at += step
-    return found
+    return connections
 
 
 def test_a_connection_of_which_much_came_and_nothing_was_read_for_a_while_is_ended():
@@ -54,19 +54,19 @@ def test_who_has_less_waiting_stays():
 
 
 def test_what_waits_after_a_standstill_ends_nobody():
-    """Of each a little is read from one look to the next, though ever more comes."""
+    """A little is read of each connection between two looks, although ever more comes."""
     came = dict.fromkeys(range(100), 10 * MAX_BYTES)
     of = Unread(came.__getitem__)
     for descriptor in came:
         of.began(descriptor, 0.0)
-    found, at = of.too_much(60.0), 60.0
+    connections, at = of.too_much(60.0), 60.0
     for _ in range(200):
         at += 0.5
         for descriptor in came:
             of.read(descriptor, 1, 1)
             came[descriptor] += MAX_BYTES
-        found += of.too_much(at)
-    assert found == []
+        connections += of.too_much(at)
+    assert connections == []
     assert looks(of, at, STUCK_S + 1.0, 0.5), "then nothing is read of them any more"
 
 
@@ -135,17 +135,17 @@ class Receiver:
 @contextlib.contextmanager
 def listening():
     keys, receiver = new_pair(), Receiver()
-    made = Transport(keys, lambda key: "unauthenticated:one")
+    transport = Transport(keys, lambda key: "unauthenticated:one")
     try:
-        yield made, made.bind("tcp://127.0.0.1:0"), keys, receiver
+        yield transport, transport.bind("tcp://127.0.0.1:0"), keys, receiver
     finally:
-        made.stop()
+        transport.stop()
 
 
 def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
     async def busy():
-        with listening() as (made, address, keys, receiver):
-            made.serve(receiver)
+        with listening() as (transport, address, keys, receiver):
+            transport.serve(receiver)
             fair = await asyncio.to_thread(RawClient, address, keys.public, new_pair())
             bad = await asyncio.to_thread(RawClient, address, keys.public, new_pair())
 
@@ -157,7 +157,7 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
 
             cut = asyncio.ensure_future(asyncio.to_thread(endless))
             while not cut.done():
-                made.end_unreadable(True)
+                transport.end_unreadable(True)
                 await asyncio.sleep(0.01)
             await cut
             [sentence] = receiver.sentences
@@ -177,9 +177,12 @@ def test_a_message_that_does_not_end_ends_its_connection_and_others_go_on():
 
 def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_spoke():
     async def counted():
-        with listening() as (made, address, keys, receiver), contextlib.ExitStack() as strangers:
-            made.serve(receiver)
-            assert made.connection_bytes == 0
+        with (
+            listening() as (transport, address, keys, receiver),
+            contextlib.ExitStack() as strangers,
+        ):
+            transport.serve(receiver)
+            assert transport.connection_bytes == 0
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             for _ in range(3):  # they come before those who speak, and are taken in this order
                 strangers.enter_context(socket.create_connection((host, int(port))))
@@ -191,10 +194,10 @@ def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_s
                 client.send(b"x")
                 while len(receiver.sentences) < heard:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                assert made.connection_bytes == heard * CONNECTION_BYTES
-            for left in (1, 0):
-                there[left].socket.shutdown(socket.SHUT_RDWR)
-                while made.connection_bytes != left * CONNECTION_BYTES:  # noqa: ASYNC110
+                assert transport.connection_bytes == heard * CONNECTION_BYTES
+            for remaining in (1, 0):
+                there[remaining].socket.shutdown(socket.SHUT_RDWR)
+                while transport.connection_bytes != remaining * CONNECTION_BYTES:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             for client in there:
                 client.close()
@@ -204,7 +207,7 @@ def test_what_connections_take_is_known_as_long_as_they_are_there_and_somebody_s
 
 @pytest.mark.parametrize("size", [1, 300, 100_000])
 def test_what_was_read_is_counted_as_the_system_counts_it(monkeypatch, size):
-    """Never less than came, and more by what a frame may have around it at most."""
+    """The count is at least what came, and exceeds it by the framing of each message at most."""
     number, counted, descriptors = 2000 if size < 1000 else 50, [], set()
 
     class Watched(Unread):
@@ -213,11 +216,11 @@ def test_what_was_read_is_counted_as_the_system_counts_it(monkeypatch, size):
             descriptors.add(descriptor)
             super().read(descriptor, size, frames)
 
-    monkeypatch.setattr(transport, "Unread", Watched)
+    monkeypatch.setattr(transport_module, "Unread", Watched)
 
     async def busy():
-        with listening() as (made, address, keys, receiver):
-            made.serve(receiver)
+        with listening() as (transport, address, keys, receiver):
+            transport.serve(receiver)
             client = await asyncio.to_thread(RawClient, address, keys.public, new_pair())
             for _ in range(number):
                 client.send(b"x" * size)

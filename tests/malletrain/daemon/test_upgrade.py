@@ -8,6 +8,8 @@ import pytest
 from malletrain.protocol import messages, wire
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
+pytestmark = pytest.mark.slow
+
 
 class AgentOfBefore(Agent):
     """Speaks as the version before: it knows no version."""

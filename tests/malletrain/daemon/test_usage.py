@@ -58,16 +58,16 @@ def test_spans_of_a_job_that_starts_grows_loses_a_node_and_is_suspended():
 
 def test_sums_and_energy():
     leases = [LeasedSpan("ann", "a100", T, T + 1000) for _ in range(4)]
-    found = usage(leases, [HISTORY], 0.0, END)
+    usages = usage(leases, [HISTORY], 0.0, END)
     key = Key("2026-11", "ann", "a100")
     trained = 2 * 80 + 4 * 90 + 3 * 100 + 460
-    assert found == {
+    assert usages == {
         key: Usage(leased=4000, trained=trained, starting=80, rescaling=40, lost=90, samples=1000)
     }
     busy = trained + 80 + 40 + 90
     joules = busy * 1600 + (4000 - busy) * 300
-    assert kwh_of(found, {"a100": NodePower(300, 1600)}) == {key: pytest.approx(joules / 3.6e6)}
-    assert kwh_of(found, {"other": NodePower(1, 2)}) == {}
+    assert kwh_of(usages, {"a100": NodePower(300, 1600)}) == {key: pytest.approx(joules / 3.6e6)}
+    assert kwh_of(usages, {"other": NodePower(1, 2)}) == {}
 
 
 def test_one_kwh_is_a_kilowatt_for_an_hour():
@@ -77,9 +77,9 @@ def test_one_kwh_is_a_kilowatt_for_an_hour():
 
 def test_only_what_is_between_the_two_times_counts():
     leases = [LeasedSpan("ann", "a100", T, T + 1000)]
-    found = usage(leases, [HISTORY], T + 60, T + 105)[Key("2026-11", "ann", "a100")]
-    assert (found.leased, found.trained, found.rescaling) == (45, 2 * 40, 4 * 5)
-    assert found.samples == pytest.approx(1000 * 80 / 1280)
+    total = usage(leases, [HISTORY], T + 60, T + 105)[Key("2026-11", "ann", "a100")]
+    assert (total.leased, total.trained, total.rescaling) == (45, 2 * 40, 4 * 5)
+    assert total.samples == pytest.approx(1000 * 80 / 1280)
     assert usage(leases, [HISTORY], T + 5000, END) == {}
 
 
@@ -89,8 +89,8 @@ def test_months_users_classes_and_accounts_are_kept_apart():
         LeasedSpan("bob", "default", DECEMBER - 100, DECEMBER - 50),
         LeasedSpan("bob", "default", DECEMBER - 100, DECEMBER - 70, "lab"),
     ]
-    found = usage(leases, (), 0.0, DECEMBER + 1000)
-    assert {key: each.leased for key, each in found.items()} == {
+    usages = usage(leases, (), 0.0, DECEMBER + 1000)
+    assert {key: each.leased for key, each in usages.items()} == {
         ("2026-11", "ann", "a100", ""): 100,
         ("2026-12", "ann", "a100", ""): 50,
         ("2026-11", "bob", "default", ""): 50,
@@ -113,8 +113,8 @@ def test_nodes_of_a_job_that_never_reports_are_silent_and_not_without_a_job():
         ("silent", 1, 500, 1000),
     ]
     leases = [LeasedSpan("ann", "a100", T, T + 1000) for _ in range(3)]
-    (found,) = usage(leases, [silent], 0.0, END).values()
-    assert (found.leased, found.silent, found.busy) == (3000, 1600, 1600)
+    (total,) = usage(leases, [silent], 0.0, END).values()
+    assert (total.leased, total.silent, total.busy) == (3000, 1600, 1600)
 
 
 def test_a_job_that_moves_to_another_class_counts_there():
@@ -124,12 +124,12 @@ def test_a_job_that_moves_to_another_class_counts_there():
         (T + 200.0,),
         ((T, "a100"), (T + 90.0, "h100")),
     )
-    found = usage((), [moved], 0.0, END)
-    assert {key.node_class: (each.trained, each.starting) for key, each in found.items()} == {
+    usages = usage((), [moved], 0.0, END)
+    assert {key.node_class: (each.trained, each.starting) for key, each in usages.items()} == {
         "a100": (90, 10),
         "h100": (90, 0),
     }
-    assert found[Key("2026-11", "ann", "h100")].rescaling == 10
+    assert usages[Key("2026-11", "ann", "h100")].rescaling == 10
 
 
 @given(

@@ -54,9 +54,9 @@ def rows(store, since=0.0, until=T + 2 * HOUR, owner=None):
 
 
 def test_known_node_hours(store):
-    found = {(row.user, row.node_class): row for row in rows(store)}
-    assert set(found) == {("ann", "a100"), ("ann", "default"), ("daemon", "default")}
-    a100 = found["ann", "a100"]
+    row_of = {(row.user, row.node_class): row for row in rows(store)}
+    assert set(row_of) == {("ann", "a100"), ("ann", "default"), ("daemon", "default")}
+    a100 = row_of["ann", "a100"]
     trained = 2 * (HOUR / 2 - 36) / HOUR + (HOUR / 2 - 96) / HOUR
     assert a100.leased_nh == pytest.approx(2.0)
     assert a100.trained_nh == pytest.approx(trained)
@@ -66,9 +66,9 @@ def test_known_node_hours(store):
     assert a100.samples == pytest.approx(500.0)
     busy = trained + 108 / HOUR
     assert a100.kwh == pytest.approx(busy * 1.0 + (2.0 - busy) * 0.5)
-    assert found["ann", "default"].unused_nh == pytest.approx(0.5)
-    assert found["ann", "default"].kwh is None
-    assert found["daemon", "default"].leased_nh == pytest.approx(1.0), "to now"
+    assert row_of["ann", "default"].unused_nh == pytest.approx(0.5)
+    assert row_of["ann", "default"].kwh is None
+    assert row_of["daemon", "default"].leased_nh == pytest.approx(1.0), "to now"
 
 
 def test_the_nodes_of_a_job_that_never_reports_are_not_without_a_job(store):
@@ -78,8 +78,8 @@ def test_the_nodes_of_a_job_that_never_reports_are_not_without_a_job(store):
         (EventKind.JOB_COMPLETED, HOUR / 4, []),
     ):
         store.add_event(EventRow(T + at, kind, job="j2", data={"nodes": nodes}))
-    found = {(row.user, row.node_class): row for row in rows(store)}["ann", "default"]
-    assert (found.silent_nh, found.unused_nh) == (pytest.approx(0.25), pytest.approx(0.25))
+    usage_row = {(row.user, row.node_class): row for row in rows(store)}["ann", "default"]
+    assert (usage_row.silent_nh, usage_row.unused_nh) == (pytest.approx(0.25), pytest.approx(0.25))
 
 
 def test_others_are_not_shown_and_other_times_not_counted(store):
@@ -114,13 +114,13 @@ def test_a_long_past_is_added_up_piece_by_piece_and_others_go_on_meanwhile(store
 
     async def counted():
         nonlocal turns
-        asked = asyncio.ensure_future(
+        views = asyncio.ensure_future(
             usage_views(store.history, 0.0, T + HOUR * 2, "daemon", {}, None, T + 2 * HOUR)
         )
-        while not asked.done():
+        while not views.done():
             turns += 1
             await asyncio.sleep(0)
-        return asked.result()
+        return views.result()
 
     piece_by_piece = asyncio.run(counted())
     assert turns > 40

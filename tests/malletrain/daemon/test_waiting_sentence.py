@@ -6,7 +6,7 @@ from malletrain.daemon.job_views import missing_nodes_clause, pending_leases_cla
 
 
 @pytest.mark.parametrize(
-    ("needed", "held", "coming", "said"),
+    ("needed", "present", "coming", "words"),
     [
         (1, 0, 0, "needs 1 node, none is held"),
         (1, 0, 6, "needs 1 node, none is held, 6 warm up"),
@@ -14,12 +14,12 @@ from malletrain.daemon.job_views import missing_nodes_clause, pending_leases_cla
         (2, 1, 0, "needs 2 nodes at least, 1 is held"),
     ],
 )
-def test_what_a_job_lacks_is_said_in_numbers(needed, held, coming, said):
-    assert missing_nodes_clause(needed, held, coming) == said
+def test_what_a_job_lacks_is_said_in_numbers(needed, present, coming, words):
+    assert missing_nodes_clause(needed, present, coming) == words
 
 
 @pytest.mark.parametrize(
-    ("alone", "said"),
+    ("alone", "words"),
     [
         ({}, "needs 1 node, none is held"),
         (
@@ -33,12 +33,12 @@ def test_what_a_job_lacks_is_said_in_numbers(needed, held, coming, said):
         ),
     ],
 )
-def test_idle_nodes_that_are_left_alone_are_said(alone, said):
-    assert missing_nodes_clause(1, 0, 0, alone) == said
+def test_idle_nodes_that_are_left_alone_are_said(alone, words):
+    assert missing_nodes_clause(1, 0, 0, alone) == words
 
 
 @pytest.mark.parametrize(
-    ("reasons", "said"),
+    ("reasons", "words"),
     [
         ([], ""),
         (["MaxMemPerLimit"], "; 1 lease waits in the main scheduler (MaxMemPerLimit)"),
@@ -46,5 +46,5 @@ def test_idle_nodes_that_are_left_alone_are_said(alone, said):
         (["None"], "; 1 lease waits in the main scheduler (no reason given)"),
     ],
 )
-def test_leases_that_wait_are_said_with_the_schedulers_reason(reasons, said):
-    assert pending_leases_clause(reasons) == said
+def test_leases_that_wait_are_said_with_the_schedulers_reason(reasons, words):
+    assert pending_leases_clause(reasons) == words

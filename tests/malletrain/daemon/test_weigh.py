@@ -41,15 +41,15 @@ def test_a_submission_under_a_key_is_one_job_however_often_it_comes(running):
 
 
 def test_trials_of_an_owners_sweep_are_one_entry_of_the_queue(running):
-    found = {}
+    job_of = {}
     for user in ("ann", "bob"):
         with running.client(user) as client:
             for n in range(2):
                 spec = msgspec.structs.replace(of_key(f"entry-{n}"), sweep="lr/1a")
-                found[user, n] = client.submit(spec).id
+                job_of[user, n] = client.submit(spec).id
             with pytest.raises(ClientError, match="200 characters at most"):
                 client.submit(msgspec.structs.replace(SPEC, key="", sweep="s" * 201))
-    records = {who: running.service.core.controller.jobs[job] for who, job in found.items()}
+    records = {who: running.service.core.controller.jobs[job] for who, job in job_of.items()}
     places = {who: record.place for who, record in records.items()}
     assert places["ann", 0] == places["ann", 1] != places["bob", 0] == places["bob", 1]
 

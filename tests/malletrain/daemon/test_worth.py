@@ -28,7 +28,7 @@ def test_its_word_counts_in_plans_and_outlives_the_daemon(tmp_path):
     agent.say(messages.Worth(service, {200_000: 1.0}))
     with daemon.client("ann") as client:
         until(
-            lambda: any("200000 nodes" in said for said in client.job(service).notices),
+            lambda: any("200000 nodes" in notice for notice in client.job(service).notices),
             "its owner is told what is wrong",
         )
     agent.close()

@@ -15,10 +15,10 @@ KEY = z85.decode(KNOWN)
 
 
 @pytest.fixture
-def asked():
-    """Asks of frames what is answered to them."""
+def answer_to():
+    """A function that sends frames to the authenticator and returns its answer."""
     with zmq.Context() as context, context.socket(zmq.REQ) as io_thread:
-        door = ZapAuthenticator(context, {KNOWN: "client:ann"}.get)
+        authenticator = ZapAuthenticator(context, {KNOWN: "client:ann"}.get)
         io_thread.linger = 0
         io_thread.connect(ENDPOINT)
 
@@ -26,19 +26,19 @@ def asked():
             io_thread.send_multipart(frames)
             until = time.monotonic() + PATIENCE_S
             while not io_thread.poll(0) and time.monotonic() < until:
-                door.admit(0.01)
+                authenticator.admit(0.01)
             return io_thread.recv_multipart(zmq.DONTWAIT)
 
         yield ask
-        door.close()
+        authenticator.close()
 
 
 def question(key=KEY, version=b"1.0", mechanism=b"CURVE"):
     return [version, b"7", b"", b"127.0.0.1", b"", mechanism, key]
 
 
-def test_who_has_a_known_key_is_let_in_and_named_by_it(asked):
-    assert asked(question()) == [b"1.0", b"7", b"200", b"OK", KNOWN.encode(), b""]
+def test_who_has_a_known_key_is_let_in_and_named_by_it(answer_to):
+    assert answer_to(question()) == [b"1.0", b"7", b"200", b"OK", KNOWN.encode(), b""]
 
 
 @pytest.mark.parametrize(
@@ -55,23 +55,23 @@ def test_who_has_a_known_key_is_let_in_and_named_by_it(asked):
     ],
     ids=["stranger", "short", "long", "empty", "version", "mechanism", "no key", "two keys"],
 )
-def test_nobody_else_is(asked, frames):
-    assert asked(frames) == [b"1.0", b"7", b"400", b"Unknown key", b"", b""]
+def test_nobody_else_is(answer_to, frames):
+    assert answer_to(frames) == [b"1.0", b"7", b"400", b"Unknown key", b"", b""]
 
 
-def test_a_question_that_is_none_is_answered_too(asked):
-    assert asked([b"1.0"]) == [b"1.0", b"", b"400", b"Unknown key", b"", b""]
+def test_a_question_that_is_none_is_answered_too(answer_to):
+    assert answer_to([b"1.0"]) == [b"1.0", b"", b"400", b"Unknown key", b"", b""]
 
 
 def test_who_knocks_next_waits_when_the_time_is_over():
     with zmq.Context() as context, context.socket(zmq.REQ) as io_thread:
-        door = ZapAuthenticator(context, {}.get)
+        authenticator = ZapAuthenticator(context, {}.get)
         io_thread.linger = 0
         io_thread.connect(ENDPOINT)
         io_thread.send_multipart(question())
-        assert door.socket.poll(1000 * PATIENCE_S)
-        assert door.admit(0.0), "there may be more"
+        assert authenticator.socket.poll(1000 * PATIENCE_S)
+        assert authenticator.admit(0.0), "there may be more"
         assert not io_thread.poll(0)
-        assert not door.admit(PATIENCE_S)
+        assert not authenticator.admit(PATIENCE_S)
         assert io_thread.poll(1000 * PATIENCE_S)
-        door.close()
+        authenticator.close()

@@ -69,12 +69,11 @@ def two_nodes():
 
 def test_account_adds_up():
     rounds = [RoundSpan("j", 1, ("n1", "n2"), 10, 51), RoundSpan("j", 2, ("n1",), 55, 90)]
-    held = [AssignmentSpan("n1", "j", (4, 95)), AssignmentSpan("n2", "j", (4, 50))]
-    a = account(two_nodes(), rounds, held)
+    assignments = [AssignmentSpan("n1", "j", (4, 95)), AssignmentSpan("n2", "j", (4, 50))]
+    a = account(two_nodes(), rounds, assignments)
     assert a.offered == 100 + 50
-    assert a.harvested == (51 - 10) + (50 - 10) + (
-        90 - 55
-    )  # the second of n2 after 50 belongs to the main scheduler
+    # The second of n2 after 50 belongs to the main scheduler.
+    assert a.harvested == (51 - 10) + (50 - 10) + (90 - 55)
     assert a.lost_to_preemption == 55 - 51
     assert a.lost_to_rescaling == (10 - 4) * 2 + (95 - 90)
     assert a.leased_unused == 2 * 2 + 5
@@ -89,8 +88,8 @@ def test_growing_counts_the_warm_up_of_the_joiner():
         40,
     )
     rounds = [RoundSpan("j", 1, ("n1",), 5, 20), RoundSpan("j", 2, ("n1", "n2"), 22, 40)]
-    held = [AssignmentSpan("n1", "j", (0, 40)), AssignmentSpan("n2", "j", (12, 40))]
-    a = account(machine, rounds, held)
+    assignments = [AssignmentSpan("n1", "j", (0, 40)), AssignmentSpan("n2", "j", (12, 40))]
+    a = account(machine, rounds, assignments)
     assert a.lost_to_rescaling == 5 + 2 + 10
     assert a.lost_to_preemption == 0
     assert a.leased_unused == 12
@@ -150,7 +149,7 @@ def histories(draw):
                 rows += [row(moment + 0.5, node, "ended", lease), row(moment + 0.5, node, "busy")]
                 free, lease = False, None
     rows.sort(key=lambda r: float(r["time"]))
-    rounds, held = [], []
+    rounds, assignments = [], []
     for job in ("a", "b"):
         moments = sorted(draw(st.lists(TIMES, max_size=8)))
         for k, (first, last) in enumerate(zip(moments[::2], moments[1::2], strict=False)):
@@ -159,15 +158,15 @@ def histories(draw):
             )
         for _ in range(draw(st.integers(0, 4))):
             start, end = sorted((draw(TIMES), draw(TIMES)))
-            held.append(AssignmentSpan(draw(st.sampled_from(NODES)), job, (start, end)))
-    return rows, rounds, held
+            assignments.append(AssignmentSpan(draw(st.sampled_from(NODES)), job, (start, end)))
+    return rows, rounds, assignments
 
 
 @settings(max_examples=200, deadline=None)
 @given(histories())
 def test_nothing_is_lost_or_counted_twice(history):
-    rows, rounds, held = history
-    a = account(machine_of(rows, 10, 90), rounds, held)
+    rows, rounds, assignments = history
+    a = account(machine_of(rows, 10, 90), rounds, assignments)
     parts = (a.harvested, a.lost_to_rescaling, a.lost_to_preemption, a.leased_unused, a.not_leased)
     assert sum(parts) == pytest.approx(a.offered)
     assert min(parts) >= 0

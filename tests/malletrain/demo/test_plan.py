@@ -11,6 +11,8 @@ from malletrain.submission.spec import parse_nodes
 from scavenger.trace.checks import TraceError
 from scavenger.trace.trace import Trace
 
+pytestmark = pytest.mark.slow
+
 
 def options(tmp_path, **changes):
     base = {
@@ -120,7 +122,10 @@ def test_the_example_ships():
 
 @pytest.mark.parametrize(
     ("nodes", "duration"),
-    [(2, 30.0), (3, 200.0), pytest.param(24, 60.0, marks=pytest.mark.thorough)],
+    [
+        (2, 30.0),
+        *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((3, 200.0), (24, 60.0))),
+    ],
 )
 def test_any_size_has_a_trace(tmp_path, nodes, duration):
     cut = cut_trace(options(tmp_path, nodes=nodes, duration_s=duration))

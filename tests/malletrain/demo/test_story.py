@@ -31,8 +31,8 @@ def test_held():
         event(12, "job-started", nodes=["n2"]),
         event(20, "job-completed"),
     ]
-    held = assignments_of(events, 30.0, {"j1": "a", "j2": "b"})
-    assert sorted(held, key=lambda h: (h.interval, h.node)) == [
+    assignments = assignments_of(events, 30.0, {"j1": "a", "j2": "b"})
+    assert sorted(assignments, key=lambda h: (h.interval, h.node)) == [
         AssignmentSpan("n1", "a", (1, 5)),
         AssignmentSpan("n2", "a", (1, 9)),
         AssignmentSpan("n3", "a", (5, 7)),

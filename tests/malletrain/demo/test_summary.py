@@ -18,8 +18,8 @@ def result(*jobs, notes=()):
 
 
 def test_json_has_exactly_these_keys():
-    made = result(GOOD).to_dict()
-    assert list(made) == [
+    data = result(GOOD).to_dict()
+    assert list(data) == [
         "jobs",
         "rescales",
         "preemptions",
@@ -28,7 +28,7 @@ def test_json_has_exactly_these_keys():
         "samples",
         "wall_s",
     ]
-    assert list(made["jobs"][0]) == [
+    assert list(data["jobs"][0]) == [
         "name",
         "state",
         "samples",
@@ -36,7 +36,7 @@ def test_json_has_exactly_these_keys():
         "accuracy",
         "undisturbed_accuracy",
     ]
-    assert (made["samples"], made["wall_s"]) == (2000, 130.0)
+    assert (data["samples"], data["wall_s"]) == (2000, 130.0)
 
 
 @pytest.mark.parametrize(

@@ -24,19 +24,19 @@ from tests.waiting import PATIENCE_S
 
 
 class Worker:
-    """One worker process and what it said."""
+    """One worker process and its messages."""
 
     def __init__(self, process: Any, output: Path) -> None:
         self.process = process
         self.output = output
         self.connection: socket.socket | None = None
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
 
     def heard(self, what: str, generation: int = 0) -> bool:
-        return any(m["say"] == what and m.get("generation", 0) >= generation for m in self.said)
+        return any(m["say"] == what and m.get("generation", 0) >= generation for m in self.messages)
 
     def tell(self, **message: Any) -> None:
-        """Send ``message``. A script that ended before it joined hears nothing."""
+        """Send ``message``. A script that ended before it joined gets nothing."""
         if self.connection is None:
             assert not self.alive, "it has not said hello yet"
             return
@@ -132,7 +132,7 @@ class Conductor:
                         worker.connection = connection
                     assert worker is not None
                     with self._changed:
-                        worker.said.append(message)
+                        worker.messages.append(message)
                         self._changed.notify_all()
             except OSError:
                 pass
@@ -149,9 +149,9 @@ class Conductor:
                 self._changed.wait(0.01)
 
     def outputs(self) -> str:
-        known = [w for w in self.workers if w.output.exists()]
+        workers = [w for w in self.workers if w.output.exists()]
         return "\n".join(
-            f"--- {w.output.name} (exit {w.process.exitcode})\n{tail(w.output)}" for w in known
+            f"--- {w.output.name} (exit {w.process.exitcode})\n{tail(w.output)}" for w in workers
         )
 
     # --- rounds ---
@@ -209,13 +209,13 @@ class Conductor:
                     worker.tell(abort=generation)
 
     def lose(self, *lost: Worker, signum: int = signal.SIGKILL) -> list[Worker]:
-        """Kill workers and have the others go on; returns those."""
+        """Kill workers and have the others go on; returns the others."""
         for worker in lost:
             worker.kill(signum)
-        left = [w for w in self.members if w not in lost]
-        for worker in left:
+        survivors = [w for w in self.members if w not in lost]
+        for worker in survivors:
             worker.tell(abort=self.generation)
-        return left
+        return survivors
 
     def finish(self) -> None:
         """Wait until all members have ended well."""
@@ -227,7 +227,8 @@ class Conductor:
         for worker in self.workers:
             worker.kill()
             worker.process.join()
-        self._listener.shutdown(socket.SHUT_RDWR)  # closing it wakes nobody who waits for a caller
+        # Closing it wakes no thread that waits for a caller.
+        self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
         for connection, listening in self._heard:

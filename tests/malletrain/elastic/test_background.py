@@ -92,8 +92,8 @@ def test_every_round_s_first_rank_says_that_it_saves_on_request(tmp_path, monkey
             training.settled()
             training.snapshot_step()
             training.snapshot_step()
-        said = [message.sender.generation for message in agent.received(Capable)]
-    assert said == [3, 4, 6]
+        generations = [message.sender.generation for message in agent.received(Capable)]
+    assert generations == [3, 4, 6]
 
 
 def test_a_disk_that_is_full_stops_no_training(tmp_path, monkeypatch, capsys):

@@ -82,7 +82,7 @@ def test_a_planned_change_around_the_end_of_an_epoch(tmp_path, undisturbed, numb
 
 
 def test_a_change_in_the_last_step_of_all_is_not_needed_any_more(tmp_path, undisturbed):
-    """The code after the training runs where it trained, and nobody waits for the change."""
+    """The code after the training runs where it trained, and does not wait for the change."""
     last = STEPS * EPOCHS - 1
     with conducted(tmp_path, epoch_scripts.train, str(tmp_path), {"gates": [last]}) as c:
         members = c.start(2)
@@ -99,7 +99,7 @@ def test_a_change_in_the_last_step_of_all_is_not_needed_any_more(tmp_path, undis
 
 
 def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
-    """It waits for nobody, so that it is not taken for a hang, however long it is."""
+    """It waits for no other rank, so that it is not taken for a hang, however long it takes."""
     options = {"evaluates_until": "go", "alone": True, "last_resort_s": 0.05}
     with conducted(tmp_path, epoch_scripts.train, str(tmp_path), options) as c:
         members = c.start(2)
@@ -108,9 +108,9 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
             lambda: {e["rank"] for e in events(tmp_path, "evaluates")} == {0, 1},
             "both are in the code after the epoch",
         )
-        left = c.lose(members[1])
+        survivors = c.lose(members[1])
         c.until(lambda: len(events(tmp_path, "watched")) >= LOOKS, "rank 0 was suspected of a hang")
-        c.round(left, wait=False)
+        c.round(survivors, wait=False)
         (tmp_path / "go").touch()
         c.run()
         c.finish()
@@ -121,7 +121,7 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("collective", epoch_scripts.COLLECTIVES)
 def test_a_collective_that_only_a_joiner_calls_never_meets_a_step(tmp_path, collective):
-    """Both sides say who is where."""
+    """The error of each rank says where both are."""
     script = epoch_scripts.own_collective
     with conducted(tmp_path, script, str(tmp_path), {"collective": collective}) as c:
         members = c.start(1)

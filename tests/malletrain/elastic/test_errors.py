@@ -31,9 +31,9 @@ def test_a_refusal_that_speaks_of_gloo_is_no_lost_peer():
 
 
 def test_two_processes_of_one_gpu_are_told_what_to_do():
-    said = dist.DistBackendError(
+    error = dist.DistBackendError(
         "NCCL error in: ProcessGroupNCCL.cpp, invalid usage. Last error:\n"
         "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"
     )
     with pytest.raises(ElasticError, match=r"NCCL refuses.*MALLETRAIN_GPU_BACKEND=gloo"):
-        is_peer_loss(said)
+        is_peer_loss(error)

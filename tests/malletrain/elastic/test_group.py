@@ -42,7 +42,7 @@ except Interrupted:
 
 
 def groups_counted() -> int:
-    """How many groups torch believes to have made; it says so nowhere in public."""
+    """How many groups torch counts; it has no public function for that."""
     return dist.distributed_c10d._world.group_count  # noqa: SLF001
 
 
@@ -85,6 +85,7 @@ def test_connecting_to_a_peer_that_never_comes_is_given_up(monkeypatch):
     assert groups_counted() == 0
 
 
+@pytest.mark.thorough
 def test_a_process_does_not_end_under_a_connecting_that_was_given_up():
     """It would be aborted when gloo comes back to an interpreter that ends."""
     argv = [sys.executable, "-c", ENDS_WHILE_GLOO_CONNECTS]
@@ -93,7 +94,7 @@ def test_a_process_does_not_end_under_a_connecting_that_was_given_up():
 
 
 class _Nothing:
-    """Who checks in and has no state."""
+    """A member that checks in and has no state."""
 
     def for_joiners(self) -> str:
         return "[]"
@@ -103,15 +104,15 @@ class _Nothing:
 
 
 def test_a_group_that_is_given_up_leaves_the_next_rounds_store_alone(monkeypatch):
-    """The next round may come while a group is formed; nobody would ever come to it again."""
+    """The next round may come while a group is formed; no rank would ever come to it again."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     failed, next_ones, set_timeout = [], [], groups.set_timeout
 
-    def next_round_comes(*given: object) -> None:
+    def next_round_comes(*arguments: object) -> None:
         place = Place(2, 0, 1, store.port)
         next_ones.append(CheckIn(place, "", _Nothing(), lambda: failed.append(place)))
         next_ones[0].store(lambda: bool(failed))
-        set_timeout(*given)
+        set_timeout(*arguments)
 
     monkeypatch.setattr(groups, "set_timeout", next_round_comes)
     group = Group(Place(1, 0, 1), RoundStore(dist.HashStore(), lambda: False), cuda=False)

@@ -1,4 +1,4 @@
-"""Whether a group is left, and who of it stays, by what its ranks were told of later rounds."""
+"""Whether a group is left, and which ranks stay, by the later rounds that its ranks know."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def histories(draw):
 
 @given(histories())
 def test_nobody_waits_for_what_cannot_come(history):
-    """Ranks that are told of the rounds which they are members of, and wait only for complete
-    ones, come to one end: all members of the newest stay if it was complete, or nobody leaves.
+    """Ranks learn of the rounds that they are members of, and wait only for complete ones. They
+    come to one end: all members of the newest stay if it was complete, or nobody leaves.
     """
     size, rounds, complete, saw = history
 
-    def told(rank: int, awaited: int) -> Invited:
+    def invitation(rank: int, awaited: int) -> Invited:
         mine = [g for g, members in enumerate(rounds, 1) if rank in members]
         if not mine:
             return Invited()
@@ -66,14 +66,14 @@ def test_nobody_waits_for_what_cannot_come(history):
         knows = newest in complete and (saw[rank] or awaited == newest)
         return Invited(newest, (rank, size) if knows else None)
 
-    rows = [told(rank, 0) for rank in range(size)]
-    asked = 0
+    rows = [invitation(rank, 0) for rank in range(size)]
+    waits = 0
     while (awaited := to_wait_for(rows)) is not None:
-        rows = [told(rank, awaited) for rank in range(size)]
-        asked += 1
-    assert asked <= 1
+        rows = [invitation(rank, awaited) for rank in range(size)]
+        waits += 1
+    assert waits <= 1
     newest = max((g for g, members in enumerate(rounds, 1) if members), default=0)
     knows = any(saw[rank] for rank in rounds[newest - 1]) if newest else False
     expected = set(rounds[newest - 1]) if knows and newest in complete else None
-    found = who_stays(rows)
-    assert (None if found is None else set(found)) == expected
+    stayers = who_stays(rows)
+    assert (None if stayers is None else set(stayers)) == expected

@@ -1,4 +1,4 @@
-"""States as bytes: small tensors as numbers, all else as ever."""
+"""States as bytes: small tensors as numbers, everything else as torch pickles it."""
 
 from __future__ import annotations
 

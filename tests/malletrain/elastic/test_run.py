@@ -52,7 +52,7 @@ def change_at(c: Conductor, folder: Path, step: int) -> None:
 def run_through(
     folder: Path, options: dict, plan: list[tuple[int, int]], script=scripts.train, **of_workers
 ) -> None:
-    """Train with ``plan``: (from step, on so many workers). The training waits for each change.
+    """Train with ``plan``: (from step, number of workers). The training waits for each change.
     ``of_workers``: see ``conducted``.
     """
     folder.mkdir()
@@ -70,6 +70,7 @@ def run_through(
         c.finish()
 
 
+@pytest.mark.check
 def test_a_training_with_rescales_equals_one_without(tmp_path):
     options = {"samples": 1600, "batch": 16, "epochs": 2, "sleep": 0.005}
     run_through(tmp_path / "one", options, [(0, 1)])
@@ -105,8 +106,8 @@ def test_leavers_finish_their_step_and_survivors_are_identical(tmp_path):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
-    """SIGKILL closes its connections at once; a frozen one looks like a machine that lost its
-    power: nothing comes any more.
+    """SIGKILL closes its connections at once. A frozen worker looks like a machine without power:
+    nothing comes any more.
     """
     with conducted(
         tmp_path,
@@ -119,25 +120,25 @@ def test_a_peer_lost_in_the_middle_costs_at_most_one_step(tmp_path, how):
         for lost in (members[1], members[0]):
             now = steps(tmp_path)
             change_at(c, tmp_path, now + 20)
-            left = c.lose(lost, signum=how)
-            c.round(left)
+            survivors = c.lose(lost, signum=how)
+            c.round(survivors)
         now = steps(tmp_path)
         change_at(c, tmp_path, now + 20)
         (tmp_path / "stop").touch()
         c.finish()
-    found = records(tmp_path)
+    all_records = records(tmp_path)
     by_step = defaultdict(lambda: defaultdict(set))
-    for record in found:
+    for record in all_records:
         by_step[record["step"]][record["generation"]].add(record["digest"])
     assert sorted(by_step) == list(range(len(by_step))), "no step is lost"
     for generations in by_step.values():
         for digests in generations.values():
             assert len(digests) == 1, "all that finished a step hold the same numbers"
-    # A step that only the lost one had finished was done again by the others: what it wrote down of
-    # it does not count.
+    # The others do a step again that only the lost worker had finished. Its record of that step
+    # does not count.
     counts = Counter(
         (r["epoch"], n)
-        for r in found
+        for r in all_records
         if r["generation"] == max(by_step[r["step"]])
         for n in r["seen"]
     )
@@ -157,12 +158,12 @@ def test_a_step_that_only_some_had_finished_counts_for_all(tmp_path):
             [members[1], members[0], members[2]]
         )  # the one that is behind comes first, and must not win
         c.finish()
-    found = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
-    assert len(found) == 3
-    assert len({r["digest"] for r in found}) == 1
-    assert {r["steps"] for r in found} == {30}
-    assert {r["updates"] for r in found} == {30.0}, "every update was made exactly once"
-    assert {r["received"] for r in found} == {0, 1}
+    ends = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
+    assert len(ends) == 3
+    assert len({r["digest"] for r in ends}) == 1
+    assert {r["steps"] for r in ends} == {30}
+    assert {r["updates"] for r in ends} == {30.0}, "every update was made exactly once"
+    assert {r["received"] for r in ends} == {0, 1}
 
 
 def test_a_step_whose_first_update_is_made_is_finished_though_a_peer_is_lost(tmp_path):
@@ -189,9 +190,9 @@ def test_a_state_that_is_behind_is_brought_up_to_the_one_ahead(tmp_path):
             now = steps(tmp_path)
             change_at(c, tmp_path, now + 3)
             joiner = c.start(1)
-            left = c.lose(members[-1])
-            c.round(left)
-            c.round([*left, *joiner])
+            survivors = c.lose(members[-1])
+            c.round(survivors)
+            c.round([*survivors, *joiner])
             members = c.members
         now = steps(tmp_path)
         change_at(c, tmp_path, now + 3)
@@ -249,10 +250,10 @@ def test_mixed_precision_compiled_models_and_a_batch_that_grows(tmp_path):
         c.round([members[0], *c.start(1)])
         (tmp_path / "stop").touch()
         c.finish()
-    found = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
-    assert len(found) == 2
-    assert len({(r["sum"], r["scale"], r["steps"]) for r in found}) == 1
-    longest = max((r["rates"] for r in found), key=len)
+    ends = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
+    assert len(ends) == 2
+    assert len({(r["sum"], r["scale"], r["steps"]) for r in ends}) == 1
+    longest = max((r["rates"] for r in ends), key=len)
     assert longest == pytest.approx([0.1, 0.3, 0.2, 0.1, 0.2])
 
 
@@ -274,10 +275,10 @@ def test_a_compiled_model(tmp_path):
         c.round(members)
         (tmp_path / "stop").touch()
         c.finish()
-    found = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
-    assert len(found) == 2
-    assert len({(r["digest"], r["steps"]) for r in found}) == 1
-    assert {r["size"] for r in found} == {2}
+    ends = [json.loads(path.read_text()) for path in tmp_path.glob("end-*")]
+    assert len(ends) == 2
+    assert len({(r["digest"], r["steps"]) for r in ends}) == 1
+    assert {r["size"] for r in ends} == {2}
 
 
 def test_a_job_that_lost_all_its_nodes_goes_on_from_its_snapshot(tmp_path):

@@ -33,13 +33,13 @@ def train(folder: str, kind: str) -> None:
     """
     model, optimizer = model_and_optimizer()
     head = torch.nn.Linear(1, 1)
-    given: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    arguments: dict[str, Any] = {"model": model, "optimizer": optimizer}
     if kind == "head":
         optimizer.add_param_group({"params": head.parameters()})
     if kind == "thaws":
         model[0].requires_grad_(False)
-    given.pop(kind, None)
-    run = elastic.Run(**given)
+    arguments.pop(kind, None)
+    run = elastic.Run(**arguments)
     net = run.ddp(model)
     for counter, done in enumerate(run.steps(1 << 30)):
         if kind == "counter":
@@ -55,8 +55,8 @@ def train(folder: str, kind: str) -> None:
         Path(folder, f"at-{run.world_size}").write_text(str(run.steps_done))
         if Path(folder, "stop").exists():
             run.request_stop()
-    found = [run.digest(), repr(modes_of(model)), run.world_size]
-    Path(folder, f"end-{run.rank}").write_text(json.dumps(found))
+    end = [run.digest(), repr(modes_of(model)), run.world_size]
+    Path(folder, f"end-{run.rank}").write_text(json.dumps(end))
 
 
 def steps_at(folder: Path, size: int) -> int:
@@ -72,13 +72,14 @@ def grown(c: Conductor, folder: Path) -> None:
     c.round([*members, *c.start(1)], wait=False)
 
 
+@pytest.mark.thorough
 def test_a_counter_of_the_scripts_own_is_noticed_when_somebody_joins(tmp_path):
     with conducted(tmp_path, train, str(tmp_path), "counter") as c:
         grown(c, tmp_path)
         c.until(lambda: not any(w.alive for w in c.workers), "all have given up")
-        said = c.outputs()
-    assert said.count("made their last update at different learning rates") == 3
-    assert "rank 2: 0.005 now), so that their models are not the same" in said
+        outputs = c.outputs()
+    assert outputs.count("made their last update at different learning rates") == 3
+    assert "rank 2: 0.005 now), so that their models now differ" in outputs
     assert steps_at(tmp_path, 3) <= steps_at(tmp_path, 2) + 2
 
 
@@ -121,7 +122,7 @@ def test_a_layer_that_is_trained_later_is_exchanged_and_so_at_who_joins(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("told", "different"),
+    ("rank_rates", "different"),
     [
         ([rates.UNKNOWN, rates.UNKNOWN], False),
         ([0.3, rates.UNKNOWN], False),
@@ -131,8 +132,8 @@ def test_a_layer_that_is_trained_later_is_exchanged_and_so_at_who_joins(tmp_path
         ([0.0, 1e-6], True),
     ],
 )
-def test_rates_differ_by_more_than_rounding(told, different):
-    maxima = [max(one) for one in zip(*map(rates.both, told), strict=True)]
+def test_rates_differ_by_more_than_rounding(rank_rates, different):
+    maxima = [max(one) for one in zip(*map(rates.both, rank_rates), strict=True)]
     assert rates.differ(*maxima) is different
 
 
@@ -142,9 +143,9 @@ def test_every_rate_counts():
     optimizer = torch.optim.AdamW(groups, lr=0.1, weight_decay=0.0)
     before = rates.rate_of(optimizer)
     for group, key, value in ((0, "lr", 0.2), (1, "lr", 0.1), (0, "betas", (0.8, 0.999))):
-        kept = optimizer.param_groups[group][key]
+        original = optimizer.param_groups[group][key]
         optimizer.param_groups[group][key] = value
         assert rates.rate_of(optimizer) != before
-        optimizer.param_groups[group][key] = kept
+        optimizer.param_groups[group][key] = original
     assert rates.rate_of(optimizer) == before
     assert rates.rate_of(optimizer, before) > before

@@ -18,19 +18,19 @@ from tests.waiting import PATIENCE_S
 @pytest.mark.timeout(1800)  # its own limit first: it says more
 def test_changes_at_random_moments_break_no_promise(tmp_path, any_seed):
     try:
-        found = soak.run(
+        account = soak.run(
             tmp_path, changes=14, nodes=3, seed=any_seed(3), limit_s=1.8 * PATIENCE_S, every_s=0.6
         )
     except soak.SoakError as error:
         raise AssertionError(f"{error}\n{soak.last_words(tmp_path)}") from error
-    assert found["broken"] == {}
-    assert found["rounds_trained"] >= 14
-    assert len(found["world_sizes"]) > 1
+    assert account["broken"] == {}
+    assert account["rounds_trained"] >= 14
+    assert len(account["world_sizes"]) > 1
 
 
 def walked(steps, size, generation, digest="same"):
     """What ``size`` workers write down of ``steps`` when all is well."""
-    found = []
+    rows = []
     for rank in range(size):
         sampler = ElasticSampler(
             SAMPLES,
@@ -50,7 +50,7 @@ def walked(steps, size, generation, digest="same"):
                 "epoch": 0,
                 "digest": digest,
             }
-            found.append(
+            rows.append(
                 {
                     **record,
                     "seen": next(iter(sampler)),
@@ -58,40 +58,44 @@ def walked(steps, size, generation, digest="same"):
                     "worker": f"w{rank}",
                 }
             )
-    return found
+    return rows
 
 
 def test_the_account_of_a_good_run_is_clean():
-    found = [*walked(range(1, 6), 2, 1), *walked(range(6, 9), 3, 2), *walked(range(9, 12), 1, 3)]
-    told = examine(found)
-    assert told["broken"] == {}
-    assert (told["steps"], told["rounds_trained"], told["world_sizes"]) == (11, 3, [1, 2, 3])
+    rows = [*walked(range(1, 6), 2, 1), *walked(range(6, 9), 3, 2), *walked(range(9, 12), 1, 3)]
+    account = examine(rows)
+    assert account["broken"] == {}
+    assert (account["steps"], account["rounds_trained"], account["world_sizes"]) == (
+        11,
+        3,
+        [1, 2, 3],
+    )
 
 
 @pytest.mark.parametrize(
-    ("promise", "change"),
+    ("invariant", "change"),
     [
-        ("states drifted apart", lambda found: found[0].update(digest="other")),
-        ("samples other than the step's", lambda found: found[0]["seen"].reverse()),
+        ("states drifted apart", lambda rows: rows[0].update(digest="other")),
+        ("samples other than the step's", lambda rows: rows[0]["seen"].reverse()),
         (
             "steps missing",
-            lambda found: (
-                found.__delitem__(slice(None, None))
-                or found.extend([*walked([1], 1, 1), *walked([3], 1, 1)])
+            lambda rows: (
+                rows.__delitem__(slice(None, None))
+                or rows.extend([*walked([1], 1, 1), *walked([3], 1, 1)])
             ),
         ),
-        ("survivors that went back", lambda found: found.extend(walked([5], 2, 2))),
+        ("survivors that went back", lambda rows: rows.extend(walked([5], 2, 2))),
         (
             "survivors that skipped more than the step in progress",
-            lambda found: found.extend(walked([9], 2, 2)),
+            lambda rows: rows.extend(walked([9], 2, 2)),
         ),
         (
             "steps counted in two rounds",
-            lambda found: found.append({**copy.deepcopy(found[0]), "worker": "w9"}),
+            lambda rows: rows.append({**copy.deepcopy(rows[0]), "worker": "w9"}),
         ),
     ],
 )
-def test_the_account_notices_what_is_wrong(promise, change):
-    found = walked(range(1, 6), 2, 1)
-    change(found)
-    assert promise in examine(found)["broken"]
+def test_the_account_notices_what_is_wrong(invariant, change):
+    rows = walked(range(1, 6), 2, 1)
+    change(rows)
+    assert invariant in examine(rows)["broken"]

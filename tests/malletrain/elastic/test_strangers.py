@@ -1,5 +1,5 @@
-"""What of a job listens to everybody are gloo's data sockets: whatever strangers send there, the
-training does not notice.
+"""Of a job only gloo's data sockets listen to everybody: the training does not notice what
+strangers send there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_random_bytes_at_gloos_sockets_change_nothing(tmp_path, any_seed):
         calls = [call for port in ports for call in annoy(port, noise)]
         change_at(c, tmp_path, steps(tmp_path) + 20)
         assert {r["generation"] for r in records(tmp_path)} == {1}, "nobody left the round"
-        c.round(members)  # and it is left and formed anew as ever
+        c.round(members)  # and the group is left and formed anew as usual
         change_at(c, tmp_path, steps(tmp_path) + 10)
         (tmp_path / "stop").touch()
         c.finish()

@@ -19,11 +19,11 @@ def results(folder: Path) -> list[dict]:
 
 
 def weights_of(folder: Path, size: int) -> list[float]:
-    found = results(folder)
-    assert [r["size"] for r in found] == [size] * size
-    assert all(r["steps"] == 12 for r in found)
-    assert len({tuple(r["weights"]) for r in found}) == 1
-    return found[0]["weights"]
+    ends = results(folder)
+    assert [r["size"] for r in ends] == [size] * size
+    assert all(r["steps"] == 12 for r in ends)
+    assert len({tuple(r["weights"]) for r in ends}) == 1
+    return ends[0]["weights"]
 
 
 def trained(folder: Path, ranks: int, **options) -> list[float]:
@@ -35,12 +35,12 @@ def trained(folder: Path, ranks: int, **options) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    known: dict[str, list[float]] = {}
+    weights_by_kind: dict[str, list[float]] = {}
 
     def weights(kind: str) -> list[float]:
-        if kind not in known:
-            known[kind] = trained(tmp_path_factory.mktemp(kind), 1, kind=kind)
-        return known[kind]
+        if kind not in weights_by_kind:
+            weights_by_kind[kind] = trained(tmp_path_factory.mktemp(kind), 1, kind=kind)
+        return weights_by_kind[kind]
 
     return weights
 

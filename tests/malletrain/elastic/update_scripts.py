@@ -102,7 +102,7 @@ def train(folder: str, options: dict[str, Any]) -> None:
 
 
 def updates_twice_sharded(folder: str) -> None:
-    """A sharded model with two updates in a step; what is said of that."""
+    """A sharded model with two updates in a step; the file ``refused`` gets the error."""
     run = elastic.Run(
         build=sharded.Net, parallelize=sharded.parallelize, optimizer=sharded.optimizer_of
     )
@@ -118,7 +118,7 @@ def updates_twice_sharded(folder: str) -> None:
 
 
 def scheduler_replaced(folder: str) -> None:
-    """A new scheduler in place of the one that the run was given; what is said of that."""
+    """A new scheduler in place of the one passed to the run; ``refused`` gets the error."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

@@ -327,7 +327,7 @@ def test_who_has_no_home_directory_is_told_what_to_set(there):
         )
     finally:
         shutil.rmtree(place)
-    said = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
     assert [
         bool(
             re.search(
@@ -336,8 +336,8 @@ def test_who_has_no_home_directory_is_told_what_to_set(there):
                 s,
             )
         )
-        for s in said
+        for s in lines
     ] == [True] * 4, done
-    assert ("XDG_CONFIG_HOME" in said[2]) is there, (
+    assert ("XDG_CONFIG_HOME" in lines[2]) is there, (
         "with a key of their own to the site's daemon, else to theirs"
     )

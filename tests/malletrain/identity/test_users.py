@@ -54,12 +54,12 @@ def test_a_list(tmp_path):
 )
 def test_a_wrong_line_costs_itself_and_is_told(line, words):
     carl = new_pair().public
-    found = parse_users(f"ada {ADA}\n{line}\ncarl {carl}\n")
-    assert found.users == {ADA: "ada", carl: "carl"}
+    user_list = parse_users(f"ada {ADA}\n{line}\ncarl {carl}\n")
+    assert user_list.users == {ADA: "ada", carl: "carl"}
     if line.startswith("#"):
-        assert found.problems == ()
+        assert user_list.problems == ()
         return
-    (problem,) = found.problems
+    (problem,) = user_list.problems
     assert re.search(words, problem)
 
 

@@ -214,7 +214,7 @@ def test_lightning_says_what_it_cannot_keep(tmp_path, monkeypatch):
 
     def fit(with_loader, data=None, **options):
         callback = MalleTrainCallback(tmp_path)
-        made = callback.loader(rescaled.data(), 2, 8) if with_loader else data
+        loader = callback.loader(rescaled.data(), 2, 8) if with_loader else data
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=1,
@@ -227,7 +227,7 @@ def test_lightning_says_what_it_cannot_keep(tmp_path, monkeypatch):
             max_epochs=1,
             **options,
         )
-        trainer.fit(Module(), data or made, ckpt_path=callback.latest())
+        trainer.fit(Module(), data or loader, ckpt_path=callback.latest())
 
     plain = torch.utils.data.DataLoader(rescaled.data(), batch_size=2)
     with as_plain_script(monkeypatch):

@@ -14,20 +14,20 @@ from malletrain.integrations.constant_batch import ConstantBatch
 def ranks(monkeypatch, world, most, *arguments, **options):
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", str(most))
-    made = []
+    batches = []
     for rank in range(world):
         monkeypatch.setenv("RANK", str(rank))
-        made.append(ConstantBatch(*arguments, **options))
-    return made
+        batches.append(ConstantBatch(*arguments, **options))
+    return batches
 
 
 def steps(batches):
-    """[[micro-batches] of each step] of one rank."""
-    found, items = [], iter(batches)
+    """The micro-batches of each step of one rank."""
+    micro_batches, items = [], iter(batches)
     for step in range(batches.steps_per_epoch):
-        found.append(list(itertools.islice(items, batches.batch(step)[1])))
+        micro_batches.append(list(itertools.islice(items, batches.batch(step)[1])))
     assert next(items, None) is None
-    return found
+    return micro_batches
 
 
 @st.composite
@@ -82,9 +82,9 @@ def test_every_rank_count_makes_the_same_steps_of_the_same_samples(plan):
 
 def test_the_default_is_what_the_arguments_make_at_the_largest_number_of_ranks(monkeypatch):
     for world, micro_batches in ((1, 6), (2, 3), (3, 2)):
-        made = ranks(monkeypatch, world, 3, 480, 8, None, 2)
-        assert {one.plan.global_batch_size for one in made} == {48}
-        assert {one.accumulate for one in made} == {micro_batches}
+        batches = ranks(monkeypatch, world, 3, 480, 8, None, 2)
+        assert {one.plan.global_batch_size for one in batches} == {48}
+        assert {one.accumulate for one in batches} == {micro_batches}
 
 
 def test_a_batch_smaller_than_the_ranks_is_refused(monkeypatch):

@@ -15,6 +15,8 @@ from tests.malletrain.integrations.samples import Net, Numbers
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
 from tests.malletrain.training.worker_side import as_plain_script
 
+pytestmark = pytest.mark.slow
+
 STOPS = (2, 5, 6, 7, 9, 12, 18, 24)
 """Epochs have 6 steps: within one, before its last step, in it, after it, at the end of all."""
 LOSSES = {3: 9.0, 6: 5.0, 9: 6.0, 12: 3.0, 15: 4.0, 18: 3.5, 21: 8.0, 24: 8.0}
@@ -171,7 +173,7 @@ def lightning(folder, per_device, stop, monkeypatch, more=(), **options):
         accelerator="cpu",
         devices=1,
         callbacks=[early, best, rates, callback, *more],
-        logger=logger.made(log),
+        logger=logger.build(log),
         log_every_n_steps=2,
         num_sanity_val_steps=0,
         enable_progress_bar=False,
@@ -191,7 +193,7 @@ def lightning(folder, per_device, stop, monkeypatch, more=(), **options):
 class Rows:
     """A logger of Lightning's whose rows are a list."""
 
-    def made(self, log):
+    def build(self, log):
         from lightning.pytorch.loggers.logger import Logger
 
         class Listed(Logger):
@@ -256,6 +258,7 @@ def test_the_limits_of_lightning_count_steps_over_all_ranks(tmp_path, monkeypatc
     assert [entry[2] for entry in log if entry[0] == "validation"] == [2, 4, 6, 8]
 
 
+@pytest.mark.thorough
 def test_lightning_says_which_limits_it_cannot_keep(tmp_path, monkeypatch):
     pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
     with as_plain_script(monkeypatch):

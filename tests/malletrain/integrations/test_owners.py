@@ -16,6 +16,8 @@ from malletrain.training.snapshot_file import SnapshotError
 from tests.malletrain.integrations.samples import BATCH, SAMPLES, Net, Numbers
 from tests.malletrain.training.worker_side import as_plain_script
 
+pytestmark = pytest.mark.slow
+
 
 def hugging_face(folder, resume=None):
     """(where it goes on, steps done) of a run that saves every 4 steps, up to step 8."""
@@ -179,14 +181,14 @@ def test_two_jobs_that_write_at_one_time_do_not_mix(train, tmp_path, monkeypatch
     assert ours == theirs
 
 
-@pytest.mark.parametrize("found", ["by itself", "by the trainer"])
+@pytest.mark.parametrize("finder", ["by itself", "by the trainer"])
 def test_what_trainer_or_the_script_finds_in_the_folder_is_looked_at_too(
-    tmp_path, monkeypatch, found
+    tmp_path, monkeypatch, finder
 ):
     pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
     from transformers.trainer_utils import get_last_checkpoint
 
-    resume = get_last_checkpoint if found == "by itself" else (lambda folder: True)
+    resume = get_last_checkpoint if finder == "by itself" else (lambda folder: True)
     with as_plain_script(monkeypatch):
         as_job(monkeypatch, "j1", "0.1")
         assert hugging_face(tmp_path)[1] == 8

@@ -22,6 +22,8 @@ from tests.malletrain.agent.node_side import alive, eventually
 from tests.malletrain.training.worker_side import FakeAgent
 from tests.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 STEPS = 40
 HOME = Path(__file__).parents[3]
 

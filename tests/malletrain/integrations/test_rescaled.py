@@ -19,6 +19,8 @@ from malletrain.protocol.worker_channel import DrainDone
 from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.test_ranks import HOME, Ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(library):

@@ -20,6 +20,8 @@ from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
 from tests.malletrain.training.worker_side import as_plain_script
 from tests.tracked import wandb_rows
 
+pytestmark = pytest.mark.slow
+
 ROUND = """
 import os, sys, malletrain
 import wandb
@@ -133,11 +135,11 @@ def mlflow(job, tmp_path):
     """MLflow on a store of files."""
     job.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     job.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    found = pytest.importorskip("mlflow", reason="pip install malletrain[test]")
-    found.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    yield found
-    found.end_run()
-    found.set_tracking_uri(None)
+    module = pytest.importorskip("mlflow", reason="pip install malletrain[test]")
+    module.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    yield module
+    module.end_run()
+    module.set_tracking_uri(None)
 
 
 def test_mlflow_goes_on_with_the_run_of_the_job(mlflow, job):

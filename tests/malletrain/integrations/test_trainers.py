@@ -25,12 +25,12 @@ from tests.waiting import PATIENCE_S, until
 
 
 class Launcher:
-    """Asks for a drain after a number of reported steps, and stops the training, as MalleTrain's
-    would, once it was answered. ``asked``: it has asked.
+    """As MalleTrain's: requests a drain after a number of reported steps, and stops the training
+    once the drain is done. ``drain_request`` is set when it has requested it.
     """
 
     def __init__(self, agent, at_step):
-        self.heard, self.asked, self.answered = [], threading.Event(), threading.Event()
+        self.heard, self.drain_request, self.answered = [], threading.Event(), threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(agent, at_step), daemon=True)
         self._thread.start()
@@ -42,11 +42,11 @@ class Launcher:
             self.heard += new
             if over:
                 return
-            if not self.asked.is_set() and any(
+            if not self.drain_request.is_set() and any(
                 isinstance(m, WorkerProgress) and m.steps >= at_step for m in new
             ):
                 agent.flags.request_drain(7)
-                self.asked.set()
+                self.drain_request.set()
             if any(isinstance(m, DrainDone) for m in new):
                 self.answered.set()
                 agent.flags.request_drain(0)
@@ -65,22 +65,22 @@ class Launcher:
 
 @contextlib.contextmanager
 def launched(monkeypatch, at_step=3):
-    """A run that hears a drain asked for soon after ``at_step``: it makes two steps more at most
-    before.
+    """A run that is asked for a drain after ``at_step``, and makes at most two more steps before it
+    knows of that.
     """
     monkeypatch.setattr("malletrain.training.report.SEND_INTERVAL_S", 0.0)
     with as_worker(monkeypatch) as agent:
         launcher = Launcher(agent, at_step)
         forward, begun = Net.forward, itertools.count(1)
 
-        @functools.wraps(forward)  # a trainer looks at what a model takes
-        def held(net, *args, **kwargs):
+        @functools.wraps(forward)  # a trainer looks at the arguments of a model
+        def slow_forward(net, *args, **kwargs):
             if next(begun) > at_step + 2:
-                assert launcher.asked.wait(PATIENCE_S), "no drain was asked for"
+                assert launcher.drain_request.wait(PATIENCE_S), "no drain was asked for"
             return forward(net, *args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Net, "forward", held)
+            patch.setattr(Net, "forward", slow_forward)
             try:
                 yield launcher
                 report.flush()

@@ -9,8 +9,8 @@ from tests.waiting import PATIENCE_S
 
 
 class FakeAgent:
-    """Hears the launcher and answers it. ``heard``: every phase it was told, as (phase,
-    generation).
+    """Receives the launcher's messages and answers them. ``heard``: every phase it received, as
+    (phase, generation).
     """
 
     def __init__(self, directory):
@@ -27,8 +27,8 @@ class FakeAgent:
         return wire.decode(frames)
 
     def hear_phase(self):
-        said = self.hear().assignment
-        return said.phase, said.generation
+        assignment = self.hear().assignment
+        return assignment.phase, assignment.generation
 
     def say(self, message):
         self.socket.send_multipart([self.identity, *wire.encode(message)])

@@ -39,7 +39,7 @@ def borrowed(library):
             (compiled / bundled.name).symlink_to(bundled)
 
 
-def said(python, kind, library="", cwd=None, **environment):
+def outcome(python, kind, library="", cwd=None, **environment):
     command = [python, entry.__file__, kind, "The Python X", str(library), "--launch", "/no/order"]
     around = {**os.environ, **environment}
     around.pop("PYTHONPATH", None)
@@ -49,7 +49,7 @@ def said(python, kind, library="", cwd=None, **environment):
 
 
 def test_without_malletrain(bare):
-    assert said(bare, "restart") == (
+    assert outcome(bare, "restart") == (
         78,
         f"malletrain: The Python X has no malletrain; install it there: {bare} -m pip install "
         "malletrain (or submit with the Python that has it).",
@@ -57,23 +57,25 @@ def test_without_malletrain(bare):
 
 
 def test_with_packages_for_another_python(bare, library):
-    code, sentence = said(bare, "service", library)
+    code, sentence = outcome(bare, "service", library)
     assert code == 78
     assert "has no msgspec and pyzmq (the agent's are for another Python than 3." in sentence
 
 
 def test_without_torch_only_a_service_runs(bare, library):
     borrowed(library)
-    code, sentence = said(bare, "restart", library)
+    code, sentence = outcome(bare, "restart", library)
     assert code == 78
     assert "malletrain: The Python X has no torch (Python 3." in sentence
-    assert said(bare, "service", library)[1].startswith("malletrain launcher: the order cannot be")
+    assert outcome(bare, "service", library)[1].startswith(
+        "malletrain launcher: the order cannot be"
+    )
 
 
 def test_a_package_that_cannot_be_loaded_is_told(bare, library):
     borrowed(library)
     (library / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open')\n")
-    assert said(bare, "restart", library) == (
+    assert outcome(bare, "restart", library) == (
         78,
         "malletrain: The Python X cannot start a launcher: libcudart.so.12: cannot open.",
     )
@@ -83,7 +85,7 @@ def test_a_file_of_the_job_takes_no_modules_place(library, bare, tmp_path):
     borrowed(library)
     for name in ("json.py", "argparse.py", "live.py"):
         (tmp_path / name).write_text("raise SystemExit('the wrong file')\n")
-    code, sentence = said(bare, "service", library, cwd=tmp_path)
+    code, sentence = outcome(bare, "service", library, cwd=tmp_path)
     assert (code, "wrong file" in sentence) == (2, False)
 
 
@@ -98,10 +100,10 @@ def test_another_version_of_malletrain_is_told_and_tried(bare, library, tmp_path
     shutil.copytree(Path(entry.__file__).parents[1], other, ignore=shutil.ignore_patterns("_*_"))
     init = other / "__init__.py"
     init.write_text(init.read_text().replace(f'"{malletrain.__version__}"', '"0.0.1"'))
-    code, said_ = said(bare, "service", other.parent)
+    code, sentences = outcome(bare, "service", other.parent)
     compiled = other.parent.with_name(entry.library_name(sys.version_info))
     assert compiled.is_dir()
-    first, second = said_.splitlines()
+    first, second = sentences.splitlines()
     assert f"this environment has malletrain 0.0.1, the agent {malletrain.__version__}" in first
     assert second.startswith("malletrain launcher: the order cannot be read")
     assert code == 2

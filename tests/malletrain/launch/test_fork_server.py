@@ -16,9 +16,9 @@ def test_modules_a_job_asks_for_are_there_and_others_are_told():
         "from malletrain.launch.fork_server import _preload_more; import sys; "
         "_preload_more('colorsys, no_such_module,,'); print('colorsys' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout == "True\n"
-    assert "MALLETRAIN_PRELOAD names 'no_such_module', which cannot be imported" in told.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "True\n"
+    assert "MALLETRAIN_PRELOAD names 'no_such_module', which cannot be imported" in result.stderr
 
 
 def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):
@@ -36,6 +36,6 @@ def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):
             os.kill(os.getpid(), killed_by)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert (status, mark.code(status)) == (-killed_by, counts)
-    told = capfd.readouterr().out
-    assert "killed by signal 6 after its script had ended with code 0" in told
-    assert told.count("\n") == 2
+    output = capfd.readouterr().out
+    assert "killed by signal 6 after its script had ended with code 0" in output
+    assert output.count("\n") == 2

@@ -34,8 +34,8 @@ stranger = socket.socket()
 stranger.setblocking(False)
 stranger.connect_ex((listeners.SIGNED_ADDRESS, listener_.port))
 let_in = listener_.connect()
-known, _ = listener.accept()
-sys.exit(int(known.getpeername() != let_in.getsockname() or not listener_.enforced))
+connection, _ = listener.accept()
+sys.exit(int(connection.getpeername() != let_in.getsockname() or not listener_.enforced))
 """
 
 
@@ -54,7 +54,7 @@ def back():
 
 
 def accepted(listener, patience_s=PATIENCE_S):
-    """Who has come in at a signed listener, if anybody has."""
+    """The connection that a signed listener has accepted, or None."""
     if not readable(listener, patience_s):
         return None
     listener.setblocking(False)
@@ -62,13 +62,13 @@ def accepted(listener, patience_s=PATIENCE_S):
 
 
 def owner_of(caller, called):
-    """Both ways of asking say the same."""
+    """The owner of a connection, which both ways of asking agree on."""
     callers = Callers(called)
     assert callers.has_sock_diag, "the kernels of the tests have sock_diag"
-    found = callers.owner(caller, called)
-    assert owner_in_table(caller, called) == found
+    owner = callers.owner(caller, called)
+    assert owner_in_table(caller, called) == owner
     callers.close()
-    return found
+    return owner
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -157,16 +157,16 @@ def test_the_signed_listener_accepts_its_own_connections_only(back):
         stranger.setblocking(False)
         stranger.connect_ex((SIGNED_ADDRESS, back.port))
         let_in = back.connect()
-        known = accepted(listener)
-        assert known.getpeername() == let_in.getsockname()
+        connection = accepted(listener)
+        assert connection.getpeername() == let_in.getsockname()
         let_in.sendall(b"ours")
-        assert known.recv(10) == b"ours"
-        known.sendall(b"answer")
+        assert connection.recv(10) == b"ours"
+        connection.sendall(b"answer")
         assert let_in.recv(10) == b"answer"
         # the stranger has called first and is still not there
         assert accepted(listener, 0.0) is None
         let_in.close()
-        known.close()
+        connection.close()
 
 
 def at_a_port_that_was_let_in(back, listener):

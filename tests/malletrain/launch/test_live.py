@@ -20,8 +20,8 @@ pytest.importorskip("torch")
 PRELUDE = """
 import json, os, socket, sys, time
 rank = int(os.environ["LOCAL_RANK"])
-def line(**said):
-    return json.dumps(said).encode() + b"\\n"
+def line(**fields):
+    return json.dumps(fields).encode() + b"\\n"
 def connect():
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(os.environ["MALLETRAIN_LIVE"])
@@ -32,9 +32,9 @@ def serve(connection):
     "Join every round that the launcher tells of."
     with connection.makefile("rb") as lines:
         for one in lines:
-            said = json.loads(one)
-            if "round" in said:
-                connection.sendall(line(say="running", generation=said["round"]))
+            message = json.loads(one)
+            if "round" in message:
+                connection.sendall(line(say="running", generation=message["round"]))
 """
 
 ALL_AT_ONCE = """
@@ -42,7 +42,7 @@ worker = connect()
 worker.sendall(hello + ready)
 serve(worker)
 """
-# Rank 0 opens connections that are no worker's; rank 1 does the same work as ever.
+# Rank 0 opens connections that are no worker's; rank 1 works as usual.
 SILENT = """
 others = [connect() for _ in range(3)]
 worker = connect()
@@ -80,7 +80,7 @@ class Launched:
         job = spec(directory, nproc_per_node=2, mode="live")
         order = LaunchOrder("j1", job, self.agent.endpoint, "127.0.0.1", str(directory), 1.0, 60.0)
         write_order(directory / "order.json", order)
-        self.said = (directory / "launcher.log").open("w+")
+        self.log = (directory / "launcher.log").open("w+")
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -89,19 +89,19 @@ class Launched:
                 "--launch",
                 str(directory / "order.json"),
             ],
-            stdout=self.said,
+            stdout=self.log,
             stderr=subprocess.STDOUT,
             env={**os.environ, "MALLETRAIN_PRELOAD": "0", "MALLETRAIN_JOB_KEY": "5e" * 32},
         )
 
     def output(self):
-        self.said.seek(0)
-        return self.said.read()
+        self.log.seek(0)
+        return self.log.read()
 
     def close(self):
         self.process.terminate()
         self.process.wait(PATIENCE_S)
-        self.said.close()
+        self.log.close()
         self.agent.socket.close(0)
 
 
@@ -120,8 +120,12 @@ def launch(tmp_path):
 
 @pytest.mark.parametrize(
     "script",
-    [ALL_AT_ONCE, SILENT, GARBAGE, ENDLESS],
-    ids=["all-at-once", "silent", "garbage", "endless"],
+    [
+        pytest.param(GARBAGE, id="garbage"),
+        pytest.param(ALL_AT_ONCE, id="all-at-once", marks=pytest.mark.thorough),
+        pytest.param(SILENT, id="silent", marks=pytest.mark.thorough),
+        pytest.param(ENDLESS, id="endless", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_round_comes_about_whatever_a_worker_says_besides(launch, script):
     launcher = launch(script)
@@ -143,16 +147,17 @@ worker = connect()
 worker.sendall(hello + ready)
 with worker.makefile("rb") as lines:
     for one in lines:
-        said = json.loads(one)
-        if "round" in said:
-            worker.sendall(line(say="running", generation=said["round"]))
+        message = json.loads(one)
+        if "round" in message:
+            worker.sendall(line(say="running", generation=message["round"]))
         elif rank == 0:
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
-            worker.sendall(line(say="heard", generation=said["abort"]))
+            worker.sendall(line(say="heard", generation=message["abort"]))
 """
 
 
+@pytest.mark.thorough
 def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(launch):
     launcher = launch(STANDS_STILL)
     assert launcher.agent.hear_phase() == ("ready", 0), launcher.output()
@@ -160,9 +165,9 @@ def test_a_worker_that_does_not_answer_that_it_is_to_give_up_its_step_is_killed(
     launcher.agent.hear()
     assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
     launcher.agent.say(messages.Abort("j1", 1))
-    said = launcher.agent.hear().assignment
-    assert said.phase == "failed", launcher.output()
-    assert [(f.rank, f.exitcode) for f in said.failures] == [(0, -9)]
+    assignment = launcher.agent.hear().assignment
+    assert assignment.phase == "failed", launcher.output()
+    assert [(f.rank, f.exitcode) for f in assignment.failures] == [(0, -9)]
     assert "the worker 0 has not answered" in launcher.output()
     launcher.agent.say(messages.Release("j1", 1.0))
     assert launcher.process.wait(PATIENCE_S) == 0
@@ -199,13 +204,17 @@ EARLY_ENDS = {
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "error", "hint"), EARLY_ENDS.values(), ids=list(EARLY_ENDS)
+    ("script", "code", "error", "hint"),
+    [
+        pytest.param(*case, id=name, marks=() if case[-1] else pytest.mark.thorough)
+        for name, case in EARLY_ENDS.items()
+    ],
 )
 def test_the_first_error_of_a_worker_that_never_joined_is_told(launch, script, code, error, hint):
     launcher = launch(script)
-    said = launcher.agent.hear().assignment
-    assert (said.phase, said.generation) == ("exited", 0)
-    failure = said.failures[0]
+    assignment = launcher.agent.hear().assignment
+    assert (assignment.phase, assignment.generation) == ("exited", 0)
+    failure = assignment.failures[0]
     assert failure.exitcode == code
     assert error in failure.cause
     assert hint in failure.cause
@@ -223,10 +232,10 @@ worker = connect()
 worker.sendall(hello + ready)
 with worker.makefile("rb") as lines:
     for one in lines:
-        said = json.loads(one)
-        if said.get("round") == 2:
+        message = json.loads(one)
+        if message.get("round") == 2:
             raise ValueError("no data")
-        worker.sendall(line(say="running", generation=said["round"]))
+        worker.sendall(line(say="running", generation=message["round"]))
 """
 
 
@@ -236,7 +245,7 @@ def test_a_worker_that_fails_on_its_way_to_a_round_is_told_with_its_exception(la
     launcher.agent.say(messages.Round("j1", 1, 1, 2, "127.0.0.1", 9))
     assert launcher.agent.hear_phase() == ("running", 1), launcher.output()
     launcher.agent.say(messages.Round("j1", 2, 0, 1, "127.0.0.1", 9))
-    said = launcher.agent.hear().assignment
-    assert (said.phase, said.generation) == ("failed", 1)
-    assert said.failures[0].rank in (2, 3)  # those that it had in round 1
-    assert "ValueError: no data" in said.failures[0].tail
+    assignment = launcher.agent.hear().assignment
+    assert (assignment.phase, assignment.generation) == ("failed", 1)
+    assert assignment.failures[0].rank in (2, 3)  # those that it had in round 1
+    assert "ValueError: no data" in assignment.failures[0].tail

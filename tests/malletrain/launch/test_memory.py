@@ -1,5 +1,5 @@
 """A job's state from the memory of one node to that of another, with real agents and launchers, and
-what is left of it when an agent is killed.
+what remains of it when an agent is killed.
 """
 
 import os
@@ -57,13 +57,13 @@ def test_a_leaver_hands_its_state_to_the_node_that_goes_on(tmp_path):
         daemon.until(lambda: b"\nstep" in daemon.logs.get(second, b""), "n1 trains")
         assert went_on in b"\n" + daemon.logs[second]
         assert not (Path(tmp_path) / "disk-n0").exists()
-        (kept,) = folders(cluster.agents["n1"])
-        assert kept.parent.stat().st_mode & 0o077 == 0
+        (folder,) = folders(cluster.agents["n1"])
+        assert folder.parent.stat().st_mode & 0o077 == 0
         daemon.send("n1", messages.Release("j1", 5.0))
         daemon.expect("n1", messages.Released)
         assert not folders(cluster.agents["n1"])
     finally:
         cluster.close()
         for agent in cluster.agents.values():  # killed: the next agent there would do it
-            for left in SHARED_MEMORY.glob(f"malletrain-mem-*-{agent.process.pid}-*"):
-                left.rmdir()
+            for leftover in SHARED_MEMORY.glob(f"malletrain-mem-*-{agent.process.pid}-*"):
+                leftover.rmdir()

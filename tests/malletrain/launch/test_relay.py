@@ -11,7 +11,7 @@ import zmq
 from malletrain.launch import relay
 from malletrain.launch.listeners import USER_ADDRESS, UserListener, listener_pair
 from malletrain.launch.relay import RoundKeys, ServingRelay
-from malletrain.protocol import host_listener as host_door
+from malletrain.protocol import host_listener
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
 KEYS = RoundKeys(b"secret", "j1/1")
@@ -43,11 +43,11 @@ def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serv
     one, inside = serving
     accept, tried, short = UserListener.accept, [], True
 
-    def accepted(door):
+    def accepted(listener):
         tried.append(time.monotonic())
         if short:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return accept(door)
+        return accept(listener)
 
     monkeypatch.setattr(UserListener, "accept", accepted)
     with socket.create_connection((USER_ADDRESS, one.local_port)) as call:
@@ -84,7 +84,7 @@ def test_no_more_connections_than_any_job_has(serving, monkeypatch):
 
 
 class Clock:
-    """The door's, which goes on when the test says so."""
+    """The clock of the listener, which the test moves."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -95,63 +95,63 @@ class Clock:
 
 def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(host_door, "MAX_UNAUTHENTICATED", 6)
-    monkeypatch.setattr(host_door, "_HANDSHAKE_MS", int(NEVER_S * 1000))
-    monkeypatch.setattr(host_door, "time", clock)
+    monkeypatch.setattr(host_listener, "MAX_UNAUTHENTICATED", 6)
+    monkeypatch.setattr(host_listener, "_HANDSHAKE_MS", int(NEVER_S * 1000))
+    monkeypatch.setattr(host_listener, "time", clock)
     context = zmq.Context()
     router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     router.curve_server = True
     router.curve_secretkey, router.curve_publickey = KEYS.server_secret, KEYS.server_public
-    door = host_door.HostListener(router, USER_ADDRESS)
-    strangers, told = [], []
-    parsed = host_door.parse_monitor_message
+    listener = host_listener.HostListener(router, USER_ADDRESS)
+    strangers, events = [], []
+    parsed = host_listener.parse_monitor_message
 
     def tapped(frames):
-        told.append(parsed(frames)["event"])
+        events.append(parsed(frames)["event"])
         return parsed(frames)
 
-    monkeypatch.setattr(host_door, "parse_monitor_message", tapped)
+    monkeypatch.setattr(host_listener, "parse_monitor_message", tapped)
 
-    def known(event):
-        door.read_monitor()
-        return told.count(event)
+    def event_count(event):
+        listener.read_monitor()
+        return events.count(event)
 
     def come_in(count):
-        """So many strangers more, of whom the door knows."""
-        before = known(zmq.EVENT_ACCEPTED)
+        """``count`` strangers more connect, and the listener has noticed them."""
+        before = event_count(zmq.EVENT_ACCEPTED)
         for _ in range(count):
-            strangers.append(socket.create_connection((USER_ADDRESS, door.port)))
-        until(lambda: known(zmq.EVENT_ACCEPTED) == before + count, "they are noticed")
+            strangers.append(socket.create_connection((USER_ADDRESS, listener.port)))
+        until(lambda: event_count(zmq.EVENT_ACCEPTED) == before + count, "they are noticed")
 
     def refused():
         try:
-            socket.create_connection((USER_ADDRESS, door.port)).close()
+            socket.create_connection((USER_ADDRESS, listener.port)).close()
         except ConnectionRefusedError:
             return True
         return False
 
     try:
         come_in(5)
-        assert door.open
+        assert listener.open
         come_in(1)
-        assert not door.open, "nobody is let in any more"
+        assert not listener.open, "nobody is let in any more"
         until(refused, "nobody can connect")
         clock.now_s = 2 * NEVER_S
         dealer.curve_serverkey = KEYS.server_public
         dealer.curve_secretkey, dealer.curve_publickey = KEYS.client_secret, KEYS.client_public
-        dealer.connect(f"tcp://{USER_ADDRESS}:{door.port}")
+        dealer.connect(f"tcp://{USER_ADDRESS}:{listener.port}")
         dealer.send(b"hello")
         until(
-            lambda: known(zmq.EVENT_HANDSHAKE_SUCCEEDED) and router.poll(0),
+            lambda: event_count(zmq.EVENT_HANDSHAKE_SUCCEEDED) and router.poll(0),
             "a member comes in all the same",
         )
         assert router.recv_multipart()[1] == b"hello"
         come_in(5)
-        assert door.open, "the member is none of them"
+        assert listener.open, "the member is none of them"
         come_in(1)
-        assert not door.open, "only strangers count"
+        assert not listener.open, "only strangers count"
     finally:
         for call in strangers:
             call.close()
-        door.close()
+        listener.close()
         context.destroy(linger=0)

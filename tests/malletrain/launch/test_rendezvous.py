@@ -1,5 +1,5 @@
-"""The rendezvous handler against an agent played by the test: exactly the rounds it is told, and
-never a wait without end.
+"""The rendezvous handler against an agent played by the test: it joins exactly the agent's rounds
+and never waits without end.
 """
 
 import os
@@ -158,7 +158,7 @@ def test_a_new_round_gets_a_new_store_while_the_workers_still_run(agent, make):
     TCPStore("127.0.0.1", local, is_master=False, wait_for_workers=False).set(
         "k", "old workers still find theirs"
     )
-    info = handler.next_rendezvous()  # nothing is said before: this is no failure
+    info = handler.next_rendezvous()  # no message came before: this is no failure
     assert agent.hear_phase() == ("running", 2)
     assert info.bootstrap_store_info.master_port != local
     eventually(lambda: not listens(port), "the old store is closed once nobody needs it")
@@ -175,8 +175,12 @@ def test_workers_that_failed_are_reported_and_the_next_round_is_joined(agent, ma
     failure = messages.Failure(0, 1, 12.0)
     handler.note_failures((failure,))
     waiting = Waiting(handler)
-    said = agent.hear().assignment
-    assert (said.phase, said.generation, said.failures) == ("failed", 1, (failure,))
+    assignment = agent.hear().assignment
+    assert (assignment.phase, assignment.generation, assignment.failures) == (
+        "failed",
+        1,
+        (failure,),
+    )
     agent.say(messages.Round("j1", 2, 0, 1))
     assert isinstance(agent.hear(), messages.StoreUp)
     assert agent.hear_phase() == ("running", 2)
@@ -234,13 +238,15 @@ def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(
     agent.hear()
     called = threading.Event()
 
-    class Door(SignedListener):
+    class NotifyingListener(SignedListener):
         def connect(self):
             called.set()  # TCPStore's client is there; nobody accepts it
             return super().connect()
 
-    back = Door()
-    relay = ServingRelay((UserListener(), back), RoundKeys(bytes.fromhex(KEY), "j1/1"), "127.0.0.1")
+    signed_listener = NotifyingListener()
+    relay = ServingRelay(
+        (UserListener(), signed_listener), RoundKeys(bytes.fromhex(KEY), "j1/1"), "127.0.0.1"
+    )
     agent.say(messages.Round("j1", 1, 1, 2, "127.0.0.1", relay.port))
     assert called.wait(PATIENCE_S)
     if answers == "goodbye":
@@ -253,7 +259,7 @@ def test_a_newer_round_makes_one_void_whose_store_dies_while_it_is_connected_to(
 
 
 class Clock:
-    """The handler's, which goes on when the test says so."""
+    """The handler's clock, which the test moves."""
 
     def __init__(self):
         self.now_s = 0.0

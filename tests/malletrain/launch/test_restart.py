@@ -105,17 +105,17 @@ class Cluster:
 
     def workers(self, generation, world):
         """What the workers of a round noted, by rank, once all are there."""
-        found = {}
+        by_rank = {}
 
         def all_there():
             for rank in range(world):
                 path = self.directory / f"g{generation}-r{rank}-w{world}"
                 if path.exists():
-                    found[rank] = json.loads(path.read_text())
-            return len(found) == world
+                    by_rank[rank] = json.loads(path.read_text())
+            return len(by_rank) == world
 
         self.daemon.until(all_there, f"{world} workers of round {generation}")
-        return found
+        return by_rank
 
     def wait_ready(self):
         for name in self.agents:
@@ -202,9 +202,9 @@ def test_one_rank_that_fails_is_the_one_reported(pair):
     generation = pair.form("n0", "n1")
     workers = pair.workers(generation, 4)
     (pair.directory / f"crash-{generation}-3").touch()
-    said = pair.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
-    assert [(f.rank, f.exitcode) for f in said.assignment.failures] == [(3, 3)]
-    assert said.assignment.failures[0].tail == f"rank 3 of round {generation} works\nabout to fail"
+    phase = pair.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
+    assert [(f.rank, f.exitcode) for f in phase.assignment.failures] == [(3, 3)]
+    assert phase.assignment.failures[0].tail == f"rank 3 of round {generation} works\nabout to fail"
     gone({2: workers[2], 3: workers[3]})
     assert alive(workers[0]["pid"])  # the other node waits for what the daemon decides
     after = pair.form("n0", "n1")
@@ -214,8 +214,8 @@ def test_one_rank_that_fails_is_the_one_reported(pair):
 def test_a_worker_that_is_killed_is_reported(pair):
     generation = pair.form("n0")
     os.kill(pair.workers(generation, 2)[1]["pid"], signal.SIGKILL)
-    said = pair.daemon.expect("n0", messages.Phase, phase="failed", generation=generation)
-    assert [(f.rank, f.exitcode) for f in said.assignment.failures] == [(1, -9)]
+    phase = pair.daemon.expect("n0", messages.Phase, phase="failed", generation=generation)
+    assert [(f.rank, f.exitcode) for f in phase.assignment.failures] == [(1, -9)]
 
 
 def test_workers_deaf_to_sigterm_do_not_hold_up_a_round(pair):
@@ -253,31 +253,34 @@ def test_a_round_that_nobody_else_joins_is_replaced_by_the_next(pair):
 # --- the end, and what must survive it ---
 
 
-@pytest.mark.parametrize("victim", ["agent", "launcher", "fork-server"])
+@pytest.mark.parametrize(
+    "victim",
+    ["launcher", *(pytest.param(v, marks=pytest.mark.thorough) for v in ("agent", "fork-server"))],
+)
 def test_sigkill_takes_the_workers_along(make, victim):
     cluster = make("n0", nproc_per_node=2)
     cluster.wait_ready()
     workers = cluster.workers(cluster.form("n0"), 2)
     agent = cluster.agents["n0"]
     assert (
-        len(agent.left()) == 7
+        len(agent.job_pids()) == 7
     )  # supervisor, fork server, launcher, two workers and their clients
     if victim == "agent":
         agent.process.kill()
     else:
-        client = next(p for p in agent.left() if b"fork_client.py" in cmdline(p))
+        client = next(p for p in agent.job_pids() if b"fork_client.py" in cmdline(p))
         launcher = psutil.Process(client).parent()
         (launcher if victim == "launcher" else launcher.parent()).kill()
         cluster.daemon.expect("n0", messages.Phase, phase="exited")
     gone(workers)
-    eventually(lambda: not agent.left(), "nobody is left")
+    eventually(lambda: not agent.job_pids(), "nobody is left")
 
 
 def test_a_killed_stub_takes_its_worker_along_and_counts_as_a_failed_worker(make):
     cluster = make("n0")
     cluster.wait_ready()
     workers = cluster.workers(cluster.form("n0"), 1)
-    client = next(p for p in cluster.agents["n0"].left() if b"fork_client.py" in cmdline(p))
+    client = next(p for p in cluster.agents["n0"].job_pids() if b"fork_client.py" in cmdline(p))
     os.kill(client, signal.SIGKILL)
     failed = cluster.daemon.expect("n0", messages.Phase, phase="failed")
     assert [f.exitcode for f in failed.assignment.failures] == [-signal.SIGKILL]
@@ -288,9 +291,10 @@ def test_without_preloading_every_worker_is_an_interpreter_of_its_own(make):
     cluster = make("n0", env={"MALLETRAIN_PRELOAD": "0"})
     cluster.wait_ready()
     cluster.workers(cluster.form("n0"), 1)
-    assert not [p for p in cluster.agents["n0"].left() if b"fork_client.py" in cmdline(p)]
+    assert not [p for p in cluster.agents["n0"].job_pids() if b"fork_client.py" in cmdline(p)]
 
 
+@pytest.mark.thorough
 def test_setup_and_arguments_reach_the_script_as_they_were_given(make, tmp_path):
     nasty = ("a b", "$(touch hacked)", "'; touch hacked; '", '"', "*", "--", "-c", "")
     bin_dir = Path(sys.executable).parent
@@ -303,7 +307,7 @@ def test_setup_and_arguments_reach_the_script_as_they_were_given(make, tmp_path)
     assert not (tmp_path / "hacked").exists()
     cluster.daemon.send("n0", messages.Release("j1", 5.0))
     cluster.daemon.expect("n0", messages.Released)
-    assert not cluster.agents["n0"].left()
+    assert not cluster.agents["n0"].job_pids()
     launcher_log = cluster.daemon.logs.get(("j1", 0, "launcher"), b"").decode()
     assert "Traceback" not in launcher_log
 
@@ -320,7 +324,7 @@ def test_collectives_and_a_node_that_stops_answering(make, tmp_path):
         lambda: b"sum 2" in daemon.logs.get(("j1", first, "rank0"), b""),
         "two workers reduce together",
     )
-    stopped = [cluster.agents["n1"].process.pid, *cluster.agents["n1"].left()]
+    stopped = [cluster.agents["n1"].process.pid, *cluster.agents["n1"].job_pids()]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -348,8 +352,8 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
     gone(one)
     assert two[1]["argv"] == ["a b", "$x"]
     (tmp_path / f"crash-{generation}-1").touch()
-    said = cluster.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
-    assert [(f.rank, f.exitcode, f.tail.splitlines()[-1]) for f in said.assignment.failures] == [
+    phase = cluster.daemon.expect("n1", messages.Phase, phase="failed", generation=generation)
+    assert [(f.rank, f.exitcode, f.tail.splitlines()[-1]) for f in phase.assignment.failures] == [
         (1, 3, "about to fail")
     ]
     generation = cluster.form("n1", "n0")
@@ -363,12 +367,12 @@ def test_stock_torchrun_with_our_rendezvous(make, tmp_path):
 
     def launchers():
         """What torchrun is just starting looks like itself for a moment."""
-        found = [
+        pids = [
             p
-            for p in cluster.agents["n0"].left()
+            for p in cluster.agents["n0"].job_pids()
             if b"/launch/entry.py\0torchrun" in (c := cmdline(p)) and b"--keep" not in c
         ]
-        return found if len(found) == 1 else []
+        return pids if len(pids) == 1 else []
 
     [launcher] = cluster.daemon.until(launchers, "torchrun runs once")
     os.kill(launcher, signal.SIGKILL)  # torchrun's own trap: its workers would train on

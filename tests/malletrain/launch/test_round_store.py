@@ -1,4 +1,4 @@
-"""The store of a round against strangers: real stores, real sockets, somebody without the key."""
+"""The store of a round against strangers: real stores, real sockets, clients without the key."""
 
 import os
 import select
@@ -112,7 +112,7 @@ def test_the_key_of_another_job_or_round_opens_nothing(served, reach, names):
 
 
 def test_a_client_whose_own_key_is_not_the_rounds_is_turned_away(served):
-    """Who knows the server's public half, which is no secret by its nature, is asked for more."""
+    """The server's public half is no secret by its nature: a client needs more than that."""
     from malletrain.launch.relay import RoundKeys
 
     keys = RoundKeys(bytes.fromhex(KEY), "j1/1")
@@ -149,12 +149,12 @@ def test_a_stranger_can_neither_list_nor_grow_nor_spoil_the_store(served, reach)
                 call.send(hello[number % 3] * 16)
             except BlockingIOError:
                 pass
-        # each is hung up on or not answered as a store answers; members are served all the while
+        # Each is disconnected or gets no answer of a store. Members are served all the while.
         assert other.get("here") == b"x"
         later = connected(reach())
         assert client(later.local_port).add("n", 1) == 1
         until(
-            lambda: all(not readable(c, 0) or not said(c) for c in strangers[::3]),
+            lambda: all(not readable(c, 0) or not store_answer(c) for c in strangers[::3]),
             "nobody who speaks the store's language is answered",
         )
     finally:
@@ -181,7 +181,7 @@ def test_a_stranger_who_announces_a_large_frame_is_hung_up_on(served, reach):
     assert other.add("n", 1) == 1
 
 
-def said(call):
+def store_answer(call):
     try:
         return b"CURVE" not in (data := call.recv(1 << 16)) and data[:1] != b"\xff" and data
     except OSError:

@@ -88,10 +88,10 @@ def test_what_was_written_is_on_disk(here, name, way):
     (here / "script.py").write_text(WRITTEN[name])
     path = str(here / "script.py")
     plain = outcome([sys.executable, path], here)
-    wanted = (here / "out").read_bytes()
+    expected = (here / "out").read_bytes()
     (here / "out").unlink()
     assert outcome([*WAYS[way], path], here) == plain
-    assert (here / "out").read_bytes() == wanted != b""
+    assert (here / "out").read_bytes() == expected != b""
 
 
 MODULES = {
@@ -119,10 +119,10 @@ def test_a_module_as_python_runs_it(tmp_path, name, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_script_that_is_not_there_is_told_in_a_sentence(tmp_path, way):
-    code, _, said = outcome([*WAYS[way], str(tmp_path / "gone.py")], "/")
+    code, _, errors = outcome([*WAYS[way], str(tmp_path / "gone.py")], "/")
     assert code == 2
-    assert b"gone.py: No such file" in said
-    assert b"Traceback" not in said
+    assert b"gone.py: No such file" in errors
+    assert b"Traceback" not in errors
 
 
 # The store is lost while the interpreter ends, as it is when a job's other ranks are done first.
@@ -136,9 +136,9 @@ server = subprocess.Popen([sys.executable, "-c",
     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 port = int(server.stdout.readline())
 store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-asked = threading.Event()
+begun = threading.Event()
 def wait():
-    asked.set()
+    begun.set()
     store.wait(["never"])
 threading.Thread(target=wait, daemon=True).start()
 class Last:
@@ -147,16 +147,17 @@ class Last:
         server.communicate(b"x")
         sleep(0.3)  # the thread comes back from C++
 sys.last = Last()
-asked.wait()
+begun.wait()
 print("trained to the end", flush=True)
 """
 
 
+@pytest.mark.thorough
 def test_a_thread_in_cpp_does_not_fail_a_script_that_is_done(tmp_path):
     pytest.importorskip("torch")
     (tmp_path / "script.py").write_text(WAITS_IN_CPP)
-    code, said, _ = outcome([*WAYS["cold"], "script.py"], tmp_path)
-    assert (code, said) == (0, b"trained to the end\n")
+    code, output, _ = outcome([*WAYS["cold"], "script.py"], tmp_path)
+    assert (code, output) == (0, b"trained to the end\n")
 
 
 OUTLIVES = """

@@ -56,7 +56,7 @@ def test_a_view_that_comes_after_its_end_does_not_make_it_run_again(launcher, tm
     launcher.say(view(2))
     launcher.say(messages.Release("j1", 1.0))
     assert launcher.launcher.wait(PATIENCE_S) == 0
-    said = []
+    last_messages = []
     while launcher.socket.poll(0):
-        said.append(wire.decode(launcher.socket.recv_multipart()[1:]))
-    assert [m for m in said if isinstance(m, messages.Phase)] == []
+        last_messages.append(wire.decode(launcher.socket.recv_multipart()[1:]))
+    assert [m for m in last_messages if isinstance(m, messages.Phase)] == []

@@ -1,4 +1,4 @@
-"""Nobody outlives the process they are tied to, whatever way it dies."""
+"""No process outlives the one it is tied to, however that dies."""
 
 import os
 import signal
@@ -32,8 +32,8 @@ time.sleep(600)
 
 @pytest.fixture
 def mark(tmp_path):
-    """A mark in the environment of everything a test starts; what is left at its end is a failure
-    of the test.
+    """A mark in the environment of everything a test starts; a process that remains at its end is a
+    failure of the test.
     """
     mark = f"SUPERVISOR_TEST={tmp_path}"
     yield mark

@@ -26,9 +26,9 @@ warm_server.main("a note of the environment")
 # A module that a job has imported beforehand: the first that its fork server does.
 ASKED_FOR = """
 import json, os, sys
-said = {"pid": os.getpid(), "parent": os.getppid(), "cwd": os.getcwd(), "modules": [*sys.modules]}
+report = {"pid": os.getpid(), "parent": os.getppid(), "cwd": os.getcwd(), "modules": [*sys.modules]}
 with open(os.environ["SAID"] + "-", "w") as file:
-    json.dump(said, file)
+    json.dump(report, file)
 os.replace(os.environ["SAID"] + "-", os.environ["SAID"])
 """
 
@@ -60,25 +60,25 @@ def server(tmp_path):
 def test_a_jobs_fork_server_is_a_fork_of_it_and_has_everything_already(server, tmp_path):
     pid, path = server
     for job in ("j1", "j2"):
-        said, log = tmp_path / f"said-{job}", tmp_path / f"{job}.log"
-        given = {
+        report_path, log = tmp_path / f"said-{job}", tmp_path / f"{job}.log"
+        variables = {
             "PATH": os.environ["PATH"],
-            "SAID": str(said),
+            "SAID": str(report_path),
             env.PRELOAD: "asked_for",
             env.AGENT: f"ipc://{tmp_path}/agent",
         }
         argv = ["--launch", str(tmp_path / "no-order")]
-        request = {"argv": argv, "env": given, "cwd": str(tmp_path)}
+        request = {"argv": argv, "env": variables, "cwd": str(tmp_path)}
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as agent, open(log, "w") as file:
             agent.settimeout(PATIENCE_S)
             agent.connect(str(path))
             socket.send_fds(agent, [json.dumps(request).encode()], [file.fileno()])
             ended = json.loads(agent.recv(4096))
         assert ended["exit"] > 0, "there is no order for the launcher"
-        told = json.loads(said.read_text())
-        assert {"torch", "malletrain.launch.restart"} <= set(told["modules"])
-        assert told["cwd"] == str(tmp_path)
-        assert told["parent"] == pid != told["pid"]
+        report = json.loads(report_path.read_text())
+        assert {"torch", "malletrain.launch.restart"} <= set(report["modules"])
+        assert report["cwd"] == str(tmp_path)
+        assert report["parent"] == pid != report["pid"]
         assert "no-order" in log.read_text()
         assert log.read_text().startswith("malletrain launcher: a note of the environment.")
     assert pid in process_table(), "it is there for the next job"

@@ -33,9 +33,9 @@ sys.exit(refused)
 
 @pytest.fixture
 def place(tmp_path):
-    made = private_folder("n1", tmp_path)
-    (made / LABEL).mkdir()
-    return MemoryFolder(made, 1 << 20)
+    path = private_folder("n1", tmp_path)
+    (path / LABEL).mkdir()
+    return MemoryFolder(path, 1 << 20)
 
 
 def test_another_user_can_neither_list_nor_read_it(tmp_path, place):
@@ -64,8 +64,8 @@ def test_what_a_dead_agent_left_goes_and_a_living_ones_stays(tmp_path):
 
 def test_a_schedulers_epilog_removes_what_no_further_agent_of_the_user_would(tmp_path):
     living = private_folder("n1", tmp_path)
-    made = [sys.executable, "-c", CHILD, str(tmp_path)]
-    dead = Path(subprocess.run(made, capture_output=True, text=True, check=True).stdout.strip())
+    argv = [sys.executable, "-c", CHILD, str(tmp_path)]
+    dead = Path(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip())
     (dead / LABEL).mkdir()
     (dead / LABEL / "1-2-3-0.pt").write_bytes(b"weights")
     # The number of the process is somebody else's by now.
@@ -100,8 +100,8 @@ def test_a_process_of_the_same_number_is_not_the_dead_agent(tmp_path):
 
 def test_a_job_runs_where_no_folder_can_be_made_for_it(tmp_path):
     home = private_folder("n1", tmp_path)
-    made = folder_for_job(home, "job-1")
-    assert made.stat().st_mode & 0o777 == 0o700
+    job_folder = folder_for_job(home, "job-1")
+    assert job_folder.stat().st_mode & 0o777 == 0o700
     assert folder_for_job(home, "job-1") is None
     assert folder_for_job(None, "job-1") is None
 

@@ -38,9 +38,9 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path):
-    made = Node(tmp_path, "n1")
-    yield made
-    made.keeper.close()
+    node = Node(tmp_path, "n1")
+    yield node
+    node.keeper.close()
 
 
 @pytest.fixture
@@ -69,11 +69,11 @@ def test_what_is_handed_over_can_be_fetched(node, source):
 
 def threads():
     """Number → name, of all that this process has."""
-    found = {}
+    names = {}
     for path in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has ended
-            found[path.parent.name] = path.read_text()
-    return found
+            names[path.parent.name] = path.read_text()
+    return names
 
 
 def test_a_node_of_which_nobody_wants_anything_costs_a_port_and_a_thread_that_sleeps(
@@ -205,7 +205,9 @@ def test_what_does_not_arrive_as_it_was_sent_does_not_count(node):
         assert "did not arrive" in talk.ask("end", total=zlib.crc32(b"abce"))
         talk.ask("begin", length=4)
         assert "out of turn" in talk.ask("write", b"abcdefg")
-        assert "no 'erase'" in (talk.ask("begin", length=1) or talk.ask("erase"))
+        assert "does not know the request 'erase'" in (
+            talk.ask("begin", length=1) or talk.ask("erase")
+        )
     assert node.files() == {}
 
 

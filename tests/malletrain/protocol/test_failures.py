@@ -24,8 +24,8 @@ def test_the_mend_is_named_where_the_cause_is_known(exitcode, tail, words):
 
 
 def test_the_mend_stands_after_a_known_cause_too():
-    known = Failure(0, 1, 0.0, "noise\n", cause="ModuleNotFoundError: No module named 'a'")
-    assert "pip install" in describe([known])
+    failure = Failure(0, 1, 0.0, "noise\n", cause="ModuleNotFoundError: No module named 'a'")
+    assert "pip install" in describe([failure])
 
 
 def test_other_causes_speak_for_themselves():
@@ -50,5 +50,5 @@ def test_other_causes_speak_for_themselves():
 def test_a_way_that_a_firewall_rejects_is_a_lost_peer_and_a_download_that_fails_is_none(
     tail, expected, words
 ):
-    said = failed(1, tail.format(words))
-    assert (secondary(said), no_way(said.tail)) == (expected, expected)
+    failure = failed(1, tail.format(words))
+    assert (secondary(failure), no_way(failure.tail)) == (expected, expected)

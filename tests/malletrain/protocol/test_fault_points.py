@@ -45,7 +45,7 @@ def test_every_point_is_in_the_code_once():
 
 
 @pytest.mark.parametrize(
-    ("order", "said", "code"),
+    ("order", "output", "code"),
     [
         ("kill", ["0"], -signal.SIGKILL),
         ("kill 3", ["0", "1", "2"], -signal.SIGKILL),
@@ -55,11 +55,11 @@ def test_every_point_is_in_the_code_once():
         (None, ["0", "1", "2"], 0),
     ],
 )
-def test_an_armed_point_strikes_one_process_once(tmp_path, order, said, code):
+def test_an_armed_point_strikes_one_process_once(tmp_path, order, output, code):
     tmp_path.chmod(0o700)
     if order is not None:
         (tmp_path / "WORKER_KEPT").write_text(order)
-    assert comes_there(tmp_path) == (said, code)
+    assert comes_there(tmp_path) == (output, code)
     struck = (tmp_path / f"WORKER_KEPT{STRUCK}").exists()
     assert struck == (order in ("kill", "kill 3", "raise 2"))
     if struck:

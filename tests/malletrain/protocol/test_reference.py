@@ -29,12 +29,12 @@ def test_the_tables_are_complete():
 
 
 def test_no_other_file_spells_a_variable():
-    """In code; texts that are shown to people may. ``malletrain/__init__`` imports nothing."""
+    """Except in texts for people, and in ``malletrain/__init__``, which imports nothing."""
     spelled = re.compile(r'"MALLETRAIN_[A-Z_]+"')
     room = Path(malletrain.__file__).parent
-    found = {
+    files = {
         str(path.relative_to(room))
         for path in room.rglob("*.py")
         if spelled.search(path.read_text())
     }
-    assert found == {"__init__.py", "protocol/env.py"}
+    assert files == {"__init__.py", "protocol/env.py"}

@@ -98,14 +98,14 @@ def status():
 
 def nodes():
     """Fifteen nodes of the ten running jobs, one without a job, one leaving, three idle."""
-    made = [
+    views = [
         node_view(node, "job", j.id, lease=f"l{k}", since=NOW - 1000 * k, horizon_s=120.0 * k)
         for k, (j, node) in enumerate((j, node) for j in jobs() for node in j.nodes)
     ]
-    made[3] = msgspec.structs.replace(made[3], state="leaving", gone_in_s=27.0)
-    made.append(node_view("n99", "free", "", lease="l123456", since=NOW - 5, horizon_s=None))
-    made += [node_view(f"gpu-rack7-{k}", "idle", "", lease="", since=NOW - 30) for k in range(3)]
-    return made
+    views[3] = msgspec.structs.replace(views[3], state="leaving", gone_in_s=27.0)
+    views.append(node_view("n99", "free", "", lease="l123456", since=NOW - 5, horizon_s=None))
+    views += [node_view(f"gpu-rack7-{k}", "idle", "", lease="", since=NOW - 30) for k in range(3)]
+    return views
 
 
 def explained():
@@ -117,7 +117,7 @@ def explained():
 
 def events():
     """Events as they are, with sentences long and short."""
-    said = (
+    templates = (
         ("job-started", "Started on 2 nodes: n[64-65]."),
         ("rescale-finished", "Grew from 1 to 2 nodes; the pause was 3.25 s."),
         ("node-leaving", "The main scheduler wants the node back within 30 s; its job moves off."),
@@ -131,9 +131,9 @@ def events():
     return [
         event_view(
             k,
-            said[k % 5][0],
+            templates[k % 5][0],
             time=NOW - 100 + k,
-            sentence=said[k % 5][1],
+            sentence=templates[k % 5][1],
             job=f"j{28 + k % 10}",
             node=f"n{56 + k}" if k % 2 else "",
         )

@@ -38,15 +38,15 @@ columns = st.lists(
 
 
 @given(columns, st.integers(1, 120))
-def test_what_is_shown_fits_and_numbers_are_whole(made, width):
-    told = [Column("", drop=drop, least=least) for _, drop, least in made]
-    natural = [n for n, _, _ in made]
-    shown = fit(told, natural, width)
-    assert total(shown) <= width or not any(told[k].drop for k in shown)
+def test_what_is_shown_fits_and_numbers_are_whole(triples, width):
+    specs = [Column("", drop=drop, least=least) for _, drop, least in triples]
+    natural = [n for n, _, _ in triples]
+    shown = fit(specs, natural, width)
+    assert total(shown) <= width or not any(specs[k].drop for k in shown)
     for k, each in shown.items():
-        assert each == natural[k] or (told[k].least and told[k].least <= each < natural[k])
-    gone = [told[k].drop for k in range(len(told)) if k not in shown]
-    assert all(told[k].drop <= min(gone) for k in shown if gone)
+        assert each == natural[k] or (specs[k].least and specs[k].least <= each < natural[k])
+    gone = [specs[k].drop for k in range(len(specs)) if k not in shown]
+    assert all(specs[k].drop <= min(gone) for k in shown if gone)
 
 
 @given(st.text(max_size=40), st.integers(1, 40), st.booleans())

@@ -60,17 +60,17 @@ LOSS = SeriesView("loss", (4.0, 1.0), (10.0, 130.0), (0.0, 8e6), (1, 2), (0, 30)
 
 
 @pytest.mark.parametrize(
-    ("over", "left", "right"),
+    ("over", "low", "high"),
     [("time", "0.0 s", "2 min"), ("samples", "0", "8,000,000"), ("step", "0", "30")],
 )
-def test_axes_say_from_where_to_where(over, left, right):
+def test_axes_say_from_where_to_where(over, low, high):
     *_, last = lines = curve(LOSS, over=over, width=60, height=10).plain.splitlines()
     assert len(lines) == 10
     assert max(map(len, lines)) <= 60
     assert lines[0] == f"loss over {over}, 700 values, the last 1"
     assert (lines[1].startswith("4 ┤"), lines[8].startswith("1 ┤")) == (True, True)
-    assert last.strip().startswith(f"└{left} ")
-    assert last.endswith(f" {right}")
+    assert last.strip().startswith(f"└{low} ")
+    assert last.endswith(f" {high}")
 
 
 def test_the_command_line_draws_what_there_is_and_names_what_there_is_not(tmp_path, daemon, run):

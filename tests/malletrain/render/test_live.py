@@ -120,7 +120,7 @@ class Past:
 
     def __init__(self, total):
         self.total = total
-        self.asked = []
+        self.cursors = []
 
     def status(self):
         return status_view()
@@ -132,7 +132,7 @@ class Past:
         return []
 
     def events(self, *, since=0, limit=500, job=None, wait_s=0.0):
-        self.asked.append(since)
+        self.cursors.append(since)
         begin = max(0, self.total + since) if since < 0 else since
         return [event_view(k) for k in range(begin + 1, min(self.total, begin + limit) + 1)]
 

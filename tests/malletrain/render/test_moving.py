@@ -8,7 +8,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_what_happened_is_where_it_belongs():
-    made = Timeline(
+    timeline = Timeline(
         ("n1", "n2"),
         ("<a>",),
         100.0,
@@ -18,7 +18,7 @@ def test_what_happened_is_where_it_belongs():
         (ThroughputSeries("<a>", (100.0, 150.0), (10.0, 0.0)),),
         title="<b> & co",
     )
-    root = ET.fromstring(moving(made))
+    root = ET.fromstring(moving(timeline))
     assert root.find(f"{SVG}title").text == "<b> & co"
     (shown,) = root.findall(f"{SVG}g")
     idle, job = shown.findall(f"{SVG}rect")

@@ -57,7 +57,7 @@ def test_no_line_is_wider_than_the_terminal(name, width):
 
 @pytest.mark.parametrize("width", range(40, 140))
 def test_numbers_and_ids_of_jobs_are_whole(width):
-    """The columns that are shown hold for every job what they hold on the widest terminal."""
+    """A column that is shown has for every job what it has on the widest terminal."""
     heads = {"SAMPLES": lambda j: f"{j.samples:,.0f}", "NODES": lambda j: str(len(j.nodes)),
              "RESCALES": lambda j: str(j.rescales), "STATE": lambda j: j.state}  # fmt: skip
     lines = printed("status", width).splitlines()
@@ -69,8 +69,8 @@ def test_numbers_and_ids_of_jobs_are_whole(width):
             end = head.index(name) + len(name)
             begin = head.index(name) if name == "STATE" else 0
             for row, j in zip(rows, jobs(), strict=True):
-                found = row[begin:].split()[0] if name == "STATE" else row[:end].split()[-1]
-                assert found == value(j), (name, row)
+                cell = row[begin:].split()[0] if name == "STATE" else row[:end].split()[-1]
+                assert cell == value(j), (name, row)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

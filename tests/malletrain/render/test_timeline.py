@@ -110,6 +110,6 @@ def test_tint():
 
 
 def test_colours_are_in_order_and_repeat():
-    given = colours([f"j{k}" for k in range(9)])
-    assert given["j0"] == given["j7"] == JOB_COLOURS[0]
+    colour_of = colours([f"j{k}" for k in range(9)])
+    assert colour_of["j0"] == colour_of["j7"] == JOB_COLOURS[0]
     assert len(set(JOB_COLOURS)) == len(JOB_COLOURS)

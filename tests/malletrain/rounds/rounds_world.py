@@ -155,8 +155,8 @@ class FakeAgent:
 
 
 class RoundsWorld:
-    """Agents, the daemon's bookkeeping around the rounds, and a controller that plans a second
-    after something happened.
+    """Agents, the daemon's bookkeeping around the rounds, and a controller that plans one second
+    after an event.
     """
 
     def __init__(self, nodes, settings, min_nodes):
@@ -164,7 +164,7 @@ class RoundsWorld:
         self.now = 100.0
         self.rounds = JobRounds(settings, min_nodes=min_nodes)
         self.agents = {node: FakeAgent(self, node) for node in nodes}
-        self.wanted = ()
+        self.planned_nodes = ()
         self.plan_at = None
         self.losses = {}
         self.handler_failures = 0
@@ -174,19 +174,19 @@ class RoundsWorld:
         self.broke = []
         self.rejected = []
         self.formed = []
-        self.adopted = 0  # the round that was whole when a daemon took it over
+        self.adopted = 0  # the round that was complete when a daemon adopted it
         self.finished = False
         self.ended = False
 
     # --- the controller ---
 
     def move(self, nodes, within_s=None):
-        self.wanted, self.plan_at = tuple(nodes), None
-        self.act(self.rounds.move(self.wanted, self.now, within_s))
+        self.planned_nodes, self.plan_at = tuple(nodes), None
+        self.act(self.rounds.move(self.planned_nodes, self.now, within_s))
 
     def plan(self):
-        """Whoever is wanted and alive, if that is enough."""
-        alive = tuple(n for n in self.wanted if n in self.agents)
+        """Move to those of the planned nodes that are alive, if they are enough."""
+        alive = tuple(n for n in self.planned_nodes if n in self.agents)
         self.move(alive if len(alive) >= self.rounds.min_nodes else ())
 
     # --- the daemon ---
@@ -198,7 +198,7 @@ class RoundsWorld:
                 assert action.generation == self.rounds.generation
                 assert action.members == self.rounds.members
                 assert len(set(action.members)) == len(action.members) >= self.rounds.min_nodes
-                assert set(action.members) <= set(self.rounds.target), "members are wanted"
+                assert set(action.members) <= set(self.rounds.target), "members are planned"
                 assert set(action.members) <= {*self.agents, *self.losses}, (
                     "members are alive, for all one knows"
                 )
@@ -230,7 +230,7 @@ class RoundsWorld:
                     self.settings.warmup_s, self.settings.warmup_blocking_s
                 )
                 self.rejected += action.nodes
-                self.wanted = tuple(n for n in self.wanted if n not in action.nodes)
+                self.planned_nodes = tuple(n for n in self.planned_nodes if n not in action.nodes)
                 self.plan_at = self.plan_at or self.now + 1.0
             elif isinstance(action, Broke):
                 assert action.sentence != "There is no such software."
@@ -251,15 +251,15 @@ class RoundsWorld:
         self.check()
 
     def check_release(self, node):
-        """Nobody is taken out of a round that trains before it was asked for a snapshot."""
+        """No member of a round that trains is released before a snapshot was requested."""
         generation, members = self.saved[-1]
         states = [self.agents[n] for n in members if n in self.agents]
         trains = len(states) == len(members) > 0 and all(
             a.phase == "running" and a.generation == generation for a in states
         )
-        known = all(not a.up and not a.down for a in states)
+        quiet = all(not a.up and not a.down for a in states)
         assert (
-            not (node in members and trains and known) or generation in self.drained or self.ended
+            not (node in members and trains and quiet) or generation in self.drained or self.ended
         )
 
     def check(self):
@@ -315,17 +315,17 @@ class RoundsWorld:
         for agent in self.agents.values():
             agent.up.clear()
             agent.down.clear()
-        held = {n: a.assignment() for n, a in self.agents.items() if a.phase is not None}
+        assignments = {n: a.assignment() for n, a in self.agents.items() if a.phase is not None}
         generation, members = self.saved[-1]
-        self.act(self.rounds.adopt(generation, members, held, self.now))
+        self.act(self.rounds.adopt(generation, members, assignments, self.now))
         self.adopted = generation if self.rounds.stage is RoundStage.RUNNING else self.adopted
-        planned, self.wanted = self.wanted, tuple(held)
+        planned_before, self.planned_nodes = self.planned_nodes, tuple(assignments)
         self.plan_at = None
         if (
-            held
+            assignments
             and not (
                 self.rounds.stage is RoundStage.RUNNING
-                and set(planned) == set(members) == set(held)
+                and set(planned_before) == set(members) == set(assignments)
             )
             and not self.finished
         ):
@@ -349,7 +349,7 @@ class RoundsWorld:
         for node in [n for n, t in self.losses.items() if self.now - t >= older_than]:
             del self.losses[node]
             self.act(self.rounds.gone(node, self.now))
-            if node in self.wanted:
+            if node in self.planned_nodes:
                 self.plan_at = self.plan_at or self.now + 1.0
 
     def come_back(self, node):

@@ -25,13 +25,13 @@ def test_that_all_workers_end_of_a_hang_is_no_failure_more_and_what_comes_after_
     live = Live(*nodes)
     live.rounds.give_up()
     live.rounds.move(tuple(nodes), live.now)
-    told = [of(Broke, live.fails(node, GAVE_UP)) for node in nodes][-1]
-    assert [broke.expected for broke in told] == [True]
+    breaks = [of(Broke, live.fails(node, GAVE_UP)) for node in nodes][-1]
+    assert [broke.expected for broke in breaks] == [True]
     assert rounds(live.rounds.move(tuple(nodes), live.now)) == [tuple(nodes)]
     assert not of(Broke, live.rounds.tick(live.now + 30.0)), "they are being started again"
     later = Failure(0, 1, 20.0, "ValueError: oops")
-    told = [of(Broke, live.says(node, "failed", 1, later)) for node in nodes][-1]
-    assert [broke.expected for broke in told] == [False], "they failed as they came up again"
+    breaks = [of(Broke, live.says(node, "failed", 1, later)) for node in nodes][-1]
+    assert [broke.expected for broke in breaks] == [False], "they failed as they came up again"
 
 
 def test_who_hangs_as_a_round_is_formed_is_told_to_give_up_once_no_step_is_so_long():
@@ -104,8 +104,8 @@ def test_nobody_gives_up_a_round_that_waits_for_news_of_a_node_that_cannot_be_re
 
 def test_who_is_started_again_hears_of_its_round_once_more_where_that_was_lost():
     live = round_after_a_failure()
-    said = live.rounds.job.holdings.phases["b"]
-    actions = live.rounds.phase("b", said, live.now)
+    assignment = live.rounds.job.holdings.phases["b"]
+    actions = live.rounds.phase("b", assignment, live.now)
     assert [(a.node, a.generation) for a in of(SendRound, actions)] == [("b", 3)]
     actions = live.says("a", "running", 2)
     assert [(a.node, a.generation) for a in of(SendRound, actions)] == [("a", 3)]
@@ -129,16 +129,16 @@ def test_a_plan_leaves_alone_the_round_in_which_a_worker_is_started_again():
 
 @pytest.mark.parametrize("nodes", ["ab", "abc"])
 def test_workers_that_start_again_because_a_node_was_lost_are_no_failure(nodes):
-    """They were done, and what the lost one was writing is missing."""
+    """They had ended their script, but what the lost node was writing is missing."""
     live = Live(*nodes)
-    lost, *left = nodes
-    assert rounds(live.rounds.gone(lost, live.now)) == [tuple(left)]
-    told = [of(Broke, live.fails(node, GAVE_UP)) for node in left][-1]
-    assert [broke.expected for broke in told] == [True]
-    assert rounds(live.rounds.move(tuple(left), live.now)) == [tuple(left)]
+    lost, *remaining = nodes
+    assert rounds(live.rounds.gone(lost, live.now)) == [tuple(remaining)]
+    breaks = [of(Broke, live.fails(node, GAVE_UP)) for node in remaining][-1]
+    assert [broke.expected for broke in breaks] == [True]
+    assert rounds(live.rounds.move(tuple(remaining), live.now)) == [tuple(remaining)]
     live.run()
-    told = [of(Broke, live.fails(node, GAVE_UP)) for node in left][-1]
-    assert [broke.expected for broke in told] == [False], "of this round nobody was lost"
+    breaks = [of(Broke, live.fails(node, GAVE_UP)) for node in remaining][-1]
+    assert [broke.expected for broke in breaks] == [False], "of this round nobody was lost"
 
 
 def test_a_script_that_fails_by_itself_after_a_node_was_lost_is_a_failure():

@@ -65,8 +65,8 @@ def test_a_crash_that_may_be_a_loss_waits_although_every_member_tells_it(code, t
     assert fails(r, 110.0, "a", tail=CLOSED) == []
     assert fails(r, 110.1, "b", rank=1, code=code, tail=tail) == [], why
     assert r.tick(111.9) == []
-    told = [action for now in (112.0, 116.1) for action in r.tick(now)]
-    assert [type(action) for action in told] == [Broke]
+    actions = [action for now in (112.0, 116.1) for action in r.tick(now)]
+    assert [type(action) for action in actions] == [Broke]
 
 
 def test_a_crash_on_a_node_that_is_doubted_waits_for_the_verdict():

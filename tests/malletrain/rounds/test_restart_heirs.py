@@ -12,8 +12,8 @@ def says(r, now, phase, *nodes):
     generation = r.generation if phase == "running" else 0
     actions = []
     for node in nodes:
-        held = Assignment("j", AssignmentPhase(phase), generation, address=f"{node}:1")
-        actions += r.phase(node, held, now)
+        assignment = Assignment("j", AssignmentPhase(phase), generation, address=f"{node}:1")
+        actions += r.phase(node, assignment, now)
     return actions
 
 

@@ -89,7 +89,7 @@ class RoundsMachine(RuleBasedStateMachine):
         self.world.run(seconds)
 
     def teardown(self):
-        """Quiet returns; whoever broke is given another try."""
+        """Nothing more happens; a job whose round broke gets another try."""
         if not hasattr(self, "world"):
             return
         w = self.world
@@ -101,18 +101,18 @@ class RoundsMachine(RuleBasedStateMachine):
             w.ended = True
             w.act(w.rounds.stop())
             w.settle()
-            w.wanted = ()
-        elif w.wanted:
+            w.planned_nodes = ()
+        elif w.planned_nodes:
             assert w.rounds.stage is RoundStage.RUNNING, w.rounds
-            assert set(w.rounds.members) == set(w.wanted)
-            assert all(w.agents[n].phase in ("running", "succeeded") for n in w.wanted)
-            assert all(w.agents[n].generation == w.rounds.generation for n in w.wanted)
+            assert set(w.rounds.members) == set(w.planned_nodes)
+            assert all(w.agents[n].phase in ("running", "succeeded") for n in w.planned_nodes)
+            assert all(w.agents[n].generation == w.rounds.generation for n in w.planned_nodes)
             assert not any(
-                w.agents[n].drain_wait and w.agents[n].phase == "running" for n in w.wanted
+                w.agents[n].drain_wait and w.agents[n].phase == "running" for n in w.planned_nodes
             )
             formed = [f.generation for f in w.formed[-1:]]
             assert w.rounds.generation in (*formed, w.adopted), "a whole round is told of"
-        assert {n for n, a in w.agents.items() if a.phase is not None} == set(w.wanted), (
+        assert {n for n, a in w.agents.items() if a.phase is not None} == set(w.planned_nodes), (
             "somebody was left with the job"
         )
 

@@ -28,9 +28,9 @@ FINISHING = RoundStage.FINISHING
 
 
 def done(r, now, *nodes, generation=1, size=2):
-    """Every worker on ``nodes`` has ended with code 0; what follows from all of them."""
-    said = Assignment("j", AssignmentPhase.SUCCEEDED, generation, size=size)
-    return [action for node in nodes for action in r.phase(node, said, now)]
+    """Every worker on ``nodes`` ends with code 0; returns the actions that follow."""
+    assignment = Assignment("j", AssignmentPhase.SUCCEEDED, generation, size=size)
+    return [action for node in nodes for action in r.phase(node, assignment, now)]
 
 
 CHANGES = {
@@ -173,11 +173,11 @@ def test_an_end_on_some_nodes_of_an_older_round_is_none():
 
 def adopted(generation, members, **phases):
     r = JobRounds(SETTINGS)
-    held = {
+    assignments = {
         node: Assignment("j", AssignmentPhase(phase), number, size=size)
         for node, (phase, number, size) in phases.items()
     }
-    return r, r.adopt(generation, members, held, 200.0)
+    return r, r.adopt(generation, members, assignments, 200.0)
 
 
 @pytest.mark.parametrize("generation", [1, 2], ids=["newest", "a round was saved and never told"])
@@ -206,8 +206,8 @@ def test_a_daemon_that_starts_again_does_not_take_a_part_for_the_whole():
 
 
 def live_done(job, *nodes, size=2):
-    said = Assignment("job", AssignmentPhase.SUCCEEDED, 1, size=size)
-    return [action for node in nodes for action in job.rounds.phase(node, said, job.now)]
+    assignment = Assignment("job", AssignmentPhase.SUCCEEDED, 1, size=size)
+    return [action for node in nodes for action in job.rounds.phase(node, assignment, job.now)]
 
 
 @pytest.mark.parametrize("nodes", [("a",), ("b",), ("a", "b", "c"), ()])

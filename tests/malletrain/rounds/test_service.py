@@ -51,9 +51,9 @@ def serving(*nodes):
 
 
 def views(actions):
-    """Who is told what: node → (node, leaving) of each member."""
+    """The view that each node is sent: node → (node, leaving) of each member."""
     return {
-        a.node: tuple((n, left is not None) for n, _, left in a.members)
+        a.node: tuple((n, leaving is not None) for n, _, leaving in a.members)
         for a in actions
         if isinstance(a, SendView)
     }
@@ -196,8 +196,10 @@ def test_what_was_missed_is_told_again():
 
 def test_adoption_takes_over_who_is_there():
     rounds = ServiceRounds(SETTINGS)
-    held = {n: Assignment("job", AssignmentPhase.RUNNING, 7, (), f"{n}:1") for n in ("b", "a", "c")}
-    actions = rounds.adopt(7, ("b", "a", "lost"), held, 0.0)
+    assignments = {
+        node: Assignment("job", AssignmentPhase.RUNNING, 7, (), f"{node}:1") for node in "bac"
+    }
+    actions = rounds.adopt(7, ("b", "a", "lost"), assignments, 0.0)
     assert rounds.members == ("b", "a", "c")
     assert set(views(actions)) == {"a", "b", "c"}
     assert rounds.generation == 8
@@ -210,8 +212,8 @@ def test_nodes_without_the_services_software_are_rejected_one_by_one_once_none_h
     assert lacking(r, "a") == []
     assert r.tick(2.0) == [], "b may come up still"
     lacking(r, "b", 3.0)
-    said = [*r.tick(4.0), *r.tick(5.0)]
-    assert [a for a in said if isinstance(a, NodesRejected)] == [
+    actions = [*r.tick(4.0), *r.tick(5.0)]
+    assert [a for a in actions if isinstance(a, NodesRejected)] == [
         NodesRejected((node,), "There is no image x", unfit=True) for node in ("a", "b")
     ]
     r = ServiceRounds(SETTINGS)
@@ -229,7 +231,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.rounds = ServiceRounds(SETTINGS)
         self.now = 0.0
-        self.held = set()
+        self.assigned_nodes = set()
         self.releasing = set()
         self.newest = {}
         self.saved = 0
@@ -238,7 +240,7 @@ class Histories(RuleBasedStateMachine):
         for a in actions:
             if isinstance(a, SendAssign):
                 assert a.node not in self.releasing
-                self.held.add(a.node)
+                self.assigned_nodes.add(a.node)
             elif isinstance(a, SendRelease):
                 self.releasing.add(a.node)
             elif isinstance(a, SaveRound):
@@ -258,17 +260,17 @@ class Histories(RuleBasedStateMachine):
     def plan(self, nodes, count, within):
         self.follow(self.rounds.move(nodes[:count], self.now, within))
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.assigned_nodes)
     @rule(
         data=st.data(),
         what=st.sampled_from(["ready", "running", "exited", "drained", "released", "gone"]),
     )
     def news(self, data, what):
-        node = data.draw(st.sampled_from(sorted(self.held)))
+        node = data.draw(st.sampled_from(sorted(self.assigned_nodes)))
         if what == "drained":
             self.follow(self.rounds.drained(node, self.saved, self.now))
         elif what == "gone" or (what == "released" and node in self.releasing):
-            self.held.discard(node)
+            self.assigned_nodes.discard(node)
             self.releasing.discard(node)
             self.newest.pop(node, None)
             self.follow(getattr(self.rounds, what)(node, self.now))
@@ -290,10 +292,10 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nobody_leaves_for_ever(self):
         due = self.rounds.next_wakeup()
-        leavers = [n for n, _, left in self.rounds.view if left is not None]
+        leavers = [n for n, _, leaving in self.rounds.view if leaving is not None]
         assert not leavers or due is not None
         assert set(leavers).isdisjoint(self.rounds.target)
-        assert set(self.rounds.members) <= self.held - self.releasing
+        assert set(self.rounds.members) <= self.assigned_nodes - self.releasing
 
 
 TestHistories = Histories.TestCase

@@ -51,8 +51,8 @@ def test_a_row_of_the_table(mode, count, failure, counts, others):
         say(node, "running", 102.0)
     generation, failing = job.generation, nodes[-1]
     actions = say(failing, "failed", 110.0, failure)
-    told = [*actions, *job.tick(110.0 + SETTINGS.failure_grace_s)]
-    assert sum(isinstance(a, Broke) for a in told) == counts
-    formed = [a for a in told if isinstance(a, SaveRound) and a.generation > generation]
+    all_actions = [*actions, *job.tick(110.0 + SETTINGS.failure_grace_s)]
+    assert sum(isinstance(a, Broke) for a in all_actions) == counts
+    formed = [a for a in all_actions if isinstance(a, SaveRound) and a.generation > generation]
     if mode != "service":
         assert bool(formed) == others

@@ -11,6 +11,8 @@ from malletrain.cli import main
 from scavenger.trace import files, synthesis
 from tests.malletrain.sim.conftest import shared, trace_of
 
+pytestmark = pytest.mark.slow
+
 KEYS = {
     "samples",
     "ideal_samples",

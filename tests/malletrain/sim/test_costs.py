@@ -14,9 +14,9 @@ UP, DOWN, START = 18.0, 12.0, 20.0
 
 
 def run_of(**costs):
-    given = {"up_s": UP, "down_s": DOWN, "start_s": START, **costs}
+    values = {"up_s": UP, "down_s": DOWN, "start_s": START, **costs}
     model = job()
-    return SimRun(model, model.rates(), CostModel(**given))
+    return SimRun(model, model.rates(), CostModel(**values))
 
 
 def nodes(k):
@@ -86,11 +86,11 @@ class TestReal:
         assert run.lost[Cause.RESCALE] == 0
         assert run.preemptions == 1
 
-    @pytest.mark.parametrize(("every", "kept"), [(math.inf, 0.0), (0.0, 150.0)])
-    def test_no_snapshot_and_a_snapshot_at_every_step(self, every, kept):
+    @pytest.mark.parametrize(("every", "saved_s"), [(math.inf, 0.0), (0.0, 150.0)])
+    def test_no_snapshot_and_a_snapshot_at_every_step(self, every, saved_s):
         run = training(4, snapshot_every_s=every)
         run.loses(["n3"], 150.0)
-        assert run.done == kept * 40
+        assert run.done == saved_s * 40
 
     def test_live_mode_loses_one_step_while_a_node_survives(self):
         run = training(4, mode="live", step_s=0.5)

@@ -70,8 +70,8 @@ def test_workload_files_name_deadlines_and_budgets(tmp_path):
     one = {"name": "a", "samples": 100, "curve": curve, "deadline_s": 60, "budget_nh": 0.5}
     path = tmp_path / "jobs.json"
     path.write_text(json.dumps([one]))
-    (found,) = read_workload(path)
-    assert (found.deadline_s, found.budget_nh) == (60.0, 0.5)
+    (sim_job,) = read_workload(path)
+    assert (sim_job.deadline_s, sim_job.budget_nh) == (60.0, 0.5)
     path.write_text(json.dumps([{**one, "submit_s": 90}]))
     with pytest.raises(WorkloadError, match="deadline is 60 s"):
         read_workload(path)

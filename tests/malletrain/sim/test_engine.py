@@ -25,6 +25,8 @@ from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 from tests.malletrain.sim.conftest import job, shared, trace_of
 
+pytestmark = pytest.mark.slow
+
 FOUR = {f"n{k}": [(0.0, 1000.0)] for k in range(4)}
 
 
@@ -216,11 +218,11 @@ class Checked(Simulation):
         super()._tell(events)
         leased = self._leased - self._leaving
         assert set(self.controller.nodes) - set(self._leaving) == leased
-        held = Counter(name for run in self.runs.values() for name in run.nodes)
-        assert all(number == 1 for number in held.values()), "a node runs two jobs"
-        assert set(held) == set(self._holder)
-        assert set(held) <= self._leased
-        assert all(name in self._idle_since or name in self._leaving for name in held), (
+        jobs_per_node = Counter(name for run in self.runs.values() for name in run.nodes)
+        assert all(number == 1 for number in jobs_per_node.values()), "a node runs two jobs"
+        assert set(jobs_per_node) == set(self._holder)
+        assert set(jobs_per_node) <= self._leased
+        assert all(name in self._idle_since or name in self._leaving for name in jobs_per_node), (
             "a node that is not idle trains"
         )
         assert not (set(self._gaps) & self._leased)
@@ -315,8 +317,9 @@ def test_what_must_hold_in_any_world(world):
 
 @pytest.mark.parametrize(
     ("policy", "published"),
-    [("freetrain", 0.979), pytest.param("equal", 0.879, marks=pytest.mark.thorough)],
+    [("freetrain", 0.979), ("equal", 0.879)],
 )
+@pytest.mark.thorough
 def test_agreement_with_an_independent_replay(policy, published):
     """Three days of a real machine, 1,024 of its nodes, ten jobs at a time of one measured curve,
     FreeTrain's costs.
@@ -337,7 +340,7 @@ def test_a_site_is_simulated_with_its_own_settings():
     """One job on four nodes: it starts after the debounce of 2 s and the 9 s that a start costs."""
     planning = PlanningSettings(t_fwd_s=60.0, cost=RescaleCost(7.0, 5.0, 9.0), max_running=2)
     site = ControllerSettings(planning, debounce_s=2.0, min_interval_s=50.0)
-    made = SimSettings(
+    settings = SimSettings(
         costs=CostModel("real", 7.0, 5.0, 9.0),
         max_running=2,
         t_fwd_s=60.0,
@@ -345,8 +348,8 @@ def test_a_site_is_simulated_with_its_own_settings():
         hours=0.2,
         site=site,
     )
-    assert made.controller() == site
-    world = Simulation(trace_of(FOUR, 1000.0), [job()], made)
+    assert settings.controller() == site
+    world = Simulation(trace_of(FOUR, 1000.0), [job()], settings)
     assert world.controller.settings == site
     r = world.run()
     assert r.samples == pytest.approx((720 - 2 - 9) * 40)
@@ -361,14 +364,14 @@ class TestForesight:
 
     @pytest.mark.parametrize("foresight", ["age", "lifetimes", "known"])
     def test_less_work_is_done_again_where_losses_are_foretold(self, foresight):
-        blind, told = (
+        blind, warned = (
             play(self.GAPS, [job(most=6)], 7200.0, snapshot_s=0.5, foresight=kind)
             for kind in ("none", foresight)
         )
-        assert told.preemption_loss <= blind.preemption_loss
+        assert warned.preemption_loss <= blind.preemption_loss
         if foresight == "known":
-            assert told.redone_fraction < 0.5 * blind.redone_fraction
-            assert told.samples > blind.samples
+            assert warned.redone_fraction < 0.5 * blind.redone_fraction
+            assert warned.samples > blind.samples
 
     def test_it_is_the_same_every_time(self):
         a, b = (
@@ -381,7 +384,7 @@ class TestForesight:
 
 
 def test_a_command_for_a_job_that_ends_at_the_same_instant_comes_to_nothing():
-    """Another event of the instant may have the job moved before its own end is looked at."""
+    """Another event of that instant may move the job before the simulation looks at its end."""
     scene = Simulation(
         trace_of(FOUR, 1000.0), [job("short", samples=400.0, most=4), job("long", most=4)]
     )
@@ -395,9 +398,9 @@ def test_a_command_for_a_job_that_ends_at_the_same_instant_comes_to_nothing():
         return [*(Rescale(e.job, nodes[:1]) for e in ends), *handle(events, now)]
 
     scene.controller.handle_all = handling
-    found = scene.run()
+    result = scene.run()
     assert len(moved) == 1
     assert scene.runs["short"].done == 400.0
     assert not scene.runs["short"].nodes
     assert len(scene.runs["long"].nodes) == 4
-    assert found.jobs_completed == 1
+    assert result.jobs_completed == 1

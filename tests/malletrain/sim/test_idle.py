@@ -22,49 +22,49 @@ def spans(trace):
 
 
 def test_named_nodes_are_idle_where_no_job_is():
-    found = idle_nodes(
+    idle = idle_nodes(
         log(
             LogJob(0, 100, 50, 1, ("a",)),
             LogJob(0, 120, 100, 2, ("b", "c")),
             LogJob(0, 300, None, 1, ("a",)),
         )
     )
-    assert spans(found.trace) == [
+    assert spans(idle.trace) == [
         ("a", 50.0, 200.0),
         ("b", 0.0, 20.0),
         ("b", 120.0, 200.0),
         ("c", 0.0, 20.0),
         ("c", 120.0, 200.0),
     ]
-    assert any("not counted" in sentence for sentence in found.assumptions)
+    assert any("not counted" in sentence for sentence in idle.assumptions)
 
 
 def test_nodes_never_used_count_where_the_size_is_given():
-    found = idle_nodes(log(LogJob(0, 0, 50, 1, ("a",)), LogJob(0, 100, 50, 1, ("a",))), nodes=2)
-    assert spans(found.trace) == [("a", 50.0, 100.0), ("unseen-1", 0.0, 100.0)]
+    idle = idle_nodes(log(LogJob(0, 0, 50, 1, ("a",)), LogJob(0, 100, 50, 1, ("a",))), nodes=2)
+    assert spans(idle.trace) == [("a", 50.0, 100.0), ("unseen-1", 0.0, 100.0)]
     with pytest.raises(WorkloadError, match="names 2 nodes, more than the 1 given"):
         idle_nodes(log(LogJob(0, 0, 50, 2, ("a", "b")), LogJob(0, 100, 50, 1, ("a",))), nodes=1)
 
 
 def test_overlapping_jobs_on_one_node_are_one_busy_time():
-    found = idle_nodes(
+    idle = idle_nodes(
         log(LogJob(0, 0, 80, 1, ("a",)), LogJob(0, 10, 20, 1, ("a",)), LogJob(0, 100, 1, 1, ("a",)))
     )
-    assert spans(found.trace) == [("a", 80.0, 100.0)]
+    assert spans(idle.trace) == [("a", 80.0, 100.0)]
 
 
 def test_a_few_jobs_without_names_do_not_cost_the_others_theirs():
     named = [LogJob(10.0 * k, 10.0 * k, 10.0, 1, (f"n{k % 2}",)) for k in range(100)]
     whole = idle_nodes(log(*named))
-    found = idle_nodes(log(*named, LogJob(50.0, 50.0, 5.0, 1)))
-    assert found.trace.gaps().length.tolist() == whole.trace.gaps().length.tolist()
-    assert any("1 jobs are left out, with 0.5 % of the node-hours" in s for s in found.assumptions)
+    idle = idle_nodes(log(*named, LogJob(50.0, 50.0, 5.0, 1)))
+    assert idle.trace.gaps().length.tolist() == whole.trace.gaps().length.tolist()
+    assert any("1 jobs are left out, with 0.5 % of the node-hours" in s for s in idle.assumptions)
     many = idle_nodes(log(*named, LogJob(50.0, 50.0, 50.0, 1)))
     assert any("does not say which nodes jobs used" in s for s in many.assumptions)
 
 
 def test_without_names_the_node_idle_longest_is_taken():
-    found = idle_nodes(
+    idle = idle_nodes(
         log(
             LogJob(0, 0, 10, 1),
             LogJob(0, 0, 20, 1),
@@ -73,26 +73,24 @@ def test_without_names_the_node_idle_longest_is_taken():
             nodes=2,
         )
     )
-    assert spans(found.trace) == [("n1", 10.0, 30.0), ("n1", 40.0, 100.0), ("n2", 20.0, 100.0)]
+    assert spans(idle.trace) == [("n1", 10.0, 30.0), ("n1", 40.0, 100.0), ("n2", 20.0, 100.0)]
 
 
 def test_a_node_given_back_and_taken_at_once_was_never_idle():
-    found = idle_nodes(
-        log(LogJob(0, 0, 50, 1), LogJob(0, 50, 50, 1), LogJob(0, 110, 1, 1), nodes=1)
-    )
-    assert spans(found.trace) == [("n1", 100.0, 110.0)]
+    idle = idle_nodes(log(LogJob(0, 0, 50, 1), LogJob(0, 50, 50, 1), LogJob(0, 110, 1, 1), nodes=1))
+    assert spans(idle.trace) == [("n1", 100.0, 110.0)]
 
 
 def test_a_log_that_uses_more_than_there_is_says_so():
-    found = idle_nodes(log(LogJob(0, 0, 50, 3), LogJob(0, 100, 50, 1), nodes=2))
-    assert found.short_node_s == 50.0
-    assert any("0.0 node-hours" in sentence for sentence in found.assumptions)
+    idle = idle_nodes(log(LogJob(0, 0, 50, 3), LogJob(0, 100, 50, 1), nodes=2))
+    assert idle.short_node_s == 50.0
+    assert any("0.0 node-hours" in sentence for sentence in idle.assumptions)
 
 
 def test_the_size_is_the_most_used_at_once_when_nobody_says():
-    found = idle_nodes(log(LogJob(0, 0, 50, 3), LogJob(0, 40, 50, 2), LogJob(0, 100, 50, 1)))
-    assert len(found.trace.names) == 5
-    assert found.short_node_s == 0.0
+    idle = idle_nodes(log(LogJob(0, 0, 50, 3), LogJob(0, 40, 50, 2), LogJob(0, 100, 50, 1)))
+    assert len(idle.trace.names) == 5
+    assert idle.short_node_s == 0.0
 
 
 def test_idle_counts_are_exact_whichever_nodes_jobs_used():
@@ -106,16 +104,18 @@ def test_idle_counts_are_exact_whichever_nodes_jobs_used():
             free_at[mine] = at + length
             jobs.append(LogJob(at, at, length, len(mine)))
     jobs.sort(key=lambda job: job.start_s)
-    # Not sorted while drawn, so that some use too much: leave those out.
-    kept = []
+    # Jobs are drawn in no order, so that some find too few nodes: leave those out.
+    fitting = []
     for job in jobs:
-        used = sum(j.nodes for j in kept if j.start_s <= job.start_s < j.start_s + j.run_s)
+        used = sum(j.nodes for j in fitting if j.start_s <= job.start_s < j.start_s + j.run_s)
         if used + job.nodes <= 20:
-            kept.append(job)
-    trace = idle_nodes(log(*kept, nodes=20)).trace
-    begin = kept[0].start_s
+            fitting.append(job)
+    trace = idle_nodes(log(*fitting, nodes=20)).trace
+    begin = fitting[0].start_s
     for at in rng.uniform(0, trace.duration_s, 100):
-        used = sum(j.nodes for j in kept if j.start_s - begin <= at < j.start_s + j.run_s - begin)
+        used = sum(
+            j.nodes for j in fitting if j.start_s - begin <= at < j.start_s + j.run_s - begin
+        )
         assert trace.idle_at(at).sum() == 20 - used
 
 

@@ -31,11 +31,11 @@ def busy_machine(seed, nodes=12, longest_h=72.0):
             at = end
 
 
-def rows(jobs, known=lambda start, end: start < TO and end > FROM, running=False):
+def rows(jobs, logged=lambda start, end: start < TO and end > FROM, running=False):
     """What sacct prints of them for January."""
     yield HEADER
     for number, (start, end, node) in enumerate(jobs):
-        if known(start, end):
+        if logged(start, end):
             unknown = running and end > TO
             submit = (start - timedelta(hours=1)).isoformat()
             yield (
@@ -61,24 +61,24 @@ def test_a_machine_that_is_busy_all_month_yields_nothing(tmp_path, seed, running
 @pytest.mark.parametrize("seed", range(4))
 def test_jobs_that_still_ran_may_be_missing(tmp_path, seed):
     """A log of what had ended by the first of February."""
-    lines = rows(busy_machine(seed), known=lambda start, end: FROM < end <= TO)
-    found = idle_nodes(read_sacct(written(tmp_path, lines)))
-    assert found.trace.gaps().length.sum() == 0.0
-    assert found.trace.duration_s > 20 * 86400
-    assert any("jobs that still ran" in sentence for sentence in found.assumptions)
+    lines = rows(busy_machine(seed), logged=lambda start, end: FROM < end <= TO)
+    result = idle_nodes(read_sacct(written(tmp_path, lines)))
+    assert result.trace.gaps().length.sum() == 0.0
+    assert result.trace.duration_s > 20 * 86400
+    assert any("jobs that still ran" in sentence for sentence in result.assumptions)
 
 
 def test_where_the_longest_job_is_too_long_little_is_missing(tmp_path):
     jobs = [*busy_machine(7, nodes=100, longest_h=24.0)]
     cut = next(k for k, (start, _, _) in enumerate(jobs) if start > FROM)
-    # One job of 20 days: cutting that much off would leave nothing to look at.
+    # One job takes 20 days: to cut that much off both ends would leave nothing.
     whole = (FROM + timedelta(days=1), FROM + timedelta(days=21), jobs[cut][2])
     jobs = [j for j in jobs if j[2] != whole[2]] + [whole]
-    lines = rows(jobs, known=lambda start, end: FROM < end <= TO)
-    found = idle_nodes(read_sacct(written(tmp_path, lines)))
-    idle = found.trace.gaps().length.sum() / found.trace.duration_s / 99
+    lines = rows(jobs, logged=lambda start, end: FROM < end <= TO)
+    result = idle_nodes(read_sacct(written(tmp_path, lines)))
+    idle = result.trace.gaps().length.sum() / result.trace.duration_s / 99
     assert 0.0 < idle < 0.05
-    assert any("longer than a quarter" in sentence for sentence in found.assumptions)
+    assert any("longer than a quarter" in sentence for sentence in result.assumptions)
 
 
 def test_what_the_reader_knows_counts(tmp_path):
@@ -91,9 +91,9 @@ def test_what_the_reader_knows_counts(tmp_path):
 
 def test_counts_suffice(tmp_path):
     lines = [line.rpartition("|")[0] for line in rows(busy_machine(2))]
-    found = idle_nodes(read_sacct(written(tmp_path, lines)))
-    assert found.trace.gaps().length.sum() == 0.0
-    assert len(found.trace.names) == 12
+    result = idle_nodes(read_sacct(written(tmp_path, lines)))
+    assert result.trace.gaps().length.sum() == 0.0
+    assert len(result.trace.names) == 12
     emptied = [line.replace("|n03", "|").replace("|n04", "|None assigned") for line in lines]
     assert len(read_sacct(written(tmp_path, emptied)).jobs) == len(lines) - 1
 
@@ -123,16 +123,16 @@ def test_pbs_knows_everything_from_its_first_record(tmp_path):
             f"start={int(start.timestamp())} exec_host={job.partition('.')[2]}/0{stop}"
         )
 
-    told = []
+    records = []
     for number, (start, end, node) in enumerate(busy_machine(3, nodes=5)):
         if FROM <= start < TO:
-            told.append((start, record(start, "S", f"{number}.{node}", start)))
+            records.append((start, record(start, "S", f"{number}.{node}", start)))
         if FROM <= end < TO:
-            told.append((end, record(end, "E", f"{number}.{node}", start, end)))
-    path = written(tmp_path, [line for _, line in sorted(told)])
+            records.append((end, record(end, "E", f"{number}.{node}", start, end)))
+    path = written(tmp_path, [line for _, line in sorted(records)])
     log = read_pbs(path)
     seen = observe(log)
-    assert log.zero + seen.begin_s == min(at for at, _ in told).timestamp()
+    assert log.zero + seen.begin_s == min(at for at, _ in records).timestamp()
     # A job that began before and ended after has no record at all; none is so long here.
     assert idle_nodes(log, observed=seen).trace.gaps().length.sum() == 0.0
 
@@ -146,11 +146,11 @@ def swf(tmp_path, jobs, header=""):
 
 
 def test_the_edges_of_a_log_by_submission(tmp_path):
-    """Four machines' worth of jobs, one after the other; those of before and after are missing."""
+    """Four nodes with one job after another; jobs before and after the log are missing."""
     jobs = sorted((100 * k + 25 * node, 100, 1) for node in range(4) for k in range(100))
-    found = idle_nodes(read_swf(swf(tmp_path, jobs)))
-    assert found.trace.gaps().length.sum() == 0.0
-    assert found.trace.duration_s > 9000
+    result = idle_nodes(read_swf(swf(tmp_path, jobs)))
+    assert result.trace.gaps().length.sum() == 0.0
+    assert result.trace.duration_s > 9000
 
 
 def test_processors_are_no_nodes(tmp_path):

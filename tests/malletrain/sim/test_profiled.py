@@ -32,11 +32,11 @@ class Listening(Simulation):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.said = []
+        self.announcements = []
 
     def _carry_out(self, command):
         if isinstance(command, Announce):
-            self.said.append(command)
+            self.announcements.append(command)
         return super()._carry_out(command)
 
 
@@ -46,13 +46,14 @@ def simulated(policy, jobs=1, samples=500_000.0):
         for i in range(jobs)
     ]
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
-    made = Listening(trace, work, SimSettings(policy=POLICIES[policy], site=ALWAYS))
-    return made, made.run()
+    simulation = Listening(trace, work, SimSettings(policy=POLICIES[policy], site=ALWAYS))
+    return simulation, simulation.run()
 
 
 def test_a_job_is_profiled_once_and_its_curve_is_the_true_one():
     world, _ = simulated("profiled")
-    assert [a.data["nodes"] for a in world.said if a.kind == "profile-point"] == [6, 5, 4, 3, 2, 1]
+    points = [a for a in world.announcements if a.kind == "profile-point"]
+    assert [point.data["nodes"] for point in points] == [6, 5, 4, 3, 2, 1]
     learned = world.controller.jobs["j0"].scaling
     for k in (1, 2, 4, 6):
         assert learned.curve.estimate(k)[0] == pytest.approx(CURVE.at(k), rel=0.06)
@@ -60,30 +61,31 @@ def test_a_job_is_profiled_once_and_its_curve_is_the_true_one():
 
 
 def test_the_profile_is_paid_for_in_time():
-    told, _ = simulated("malletrain")
+    stated, _ = simulated("malletrain")
     profiled, _ = simulated("profiled")
-    extra = profiled.runs["j0"].ended_at - told.runs["j0"].ended_at
+    extra = profiled.runs["j0"].ended_at - stated.runs["j0"].ended_at
     assert 60 < extra < 240, "six sizes of five seconds and as many rescales of 12 to 18 s"
-    assert not told.said
+    assert not stated.announcements
 
 
 def test_several_jobs_are_profiled_one_after_the_other_and_all_is_repeatable():
     one, _ = simulated("profiled", jobs=2)
     two, _ = simulated("profiled", jobs=2)
-    assert [(a.job, a.kind) for a in one.said] == [(a.job, a.kind) for a in two.said]
+    first, second = ([(a.job, a.kind) for a in run.announcements] for run in (one, two))
+    assert first == second
     assert {name: run.ended_at for name, run in one.runs.items()} == {
         name: run.ended_at for name, run in two.runs.items()
     }
-    assert {a.job for a in one.said if a.kind == "profile-finished"} == {"j0", "j1"}
+    assert {a.job for a in one.announcements if a.kind == "profile-finished"} == {"j0", "j1"}
 
 
 def test_reports_scatter_about_the_true_rate():
     job = SimJob("j", 1, 6, 1e9, CURVE)
     run, reports = SimRun(job, job.rates(), CostModel("freetrain")), Reports(seed=1)
     run.start(("a", "b"), 10.0)
-    told = [reports.report(run, 10.0 + 0.5 * k) for k in range(1, 401)]
-    assert (told[0][0].time, told[0][0].samples) == (10.0, 0.0), "a round begins with nothing"
-    last = [events[-1] for events in told]
+    batches = [reports.report(run, 10.0 + 0.5 * k) for k in range(1, 401)]
+    assert (batches[0][0].time, batches[0][0].samples) == (10.0, 0.0), "a round begins with nothing"
+    last = [events[-1] for events in batches]
     assert last[-1].samples == pytest.approx(200 * 190.0, rel=0.01)
     assert {e.nodes for e in last} == {2}
     steps = [b.samples - a.samples for a, b in pairwise(last)]
@@ -105,8 +107,8 @@ def test_an_undisturbed_job_reports_once_a_size():
 
 
 def test_a_job_inherits_from_one_of_its_kind():
-    """The second job of a model knows the curve of the first: it is not measured at all those sizes
-    again.
+    """The second job of a model starts with the curve of the first, and is measured at fewer
+    sizes.
     """
     trace = trace_of({f"n{k}": [(0.0, 7200.0)] for k in range(6)}, 7200.0)
     jobs = [
@@ -116,7 +118,7 @@ def test_a_job_inherits_from_one_of_its_kind():
         trace, jobs, SimSettings(policy=POLICIES["malletrain"], max_running=1, site=ALWAYS)
     )
     r = world.run()
-    points = [a.job for a in world.said if a.kind == "profile-point"]
+    points = [a.job for a in world.announcements if a.kind == "profile-point"]
     assert points.count("j0") == 6
     assert points.count("j1") < 6
     assert r.jobs_completed == 2
@@ -145,8 +147,9 @@ def test_a_curve_that_is_revealed_is_the_true_one_from_when_the_job_first_runs()
     suggested = reports.described(job)
     assert suggested is not None
     for nodes, rate in CURVE.points:
-        told, std = suggested.scaling.curve.estimate(nodes)
-        assert (told, std) == (pytest.approx(rate, rel=1e-6), pytest.approx(0.0, abs=0.01 * rate))
+        estimate, std = suggested.scaling.curve.estimate(nodes)
+        assert estimate == pytest.approx(rate, rel=1e-6)
+        assert std == pytest.approx(0.0, abs=0.01 * rate)
     assert reports.described(job) is None, "said once"
     assert Reports(0).described(job) is None
 

@@ -23,10 +23,10 @@ def jobs():
 def parts(shares):
     site = ControllerSettings(shares=shares)
     settings = SimSettings(site=site, starvation_s=float("inf"))
-    held = simulate(trace_of(GAPS, 3600 * HOURS), jobs(), settings).node_hours_by_user
-    total = sum(held.values())
+    hours_of = simulate(trace_of(GAPS, 3600 * HOURS), jobs(), settings).node_hours_by_user
+    total = sum(hours_of.values())
     assert total == pytest.approx(6 * HOURS, rel=0.01)
-    return {user: hours / total for user, hours in held.items()}
+    return {user: hours / total for user, hours in hours_of.items()}
 
 
 def test_the_plain_plan_serves_the_fastest_and_shares_serve_all():

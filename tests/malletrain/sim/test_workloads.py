@@ -127,10 +127,10 @@ def test_jobs_from_csv_and_json_are_the_same(tmp_path):
         "sizes": [1, 2, 4],
     }
     entries.write_text(json.dumps([{"name": "one", "samples": 1e6, "model": "a"}, second]))
-    found = read_workload(table, CURVES)
-    assert found == read_workload(entries, CURVES)
-    assert found[0].curve == found[0].stated_curve == CURVES["a"]
-    assert (found[1].max_nodes, found[1].stated_curve, found[1].sizes) == (6, None, (1, 2, 4))
+    jobs = read_workload(table, CURVES)
+    assert jobs == read_workload(entries, CURVES)
+    assert jobs[0].curve == jobs[0].stated_curve == CURVES["a"]
+    assert (jobs[1].max_nodes, jobs[1].stated_curve, jobs[1].sizes) == (6, None, (1, 2, 4))
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ def test_a_copy_is_of_one_moment_whatever_is_written_meanwhile(store, url, tmp_p
         stop.set()
         writer.join()
     for copy in copies:
-        with Store.open(f"sqlite:///{copy}") as kept:
-            found = kept.list_jobs()
-            assert found
-            assert {row.id for row in found} == {e.job for e in kept.events_since(0, 10**6)}
+        with Store.open(f"sqlite:///{copy}") as copied_store:
+            rows = copied_store.list_jobs()
+            assert rows
+            assert {row.id for row in rows} == {e.job for e in copied_store.events_since(0, 10**6)}
 
 
 def test_a_copy_is_private_and_replaces_nothing(store, url, tmp_path):
@@ -70,12 +70,12 @@ def test_restoring_brings_back_what_was_and_keeps_what_is(url, tmp_path):
         backup(url, tmp_path / "copy.db")
         new_job(store, "after")
         younger = store.new_lease_id()
-    kept = restore(url, tmp_path / "copy.db")
+    former = restore(url, tmp_path / "copy.db")
     assert jobs_in(url) == ["before"]
-    with Store.open(url) as store:  # it runs still, and no other lease may have its name
+    with Store.open(url) as store:  # the younger lease still runs, and no other may get its id
         assert int(store.new_lease_id()[1:]) > int(younger[1:]) + 900
-    assert kept is not None
-    assert jobs_in(f"sqlite:///{kept}") == ["before", "after"]
+    assert former is not None
+    assert jobs_in(f"sqlite:///{former}") == ["before", "after"]
 
 
 def test_restoring_where_nothing_was(store, url, tmp_path):
@@ -150,5 +150,5 @@ def test_nothing_is_restored_under_a_daemon(tmp_path):
         assert "Another daemon" in refused.output
     assert run.invoke(main, again).exit_code == 0
     assert jobs_in(f"sqlite:///{state}/malletrain.db") == ["one"]
-    told = run.invoke(main, ["db", "check", "--config", str(config)])
-    assert "1 jobs" in told.output
+    result = run.invoke(main, ["db", "check", "--config", str(config)])
+    assert "1 jobs" in result.output

@@ -18,6 +18,8 @@ from malletrain.store import copies, database
 from malletrain.store.store import Store, StoreError
 from tests.malletrain.store.conftest import new_job
 
+pytestmark = pytest.mark.slow
+
 WRITER = """
 import os, sys
 from malletrain.store.records import EventRow, JobRow
@@ -51,22 +53,23 @@ def writer(url: str, steps: int = -1):
 def test_kill_9_loses_nothing_that_was_committed(url, lines):
     with writer(url) as process:
         for _ in range(lines):
-            job, told = process.stdout.readline().split()
+            job, number = process.stdout.readline().split()
         os.kill(process.pid, signal.SIGKILL)
         for line in process.stdout:  # what it committed before the signal arrived
-            job, told = line.split()
+            job, number = line.split()
         process.wait()
     with Store.open(url) as store:
-        kept = store.get_job(job).generation
+        generation = store.get_job(job).generation
         steps = [event.time for event in store.events_since(0, limit=100_000, job=job)]
-        assert int(told) <= kept <= int(told) + 1  # a step may be committed and not yet told
-        assert steps == [float(n) for n in range(1, kept + 1)]
+        # The last step may have been committed and not yet printed.
+        assert int(number) <= generation <= int(number) + 1
+        assert steps == [float(n) for n in range(1, generation + 1)]
 
 
 def test_two_processes_write_without_losing_anything(url):
     with writer(url, 150) as one, writer(url, 150) as two:
-        told = [process.communicate()[0].splitlines() for process in (one, two)]
-    assert [len(lines) for lines in told] == [150, 150]
+        outputs = [process.communicate()[0].splitlines() for process in (one, two)]
+    assert [len(lines) for lines in outputs] == [150, 150]
     with Store.open(url) as store:
         assert sorted(job.id for job in store.list_jobs()) == ["j1", "j2"]
         assert [job.generation for job in store.list_jobs()] == [150, 150]
@@ -139,8 +142,8 @@ def test_a_damaged_database_is_told_with_the_way_back(store, url, tmp_path):
     ):
         opened.list_jobs()
     damaged = path.read_bytes()
-    kept = copies.restore(url, copy)
-    assert kept.read_bytes() == damaged
+    former = copies.restore(url, copy)
+    assert former.read_bytes() == damaged
     with Store.open(url) as opened:
         assert len(opened.list_jobs()) == 50
 
@@ -165,5 +168,5 @@ def test_several_that_open_a_new_database_at_once_all_can(tmp_path):
     with ThreadPoolExecutor(6) as pool:
         for number in range(30):
             gate = threading.Barrier(6)
-            found = list(pool.map(opened, [number] * 6, [gate] * 6))
-            assert len(set(found)) == 6
+            job_ids = list(pool.map(opened, [number] * 6, [gate] * 6))
+            assert len(set(job_ids)) == 6

@@ -86,8 +86,8 @@ def killed_at(url: str, number: int) -> bool:
 
 
 def kill_through_the_migration(url: str) -> None:
-    """Kill a daemon that migrates at one statement after another: either all is as it was, or it
-    is migrated.
+    """Kill a daemon that migrates, at one statement after another. Each time the database is either
+    unchanged or migrated.
     """
     engine = at_version(url, "0001")
     with engine.begin() as connection:
@@ -97,8 +97,8 @@ def kill_through_the_migration(url: str) -> None:
     while killed_at(url, number):
         with engine.connect() as connection:
             assert schema_version(connection) == "0001"
-            found = connection.execute(text("SELECT count(*) FROM jobs WHERE id = 'j7'"))
-            assert found.scalar() == 1
+            result = connection.execute(text("SELECT count(*) FROM jobs WHERE id = 'j7'"))
+            assert result.scalar() == 1
         engine.dispose()
         number += 4
     assert number > 20, "there were steps to be killed at"
@@ -248,11 +248,11 @@ def test_an_upgrade_from_each_version_can_be_taken_back(tmp_path, url, version):
     with Store.open(url) as store:
         assert store.get_job("j7").samples == 9.0
         store.add_job(JobRow("j8", "new", "ada", "{}", "queued"))
-    (kept,) = tmp_path.glob(f"malletrain.db.schema-{version}-*")
-    assert kept.stat().st_mode & 0o077 == 0
+    (backup,) = tmp_path.glob(f"malletrain.db.schema-{version}-*")
+    assert backup.stat().st_mode & 0o077 == 0
 
     # Back: what the earlier malletrain knew, in its own tables; and once more to the newest.
-    copies.restore(url, kept)
+    copies.restore(url, backup)
     engine = open_engine(url)
     with engine.begin() as connection:
         assert schema_version(connection) == version
@@ -269,7 +269,9 @@ def test_without_room_for_a_copy_nothing_is_migrated(tmp_path, url, monkeypatch)
         raise copies.CopyError("No space left on device.")
 
     monkeypatch.setattr(copies, "backup", full)
-    with pytest.raises(StoreError, match=r"no copy .* No space left.* Nothing has changed"):
+    with pytest.raises(
+        StoreError, match=r"cannot be copied before: No space left.* Nothing has changed"
+    ):
         Store.open(url)
     engine = open_engine(url)
     with engine.begin() as connection:

@@ -13,6 +13,8 @@ from malletrain.store.ownership import FENCE_S, own
 from malletrain.store.store import Store
 from tests import postgres
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request, tmp_path):
@@ -28,8 +30,8 @@ class Waiting:
 
     def __init__(self, url, then):
         self.then = then
-        self.told, self.slept = [], []
-        self.owned = own(url, "the second", self.told.append, sleep=self.sleep)
+        self.holders, self.slept = [], []
+        self.owned = own(url, "the second", self.holders.append, sleep=self.sleep)
 
     def sleep(self, seconds):
         self.slept.append(seconds)
@@ -47,7 +49,7 @@ def test_the_second_waits_and_takes_over_and_both_are_told(url):
         first.close()
 
     second = Waiting(url, ends)
-    assert second.told == ["the first"]
+    assert second.holders == ["the first"]
     assert seen == ["the second"]
     assert second.owned.look() == []
     fence = [FENCE_S] if url.startswith("postgresql") else []
@@ -86,7 +88,7 @@ def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
         first = own(server.url, "the first", pytest.fail)
         monkeypatch.setattr("malletrain.store.postgres_lock.SILENT_S", 0.0)
         second = Waiting(server.url, lambda: None)
-        assert second.told == ["the first"]
+        assert second.holders == ["the first"]
         with pytest.raises(StoreError, match="Another daemon may have the database"):
             first.look()
         second.owned.close()
@@ -106,7 +108,7 @@ def test_an_owner_without_a_name_for_a_moment_is_not_another_owner(monkeypatch):
             pass
 
     monkeypatch.setattr(ownership, "_lock_of", lambda url, who: Ends())
-    assert Waiting("postgresql://", lambda: None).told == ["the first", "the third"]
+    assert Waiting("postgresql://", lambda: None).holders == ["the first", "the third"]
 
 
 def test_databases_without_such_a_lock_are_not_locked():

@@ -10,21 +10,23 @@ from tests import postgres
 from tests.malletrain.store.conftest import new_job
 from tests.malletrain.store.test_migrations import kill_through_the_migration
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server():
-    with postgres.running() as made:
-        yield made
+    with postgres.running() as server:
+        yield server
 
 
 def test_a_server_whose_host_is_silent_is_waited_for_as_long_as_a_locked_file(server):
     for url, least in ((server.url, 10), (f"{server.url}&connect_timeout=7", 7)):
         engine = open_engine(url)
         with engine.connect() as connection:
-            said = connection.connection.driver_connection.info.get_parameters()
+            parameters = connection.connection.driver_connection.info.get_parameters()
         engine.dispose()
         waits = {**SERVER_WAITS, "connect_timeout": least}
-        assert {name: int(said[name]) for name in waits} == waits
+        assert {name: int(parameters[name]) for name in waits} == waits
 
 
 def test_who_holds_a_lock_does_not_hold_the_daemon_for_ever(server, monkeypatch):
@@ -64,7 +66,7 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         with pytest.raises(StoreError, match=r"refused: .*Start its server"):
             store.list_jobs()
         server.start()
-        assert [known.name for known in store.list_jobs()] == ["before"]
+        assert [row.name for row in store.list_jobs()] == ["before"]
         assert new_job(store, name="after").id == "j2"
     with Store.open(server.url) as store:
-        assert [known.name for known in store.list_jobs()] == ["before", "after"]
+        assert [row.name for row in store.list_jobs()] == ["before", "after"]

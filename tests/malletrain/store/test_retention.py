@@ -52,12 +52,12 @@ def test_what_ended_before_goes_with_all_that_was_measured(url):
 def test_much_goes_piece_by_piece(url, monkeypatch):
     monkeypatch.setattr(retention, "AT_ONCE", 1)
     with filled(url) as store:
-        found = Retention(store, keep_s=1000.0)
-        assert found.look(1450.0) == 2
-        assert found.look(1450.0 + NEXT_BATCH_S / 2) == 0
-        assert [found.look(1450.0 + NEXT_BATCH_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
+        cleanup = Retention(store, keep_s=1000.0)
+        assert cleanup.look(1450.0) == 2
+        assert cleanup.look(1450.0 + NEXT_BATCH_S / 2) == 0
+        assert [cleanup.look(1450.0 + NEXT_BATCH_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
         assert [job.id for job in store.list_jobs()] == ["j5"], "one that runs is never old"
-        assert found.look(1450.0 + INTERVAL_S) == 0
+        assert cleanup.look(1450.0 + INTERVAL_S) == 0
 
 
 def test_for_ever(url):
@@ -75,9 +75,9 @@ def test_a_vacuum_gives_back_the_room_and_keeps_the_rest(url, tmp_path):
     with Store.open(url) as store:
         while store.forget(250.0):
             pass
-        kept = [job.id for job in store.list_jobs()], store.events_since()
+        remaining = [job.id for job in store.list_jobs()], store.events_since()
     before, after = copies.vacuum(url)
     assert after < before / 2
     assert after == (tmp_path / "malletrain.db").stat().st_size
     with Store.open(url) as store:
-        assert ([job.id for job in store.list_jobs()], store.events_since()) == kept
+        assert ([job.id for job in store.list_jobs()], store.events_since()) == remaining

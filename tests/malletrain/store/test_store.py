@@ -158,10 +158,10 @@ def test_the_other_rows_come_back_as_they_went(shared, lease, observation, resca
 def test_text_that_is_none_costs_a_character_only(store):
     job = new_job(store)
     store.update_job(job.id, failure="a\0b\udcffc", metrics={"loss": math.nan, "big": math.inf})
-    found = store.get_job(job.id)
-    assert found.failure == "a\N{REPLACEMENT CHARACTER}b?c"
-    assert math.isnan(found.metrics["loss"])
-    assert found.metrics["big"] == math.inf
+    row = store.get_job(job.id)
+    assert row.failure == "a\N{REPLACEMENT CHARACTER}b?c"
+    assert math.isnan(row.metrics["loss"])
+    assert row.metrics["big"] == math.inf
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.5])

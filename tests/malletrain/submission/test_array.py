@@ -11,7 +11,7 @@ from malletrain.submission.job_limits import NOTIFY_EVENTS, notification, time_l
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("1-4", (1, 2, 3, 4)),
         ("0-20:5", (0, 5, 10, 15, 20)),
@@ -20,8 +20,8 @@ from malletrain.submission.job_limits import NOTIFY_EVENTS, notification, time_l
         ("1-1000", tuple(range(1, 1001))),
     ],
 )
-def test_indices(text, found):
-    assert indices(text) == found
+def test_indices(text, expected):
+    assert indices(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "a", "4-1", "1-4:0", "-3", "1-1001", "1-999999999", "1,,2"])
@@ -48,7 +48,7 @@ def test_time_limits():
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [
         (
             "ann@example.org",
@@ -64,8 +64,8 @@ def test_time_limits():
         ("start,end=command:echo a=b", Notification("echo a=b", "command", ("start", "end"))),
     ],
 )
-def test_notifications(text, meant):
-    assert notification(text) == meant
+def test_notifications(text, expected):
+    assert notification(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def at(text, fold=0):
 
 
 @pytest.mark.parametrize(
-    ("now", "text", "meant"),
+    ("now", "text", "expected"),
     [
         (TUESDAY, "18:00", "2026-11-24 18:00"),
         (TUESDAY, "at 18:00", "2026-11-24 18:00"),
@@ -72,8 +72,8 @@ def at(text, fold=0):
         (BEFORE_WINTER, "02:30", "2026-10-25 02:30"),
     ],
 )
-def test_the_next_such_moment_is_meant(now, text, meant):
-    assert parse_deadline(text, at(now)) == at(meant)
+def test_the_next_such_moment_is_meant(now, text, expected):
+    assert parse_deadline(text, at(now)) == at(expected)
     assert parse_deadline(text, at(now)) > at(now)
 
 

@@ -43,5 +43,5 @@ def test_folders_that_are_named(tmp_path, script, args, folders):
     (tmp_path / "s.py").write_text(script)
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "malletrain.json").write_text("{}")
-    found = output_folders(str(tmp_path / "s.py"), args, str(tmp_path))
-    assert found == {str(tmp_path / name) for name in folders}
+    paths = output_folders(str(tmp_path / "s.py"), args, str(tmp_path))
+    assert paths == {str(tmp_path / name) for name in folders}

@@ -18,7 +18,7 @@ def write(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("nodes,value\n1,10\n4,80.5\n", {"1": 10.0, "4": 80.5}),
         ("# a comment\n\nNodes, Value\n8,5\n2,7\n", {"2": 7.0, "8": 5.0}),  # need not grow
@@ -26,8 +26,8 @@ def write(tmp_path, text):
         ("# toml\n[value]\n4 = 100\n2 = 1.5\n", {"2": 1.5, "4": 100.0}),
     ],
 )
-def test_both_forms(tmp_path, text, wanted):
-    assert read_value(write(tmp_path, text)) == wanted
+def test_both_forms(tmp_path, text, expected):
+    assert read_value(write(tmp_path, text)) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_the_sizes_that_are_worth_something():
 
 def test_submit(tmp_path):
     script = write(tmp_path, "nodes,value\n2,0\n4,10\n8,11\n")
-    made = build(str(script), (), service=True, value=script)
-    assert (made.mode, made.min_nodes, made.max_nodes, made.nproc_per_node) == ("service", 4, 8, 1)
-    assert (made.curve, made.profile, made.goal) == (
+    spec = build(str(script), (), service=True, value=script)
+    assert (spec.mode, spec.min_nodes, spec.max_nodes, spec.nproc_per_node) == ("service", 4, 8, 1)
+    assert (spec.curve, spec.profile, spec.goal) == (
         {"2": 0.0, "4": 10.0, "8": 11.0},
         False,
         "throughput",
@@ -81,9 +81,9 @@ def test_submit(tmp_path):
 def test_auto_is_worth_a_little_until_its_process_says_more(tmp_path):
     script = tmp_path / "script.py"
     script.touch()
-    made = build(str(script), (), service=True, value=Path("auto"), nodes="2:16")
-    assert (made.mode, made.min_nodes, made.max_nodes) == ("service", 2, 16)
-    assert made.curve == {"2": 1.0}
+    spec = build(str(script), (), service=True, value=Path("auto"), nodes="2:16")
+    assert (spec.mode, spec.min_nodes, spec.max_nodes) == ("service", 2, 16)
+    assert spec.curve == {"2": 1.0}
 
 
 @pytest.mark.parametrize(

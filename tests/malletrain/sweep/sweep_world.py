@@ -76,7 +76,7 @@ class WorldJob:
                 self.state = "completed"
 
     def back_to(self, step: int) -> None:
-        """A node was lost: it goes on from its snapshot and says again what it has said."""
+        """A node was lost: it goes on from its snapshot and reports some values again."""
         self.step = min(step, self.step)
 
 
@@ -242,15 +242,17 @@ class World:
 
     def check_ended(self, trials: int) -> None:
         """What must hold of a sweep that is over, whatever died meanwhile."""
-        found = self.trials()
-        assert len(found) == trials
-        assert not [t for t in found if not t.state.is_finished()], "a trial runs for ever"
-        assert {t.state.name for t in found} <= {"COMPLETE", "PRUNED"}, "nobody's job failed"
-        bound = [t.user_attrs["malletrain:job"] for t in found if "malletrain:job" in t.user_attrs]
+        all_trials = self.trials()
+        assert len(all_trials) == trials
+        assert not [t for t in all_trials if not t.state.is_finished()], "a trial runs for ever"
+        assert {t.state.name for t in all_trials} <= {"COMPLETE", "PRUNED"}, "nobody's job failed"
+        bound = [
+            t.user_attrs["malletrain:job"] for t in all_trials if "malletrain:job" in t.user_attrs
+        ]
         assert sorted(bound) == sorted(set(bound)), "two trials have one job"
         assert len(self.jobs.jobs) == trials, "a trial began twice, or never"
         assert all(job.state != "running" for job in self.jobs.jobs.values()), "a job is forgotten"
-        for trial in found:
+        for trial in all_trials:
             job = self.jobs.jobs[trial.user_attrs["malletrain:job"]]
             assert trial.params["x"] == job.x
             if trial.state.name == "COMPLETE":

@@ -10,17 +10,19 @@ from malletrain.sweep.daemon_jobs import DaemonJobs
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S
 
+pytestmark = pytest.mark.slow
 
-class Asked(DaemonJobs):
+
+class RecordingJobs(DaemonJobs):
     """Remembers what it has asked."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(None)
         self._connection = connection
-        self.asked: list[str] = []
+        self.operations: list[str] = []
 
     def _do(self, operation):
-        self.asked.append(operation.op)
+        self.operations.append(operation.op)
         return super()._do(operation)
 
 
@@ -39,17 +41,17 @@ def measured(job, *values):
 def test_a_job_without_news_is_not_asked_again(world):
     job = world.job["ann"]
     world.say(measured(job, (1, 0.5), (2, 0.4)))
-    with Asked(world.daemon.client("ann")) as jobs:
+    with RecordingJobs(world.daemon.client("ann")) as jobs:
         jobs.wait([job], NEVER_S)  # nothing was heard before, so that there may be news
         assert jobs.points(job, "loss", -1) == [(1, 0.5), (2, 0.4)]
-        asked = len(jobs.asked)
+        count = len(jobs.operations)
         assert jobs.points(job, "loss", 2) == []
         assert jobs.points(job, "loss", 2) == []
-        assert len(jobs.asked) == asked
+        assert len(jobs.operations) == count
         assert jobs.points(job, "loss", -1) == [(1, 0.5), (2, 0.4)], "all of them are asked for"
         assert jobs.points(job, "loss", 1) == [(2, 0.4)], "it was not taken in"
         assert jobs.points(job, "accuracy", 2) == []
-        assert len(jobs.asked) > asked
+        assert len(jobs.operations) > count
         world.say(measured(job, (3, 0.3)))
         jobs.wait([job], NEVER_S)
         assert jobs.points(job, "loss", 2) == [(3, 0.3)]
@@ -59,7 +61,7 @@ def test_of_a_job_that_has_ended_since_the_last_news_all_is_asked_for(world):
     """It may report its last steps and end between the wait for news and the look at the jobs."""
     job = world.job["ann"]
     world.say(measured(job, (1, 0.5)))
-    with Asked(world.daemon.client("ann")) as jobs:
+    with RecordingJobs(world.daemon.client("ann")) as jobs:
         jobs.wait([job], NEVER_S)
         jobs.look([job])
         assert jobs.points(job, "loss", -1) == [(1, 0.5)]
@@ -77,7 +79,7 @@ def test_steps_are_numbered_before_values_are_thinned_out(world):
             for n in range(first, first + 100)
         )
         world.say(messages.Metric(job, 0, "loss", 0.0, 1, samples))
-    with Asked(world.daemon.client("ann")) as jobs:
+    with RecordingJobs(world.daemon.client("ann")) as jobs:
         points = jobs.points(job, "loss", -1)
         assert len(points) < many / 2
         assert all(value == step for step, value in points)
@@ -86,12 +88,12 @@ def test_steps_are_numbered_before_values_are_thinned_out(world):
 
 def test_an_end_is_news_and_what_it_was_is_known(world):
     job, other = world.job["ann"], world.daemon.submit("ann")
-    with Asked(world.daemon.client("ann")) as jobs:
+    with RecordingJobs(world.daemon.client("ann")) as jobs:
         jobs.wait([job, other], NEVER_S)
         jobs.cancel(other, "its trial was pruned")
         jobs.wait([job, other], NEVER_S)
-        found = jobs.look([job, other, "j99"])
-    assert {name: seen.state for name, seen in found.items()} == {
+        views = jobs.look([job, other, "j99"])
+    assert {name: seen.state for name, seen in views.items()} == {
         job: "running",
         other: "cancelled",
         "j99": "lost",
@@ -105,7 +107,7 @@ def test_with_a_daemon_that_knows_no_news_every_job_is_asked_each_time(world, mo
     world.say(measured(job, (1, 0.5)))
     operations = world.daemon.service.api.operations
     world.daemon.call(lambda: operations.pop("news"))
-    with Asked(world.daemon.client("ann")) as jobs:
+    with RecordingJobs(world.daemon.client("ann")) as jobs:
         jobs.points(job, "loss", -1)
         jobs.wait([job], 0.0)
         world.say(measured(job, (2, 0.4)))

@@ -211,13 +211,13 @@ def test_a_sweep_whose_trials_all_fail_stops():
 
 
 @pytest.mark.parametrize(
-    ("others", "value", "said"),
+    ("others", "value", "reason"),
     [
         ({"accuracy": 0.5}, None, "its job j1 reported no loss; it reported accuracy"),
         ({}, None, "its job j1 reported no loss; it never called malletrain.metric"),
     ],
 )
-def test_a_trial_without_a_value_says_what_its_job_reported(others, value, said):
+def test_a_trial_without_a_value_says_what_its_job_reported(others, value, reason):
     world = World(described(trials=1, at_once=1, pruner="none"))
     world.turn()
     world.jobs.metrics = {name: lambda x, v=v: v for name, v in others.items()}
@@ -226,7 +226,7 @@ def test_a_trial_without_a_value_says_what_its_job_reported(others, value, said)
     world.jobs.jobs["j1"].state = "completed"
     with pytest.raises(SweepError, match="All trials failed"):
         world.play()
-    assert world.trials()[0].user_attrs["malletrain:why"] == said
+    assert world.trials()[0].user_attrs["malletrain:why"] == reason
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -393,9 +393,7 @@ def test_its_study_is_an_ordinary_one():
 
 
 def test_at_another_daemon_nothing_is_taken_from_its_jobs():
-    """Its j1 is somebody else's; the book of the sweep came along, or the daemon's database did
-    not.
-    """
+    """Its j1 is another job: the sweep's database was copied, or the daemon's was replaced."""
     world = World(described(trials=4, at_once=3, pruner="none", more="most_failed = 9"))
     world.turn()
     theirs, world.jobs.jobs = world.jobs.jobs, {}

@@ -46,7 +46,7 @@ def test_the_hopeless_are_given_up_at_theta_and_the_best_are_not(direction):
 
 
 def test_it_sees_what_the_median_does_not():
-    """Curves that cross: who is ahead at half of the way is not who is ahead in the end."""
+    """Curves that cross: the best trial at half of the steps is not the best one in the end."""
 
     def late(end, step):
         """Those that end below 0.3 are slow."""
@@ -80,9 +80,9 @@ def test_trials_of_one_time_are_compared_by_what_is_predicted_of_them():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [({"max_steps": 0}, "max_steps"), ({"max_steps": 9, "theta": 0.0}, "theta is a share")],
 )
-def test_misuse(given, words):
+def test_misuse(arguments, words):
     with pytest.raises(ValueError, match=words):
-        EarlyCurvePruner(**given)
+        EarlyCurvePruner(**arguments)

@@ -22,19 +22,19 @@ def test_rungs_passed(step, passed):
 
 
 def test_those_above_count_more_and_the_last_have_all_of_it():
-    found = weights({1: 0, 2: 1, 3: 3}, 8.0)
-    assert found[1] < found[2] < found[3] == 8.0
+    result = weights({1: 0, 2: 1, 3: 3}, 8.0)
+    assert result[1] < result[2] < result[3] == 8.0
     assert weights({3: 3}, 8.0) == {3: 8.0}
     assert weights({}, 8.0) == {}
 
 
 @given(st.dictionaries(st.integers(0, 50), st.integers(0, 12), min_size=1))
 def test_no_trial_counts_more_than_the_sweep_was_given(rungs):
-    found = weights(rungs, 1.0)
-    assert max(found.values()) == 1.0
-    assert min(found.values()) > 0
+    result = weights(rungs, 1.0)
+    assert max(result.values()) == 1.0
+    assert min(result.values()) > 0
     for a, b in zip(rungs, list(rungs)[1:], strict=False):
-        assert (found[a] >= found[b]) or rungs[a] < rungs[b]
+        assert (result[a] >= result[b]) or rungs[a] < rungs[b]
 
 
 def plan_of(trials, nodes):
@@ -43,8 +43,8 @@ def plan_of(trials, nodes):
     machine = {f"n{i}": NodeInfo() for i in range(nodes)}
     free = iter(machine)
     candidates = [
-        Candidate(name, 1, 4, tuple(islice(free, held)), weight=weight[name])
-        for name, (_, held) in trials.items()
+        Candidate(name, 1, 4, tuple(islice(free, node_count)), weight=weight[name])
+        for name, (_, node_count) in trials.items()
     ]
     plan = make_plan(candidates, machine, PlanningSettings())
     return {name: len(plan.nodes.get(name, ())) for name in trials}

@@ -18,7 +18,7 @@ from malletrain.sweep.space import (
 
 
 @pytest.mark.parametrize(
-    ("given", "made"),
+    ("form", "made"),
     [
         ({"low": 1, "high": 8}, Parameter(1, 8)),
         ({"low": 1, "high": 8.0}, Parameter(1.0, 8.0)),
@@ -33,12 +33,12 @@ from malletrain.sweep.space import (
         (optuna.distributions.CategoricalDistribution(["a", 1]), Parameter(choices=("a", 1))),
     ],
 )
-def test_forms(given, made):
-    assert parameter(given) == made
+def test_forms(form, made):
+    assert parameter(form) == made
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("form", "words"),
     [
         (3, "3 is no search space; accepted is a range such as"),
         ({"low": 1}, '"high" is missing'),
@@ -56,21 +56,21 @@ def test_forms(given, made):
         ({"choices": ["a"], "low": 1}, "choices go with nothing else"),
     ],
 )
-def test_what_is_refused(given, words):
+def test_what_is_refused(form, words):
     with pytest.raises(SpaceError, match=words):
-        parameter(given)
+        parameter(form)
 
 
 @pytest.mark.parametrize(
-    ("given", "values"),
+    ("form", "values"),
     [
         ({"low": 1, "high": 3}, [1, 2, 3]),
         ({"low": 0.0, "high": 0.3, "step": 0.1}, pytest.approx([0.0, 0.1, 0.2, 0.3])),
         (["a", "b"], ["a", "b"]),
     ],
 )
-def test_grid(given, values):
-    assert parameter(given).grid() == values
+def test_grid(form, values):
+    assert parameter(form).grid() == values
 
 
 def test_no_grid_of_a_continuum():
@@ -112,5 +112,5 @@ def test_choices_that_a_study_cannot_tell_apart_are_refused(choices):
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_reaches_the_script_as_it_is(value):
-    said = " ".join(trial_arguments([], {"x": value}, 0)).replace("=", " ").split()
-    assert float(said[1]) == value
+    words = " ".join(trial_arguments([], {"x": value}, 0)).replace("=", " ").split()
+    assert float(words[1]) == value

@@ -1,4 +1,4 @@
-"""Sweep files: what is read of them, and what is said of a wrong one."""
+"""Sweep files: what is read of them, and the sentence about a wrong one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_kept_of_it_is_all_of_it(tmp_path):
         ('kind = "asha"', 'kind = "earlycurve"', "earlycurve needs max_steps"),
         ('metric = "accuracy"', 'metric = ["a", "b"]', "several metrics has no pruner"),
         ("[pruner]", '[sampler]\nkind = "grid"\n[pruner]', "a grid needs lists of values"),
-        ('script = "train.py"', "", "line 8: job.script: this key is required"),
+        ('script = "train.py"', "", "line 8: job.script: this required key is missing"),
         ("[space]", "[spaces]", 'did you mean "space"'),
         ("trials = 20", 'name = "a b"', '"a b" is no name'),
         (

@@ -3,7 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
+
 from malletrain.sweep.ledger import open_storage, summaries
+
+pytestmark = pytest.mark.slow
 
 
 def test_sweeps_that_begin_at_one_time_may_make_the_database_together(tmp_path):

@@ -53,12 +53,12 @@ def test_a_trials_parameters_may_say_how_large_its_model_is(tmp_path):
         "def both(x): return 1e6 * x, 1e9\ndef one(x): return 5\ndef none(x): return x.y\n"
         "def unknown(x): return None\n"
     )
-    said = {}
+    sizes = {}
     for name in ("both", "one", "unknown"):
         sweep = sweep_in(tmp_path, model_size=f"sizes_of_trials:{name}")
         spec = trials.build_job(sweep, "s-0", {"x": 0.5}, 0)
-        said[name] = spec.parameters, spec.flops
-    assert said == {"both": (5e5, 1e9), "one": (5.0, None), "unknown": (None, None)}
+        sizes[name] = spec.parameters, spec.flops
+    assert sizes == {"both": (5e5, 1e9), "one": (5.0, None), "unknown": (None, None)}
     for name in ("none", "nobody"):
         with pytest.raises(SweepError, match=f"sizes_of_trials:{name} does not say a model's size"):
             trials.check(sweep_in(tmp_path, model_size=f"sizes_of_trials:{name}"))
@@ -91,7 +91,7 @@ def test_a_trial_has_an_output_folder_of_its_own(tmp_path, args, folder):
 
 
 @pytest.mark.parametrize(
-    ("args", "script", "said"),
+    ("args", "script", "patterns"),
     [
         ([], "pass", []),
         (["--output_dir", "out-{trial}"], "pass", []),
@@ -102,12 +102,14 @@ def test_a_trial_has_an_output_folder_of_its_own(tmp_path, args, folder):
         ([], "Snapshot('s.pt', m=m)", [r"Warning: all trials save to the snapshot .*/s\.pt"]),
     ],
 )
-def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, said):
+def test_trials_that_share_a_place_are_told_at_once(tmp_path, args, script, patterns):
     sweep = sweep_in(tmp_path, args=args)
     (tmp_path / "train.py").write_text(script)
     sentences = trials.check(sweep)
-    assert len(sentences) == len(said)
-    assert all(re.search(each, sentence) for each, sentence in zip(said, sentences, strict=True))
+    assert len(sentences) == len(patterns)
+    assert all(
+        re.search(each, sentence) for each, sentence in zip(patterns, sentences, strict=True)
+    )
 
 
 def saved(folder, job, daemon=".d1"):
@@ -136,12 +138,12 @@ def test_the_best_snapshot_stays_and_the_losers_go(tmp_path):
     world.play()
     best = ledger.best()[0].number
     assert sorted(trials.delete_losers(ledger, world.now)) == sorted({0, 1, 2, 3} - {best})
-    left = {p.name for p in (tmp_path / "malletrain-snapshots").iterdir()}
-    assert left == {f"j{best + 1}-train-0123abcd.d1"}
+    folders = {p.name for p in (tmp_path / "malletrain-snapshots").iterdir()}
+    assert folders == {f"j{best + 1}-train-0123abcd.d1"}
     there = set(os.listdir(tmp_path / "runs"))
-    kept = {f"{best}.pt", f"{best}.pt.prev", f"{best}.pt.open-epoch"}
-    assert there == kept | {f"{n}1.pt" for n in range(4)}
-    assert trials.best_snapshot(ledger) == tmp_path / "malletrain-snapshots" / left.pop() / (
+    best_files = {f"{best}.pt", f"{best}.pt.prev", f"{best}.pt.open-epoch"}
+    assert there == best_files | {f"{n}1.pt" for n in range(4)}
+    assert trials.best_snapshot(ledger) == tmp_path / "malletrain-snapshots" / folders.pop() / (
         "snapshot.pt"
     )
 

@@ -92,16 +92,17 @@ class Training:
 
     def whole(self):
         """The model and the optimizer, gathered, as bytes by name."""
-        found = {name: whole(tensor) for name, tensor in self.model.state_dict().items()}
+        state = {name: whole(tensor) for name, tensor in self.model.state_dict().items()}
         for number, entry in self.optimizer.state_dict()["state"].items():
-            found.update({f"{number} {key}": whole(value) for key, value in entry.items()})
-        return found
+            state.update({f"{number} {key}": whole(value) for key, value in entry.items()})
+        return state
 
 
 def rounds(nodes, steps, heirs=None, **options):
     """One round: restore, train, and be drained in the last step where ``heirs`` are named.
 
-    What a rank says: whether it restored, its state before, losses, and the state after each step.
+    Returns the record of a rank: whether it restored, its state before, losses, and the state
+    after each step.
     """
     agent = None
     if heirs is not None and dist.get_rank() == 0:
@@ -110,26 +111,30 @@ def rounds(nodes, steps, heirs=None, **options):
         report.forget()
     training = Training(nodes, **options)
     restored = training.snapshot.restore()
-    said = {"restored": restored, "before": training.whole(), "position": training.sampler.position}
+    record = {
+        "restored": restored,
+        "before": training.whole(),
+        "position": training.sampler.position,
+    }
     sharded = training.kind == "sharded"  # they agree in one step, and save in the next
-    said["losses"], said["states"] = training.train(steps - 1 - sharded)
+    record["losses"], record["states"] = training.train(steps - 1 - sharded)
     if agent is not None:
         agent.flags.request_drain(5, tuple(heirs))
         heard = []
         watcher = threading.Thread(target=_take_back, args=(agent, heard))
         watcher.start()
     losses, states = training.train(1 + sharded)
-    said["losses"] += losses
-    said["states"] += states
+    record["losses"] += losses
+    record["states"] += states
     if agent is not None:
         watcher.join()
-        said["drained"] = sorted({m.saved for m in heard})
+        record["drained"] = sorted({m.saved for m in heard})
         agent.close()
-    said["after"] = training.whole()
+    record["after"] = training.whole()
     if "every_s" in options:
         training.snapshot.save()
-    said["on disk"] = sorted(os.listdir(nodes[dist.get_rank()]["disk"]))
-    return said
+    record["on disk"] = sorted(os.listdir(nodes[dist.get_rank()]["disk"]))
+    return record
 
 
 def _take_back(agent, heard):
@@ -160,11 +165,11 @@ def killed(nodes, kind):
     shutil.copytree(home, f"{home}.spare")
     training.snapshot.replicas.every = 0
     states.append(training.one_more())
-    found, code = [], -9
+    results, code = [], -9
     while code:
         child = os.fork()
         if child == 0:
-            sys.addaudithook(killer(home, len(found) + 1))
+            sys.addaudithook(killer(home, len(results) + 1))
             training.snapshot.replicas.every = 2
             training.sampler.advance()
             training.snapshot.step()
@@ -174,13 +179,13 @@ def killed(nodes, kind):
         after = Training(nodes, kind, generation=2, seed=9)
         assert after.snapshot.restore()
         steps = after.sampler.position // 12
-        found.append((steps, after.whole() == states[steps - 1]))
-        left = [name for _, _, names in os.walk(home) for name in names]
-        assert not [name for name in left if name.startswith(".arriving")], left
+        results.append((steps, after.whole() == states[steps - 1]))
+        files = [name for _, _, names in os.walk(home) for name in names]
+        assert not [name for name in files if name.startswith(".arriving")], files
         for name in os.listdir(home):
             shutil.rmtree(os.path.join(home, name))
         shutil.copytree(f"{home}.spare", home, dirs_exist_ok=True)
-    return found
+    return results
 
 
 def renamed(nodes, path):

@@ -114,14 +114,14 @@ class Training:
 
     def whole(self):
         """The state of all ranks together, by name, as bytes."""
-        found = {}
+        state = {}
         for name, tensor in self.model.state_dict().items():
-            found[name] = whole(tensor)
+            state[name] = whole(tensor)
         labels = [n for n, p in self.model.named_parameters() if p.requires_grad]
         for number, entry in self.optimizer.state_dict()["state"].items():
             for key, value in entry.items():
-                found[f"{labels[number]} {key}"] = whole(value)
-        return found
+                state[f"{labels[number]} {key}"] = whole(value)
+        return state
 
 
 class Perceptron(nn.Module):
@@ -147,13 +147,13 @@ def tensor_parallel(path, nodes, save):
     optimizer = torch.optim.AdamW(model.parameters())
     snapshot = Snapshot(path, every_s=math.inf, model=model, optimizer=optimizer)
     restored = snapshot.restore()
-    found = [{n: whole(t) for n, t in model.state_dict().items()}, moments(optimizer)]
+    state = [{n: whole(t) for n, t in model.state_dict().items()}, moments(optimizer)]
     if save:
         model(torch.ones(3, 8)).square().sum().backward()
         optimizer.step()
-        found = [{n: whole(t) for n, t in model.state_dict().items()}, moments(optimizer)]
+        state = [{n: whole(t) for n, t in model.state_dict().items()}, moments(optimizer)]
         assert snapshot.save()
-    return restored, found
+    return restored, state
 
 
 def moments(optimizer):
@@ -184,9 +184,9 @@ def layouts(path, examples):
             shard_files.write(folder, shards, Team(teams[old]))
         dist.barrier()
         if dist.get_rank() < new:
-            found = {k: spread(t * 0 - 1, meshes[new], layout[k]) for k, t in expected.items()}
-            shard_files.read(RowReader(folder), found, Team(teams[new]))
-            wrong += [(number, k) for k in found if whole(found[k]) != whole(expected[k])]
+            tensors = {k: spread(t * 0 - 1, meshes[new], layout[k]) for k, t in expected.items()}
+            shard_files.read(RowReader(folder), tensors, Team(teams[new]))
+            wrong += [(number, k) for k in tensors if whole(tensors[k]) != whole(expected[k])]
     return wrong
 
 
@@ -221,7 +221,7 @@ def run(path, steps=0, save=False, **options):
 
 
 def spoiled(path):
-    """Restore what is damaged. Whether this rank was told, and is as it was before."""
+    """Restore a damaged snapshot. Returns the error, and whether the state is as it was before."""
     training = Training(path, every_s=math.inf, seed=3)
     training.train(1)
     before = training.whole()
@@ -300,19 +300,19 @@ def killed(path):
             assert training.snapshot.save()
     home = os.path.dirname(path)
     shutil.copytree(home, f"{home}.spare", copy_function=os.link)
-    found, code = [], -9
+    results, code = [], -9
     while code:
         child = os.fork()
         if child == 0:
-            sys.addaudithook(killer(path, len(found) + 1))
+            sys.addaudithook(killer(path, len(results) + 1))
             os._exit(not training.snapshot.save())
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert code in (0, -9)
         steps, position, state = steps_on_disk(path)
-        found.append((steps, position, state == states[steps]))
+        results.append((steps, position, state == states[steps]))
         shutil.rmtree(home)
         shutil.copytree(f"{home}.spare", home, copy_function=os.link)
-    return found
+    return results
 
 
 def killer(path, at):

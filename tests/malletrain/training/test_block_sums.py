@@ -44,9 +44,9 @@ def test_parts_are_read_and_no_block_twice(tmp_path_factory, data, blocks):
     path = tmp_path_factory.getbasetemp() / "parts"
     content = bytes(n * 7 % 253 for n in range(data.draw(st.integers(1, 6 * MIN_BLOCK_BYTES))))
     path.write_bytes(content)
-    known = sums_of(str(path))[2] if blocks else None
+    block_sums = sums_of(str(path))[2] if blocks else None
     ends = sorted(data.draw(st.lists(st.integers(0, len(content)), min_size=2, max_size=9)))
-    with BlockFile(str(path), known, WrongError) as file:
+    with BlockFile(str(path), block_sums, WrongError) as file:
         for first, end in itertools.pairwise(ends):
             assert bytes(file.read(first, end - first)) == content[first:end]
         if blocks:
@@ -58,9 +58,9 @@ def test_parts_are_read_and_no_block_twice(tmp_path_factory, data, blocks):
 def test_more_than_there_is_and_more_than_is_known_is_not_read(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(bytes(MIN_BLOCK_BYTES + 1))
-    known = sums_of(str(path))[2]
-    with BlockFile(str(path), known, WrongError) as file, pytest.raises(WrongError):
+    block_sums = sums_of(str(path))[2]
+    with BlockFile(str(path), block_sums, WrongError) as file, pytest.raises(WrongError):
         file.read(MIN_BLOCK_BYTES, 2)
-    fewer = BlockSums(known.block, known.sums[:4])
+    fewer = BlockSums(block_sums.block, block_sums.sums[:4])
     with BlockFile(str(path), fewer, WrongError) as file, pytest.raises(WrongError):
         file.read(MIN_BLOCK_BYTES, 1)

@@ -43,11 +43,11 @@ def test_a_wait_does_not(clock):
 
 
 def test_it_is_that_of_the_thread_that_made_it(clock):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(clock.read()))
+    readings = []
+    thread = threading.Thread(target=lambda: readings.append(clock.read()))
     thread.start()
     thread.join()
-    assert found[0] is not None
+    assert readings[0] is not None
 
 
 @pytest.mark.parametrize("name", ["cuda", "xpu"])

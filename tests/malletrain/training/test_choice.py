@@ -47,15 +47,15 @@ def test_a_rank_waits_for_a_folder_that_is_late(tmp_path):
     assert agreed(path, 0, store, 0)[0]["objects"]["facts"] == {"number": 2}
     fresh = path.read_bytes()
     path.write_bytes(stale)
-    found = []
-    waiter = threading.Thread(target=lambda: found.append(agreed(path, 0, store, 1)[0]))
+    results = []
+    waiter = threading.Thread(target=lambda: results.append(agreed(path, 0, store, 1)[0]))
     waiter.start()
     waiter.join(0.3)
     assert waiter.is_alive()
     (tmp_path / "late").write_bytes(fresh)
     os.replace(tmp_path / "late", path)
     waiter.join(PATIENCE_S)
-    assert found[0]["objects"]["facts"] == {"number": 2}
+    assert results[0]["objects"]["facts"] == {"number": 2}
 
 
 @pytest.mark.usefixtures("plain")

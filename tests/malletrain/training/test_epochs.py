@@ -14,6 +14,8 @@ from malletrain.protocol.worker_channel import BetweenEpochs, DrainDone
 from malletrain.training import snapshot_file
 from tests.malletrain.training.worker_side import as_plain_script, as_worker, process_ends
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
@@ -196,7 +198,7 @@ def test_a_drain_at_any_step_skips_and_repeats_nothing(
         except Stopped:
             stopped = True
         agent.flags.request_drain(0)
-        # After the training nobody waits: what follows it is done in this process.
+        # After the training no rank waits for another: the code after it runs in this process.
         assert stopped == (at != (2, 1))
         second = Script(tmp_path / "x.pt")
         second.run(3)
@@ -263,8 +265,8 @@ class EndOfEpochScript(Script):
         return (self.model.weight.item(), self.scheduler.get_last_lr(), self.sampler.epoch)
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("every_s", [0.0, 60.0])
+@pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("every_s", [0.0, pytest.param(60.0, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("code", EPOCH_ENDS.values(), ids=EPOCH_ENDS.keys())
 def test_a_loss_anywhere_in_the_code_after_an_epoch_skips_and_repeats_nothing(
     tmp_path, code, every_s, keep

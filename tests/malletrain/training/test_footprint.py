@@ -5,6 +5,10 @@ of it is torch.
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 LIMIT_MB = 120  # the daemon may take 150; the rest is for its state
 
 PROGRAM = """

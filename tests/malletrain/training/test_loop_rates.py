@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 from malletrain import ElasticSampler, Snapshot, SnapshotError
 from tests.malletrain.training.worker_side import as_plain_script
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 """Of an epoch."""
 
@@ -72,7 +74,15 @@ def train(path, rate, stop=None, **more):
     return rates
 
 
-@pytest.mark.parametrize("stop", [2, 5, 8, 9, 10, 13, 18, 24, 26])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        2,
+        8,
+        9,
+        *(pytest.param(step, marks=pytest.mark.thorough) for step in (5, 10, 13, 18, 24, 26)),
+    ],
+)
 @pytest.mark.parametrize("name", RATES)
 def test_a_rate_that_goes_back_is_refused_before_an_update_is_made_at_it(tmp_path, name, stop):
     path = tmp_path / "x.pt"

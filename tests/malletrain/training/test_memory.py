@@ -14,6 +14,8 @@ from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder, bytes_below, p
 from malletrain.memory.keeper import Keeper
 from tests.malletrain.training.many_ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 SECRET = bytes.fromhex("5e" * 32)
 KINDS = ("whole", "sharded")
 SHARDED_AT_SITES = ("whole", pytest.param("sharded", marks=pytest.mark.thorough))
@@ -27,22 +29,22 @@ def ranks():
 
 
 class Nodes:
-    """Nodes by name, in memory and with a keeper as a launcher has it."""
+    """Nodes by name, each with a memory folder and a launcher's keeper."""
 
     def __init__(self):
         self.base = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))
-        self.known = {}
+        self.by_name = {}
 
     def __call__(self, names, **more):
         return [{**self._node(name), **more} for name in names]
 
     def _node(self, name):
-        if name not in self.known:
+        if name not in self.by_name:
             memory, disk = private_folder(name, self.base), self.base / f"disk-{name}"
             disk.mkdir()
             keeper = Keeper(MemoryFolder(memory, 1 << 30), SECRET, "job-1", "127.0.0.1")
-            self.known[name] = keeper, memory, disk
-        keeper, memory, disk = self.known[name]
+            self.by_name[name] = keeper, memory, disk
+        keeper, memory, disk = self.by_name[name]
         return {"address": keeper.address, "memory": str(memory), "disk": str(disk)}
 
     def addresses(self, names):
@@ -50,17 +52,17 @@ class Nodes:
 
     def lose(self, name):
         """As ``kill -9`` of everything on it."""
-        keeper, memory, disk = self.known.pop(name)
+        keeper, memory, disk = self.by_name.pop(name)
         keeper.close()
         shutil.rmtree(memory)
         shutil.rmtree(disk)
 
     def files(self, name):
-        _, memory, _ = self.known[name]
+        _, memory, _ = self.by_name[name]
         return sorted(p for p in memory.rglob("*") if p.is_file())
 
     def close(self):
-        for name in list(self.known):
+        for name in list(self.by_name):
             self.lose(name)
         shutil.rmtree(self.base)
 
@@ -76,9 +78,9 @@ def nodes():
 def undisturbed(ranks):
     """Losses and states of a run that nothing happens to."""
     alone = Nodes()
-    said = ranks.run(1, "rounds", nodes=alone("a"), steps=12)[0]
+    record = ranks.run(1, "rounds", nodes=alone("a"), steps=12)[0]
     alone.close()
-    return said
+    return record
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,7 +91,7 @@ def test_the_loss_over_2_4_and_3_nodes_is_that_of_an_undisturbed_run(
     losses, after, position = [], None, 0
     sizes = ("ab", "abcd", "bce", "")
     for generation, (now, following) in enumerate(itertools.pairwise(sizes), 1):
-        said = ranks.run(
+        records = ranks.run(
             *(len(now), "rounds"),
             nodes=nodes(now),
             steps=4,
@@ -98,15 +100,15 @@ def test_the_loss_over_2_4_and_3_nodes_is_that_of_an_undisturbed_run(
             generation=generation,
             seed=generation - 1,
         )
-        assert {each["restored"] for each in said} == {after is not None}
+        assert {each["restored"] for each in records} == {after is not None}
         if after is not None:
-            assert all(each["before"] == after for each in said)
-            assert {each["position"] for each in said} == {position}
+            assert all(each["before"] == after for each in records)
+            assert {each["position"] for each in records} == {position}
         if following:
-            assert said[0]["drained"] == [True]
-        assert all(each["on disk"] == [] for each in said)
-        after, position = said[0]["after"], position + 48
-        losses += said[0]["losses"]
+            assert records[0]["drained"] == [True]
+        assert all(each["on disk"] == [] for each in records)
+        after, position = records[0]["after"], position + 48
+        losses += records[0]["losses"]
         for gone in set(now) - set(following):
             nodes.lose(gone)
     assert losses == pytest.approx(undisturbed["losses"], rel=1e-5)
@@ -117,31 +119,31 @@ def test_the_loss_over_2_4_and_3_nodes_is_that_of_an_undisturbed_run(
 def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kind, lost):
     """Replicas after the second and the fourth step; a node goes after the fifth."""
     options = {"kind": kind, "replicate_every": 2}
-    said = ranks.run(3, "rounds", nodes=nodes("abc"), steps=5, **options)[0]
+    record = ranks.run(3, "rounds", nodes=nodes("abc"), steps=5, **options)[0]
     nodes.lose(lost)
-    left = "abc".replace(lost, "")
-    after = ranks.run(2, "rounds", nodes=nodes(left), steps=2, generation=2, seed=5, **options)
-    assert all(each["restored"] and each["before"] == said["states"][3] for each in after)
+    survivors = "abc".replace(lost, "")
+    after = ranks.run(2, "rounds", nodes=nodes(survivors), steps=2, generation=2, seed=5, **options)
+    assert all(each["restored"] and each["before"] == record["states"][3] for each in after)
     assert {each["position"] for each in after} == {48}
-    assert after[0]["losses"][0] == pytest.approx(said["losses"][4], rel=1e-5)
+    assert after[0]["losses"][0] == pytest.approx(record["losses"][4], rel=1e-5)
     assert after[0]["on disk"] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("hand_over", [1000, 1 << 30])
+@pytest.mark.parametrize("hand_over", [1000, pytest.param(1 << 30, marks=pytest.mark.thorough)])
 def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
     ranks, nodes, kind, hand_over
 ):
     """A snapshot is due after every step. The first node, which has the only disk, is lost."""
     options = {"kind": kind, "hand_over": hand_over, "every_s": 0.0}
-    said = ranks.run(3, "rounds", nodes=nodes("abc"), steps=6, **options)[0]
+    record = ranks.run(3, "rounds", nodes=nodes("abc"), steps=6, **options)[0]
     nodes.lose("a")
     after = ranks.run(2, "rounds", nodes=nodes("bc"), steps=2, generation=2, seed=5, **options)
     assert {each["restored"] for each in after} == {hand_over == 1000}
     if hand_over == 1000:
         steps = after[0]["position"] // 12
         assert 1 <= steps <= 6
-        assert all(each["before"] == said["states"][steps - 1] for each in after)
+        assert all(each["before"] == record["states"][steps - 1] for each in after)
 
 
 @pytest.mark.thorough
@@ -157,9 +159,9 @@ def test_two_neighbours_lost_at_once_are_more_than_replicas_stand(ranks, nodes):
 def test_killed_at_any_moment_of_a_replicas_update_the_state_is_that_of_one_step(
     ranks, nodes, kind
 ):
-    found = ranks.run(1, "killed", nodes=nodes("a"), kind=kind)[0]
-    assert all(good for _, good in found), found
-    steps = [step for step, _ in found]
+    results = ranks.run(1, "killed", nodes=nodes("a"), kind=kind)[0]
+    assert all(good for _, good in results), results
+    steps = [step for step, _ in results]
     assert steps == sorted(steps)
     assert (steps[0], steps[-1]) == (1, 2)
     assert len(steps) >= 4
@@ -167,7 +169,7 @@ def test_killed_at_any_moment_of_a_replicas_update_the_state_is_that_of_one_step
 
 def test_a_damaged_copy_is_passed_over(ranks, nodes):
     options = {"kind": "whole", "replicate_every": 1}
-    said = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, **options)[0]
+    record = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, **options)[0]
     for name in "ab":
         (newest,) = nodes.files(name)
         content = bytearray(newest.read_bytes())
@@ -175,25 +177,25 @@ def test_a_damaged_copy_is_passed_over(ranks, nodes):
             content[len(content) // 2] ^= 1
         newest.write_bytes(content)
     after = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, generation=2, **options)
-    assert all(each["before"] == said["after"] for each in after)
+    assert all(each["before"] == record["after"] for each in after)
 
 
 @pytest.mark.thorough
 def test_a_damaged_shard_is_read_from_its_replica(ranks, nodes):
     options = {"kind": "sharded", "replicate_every": 1}
-    said = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, **options)[0]
+    record = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, **options)[0]
     (own,) = (p for p in nodes.files("a") if p.name.startswith("__0"))
     content = bytearray(own.read_bytes())
     content[len(content) // 2] ^= 1
     own.write_bytes(content)
     after = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, generation=2, **options)
-    assert all(each["before"] == said["after"] for each in after)
+    assert all(each["before"] == record["after"] for each in after)
 
 
 def test_a_newer_one_on_disk_comes_before_memory_and_an_older_one_after(ranks, nodes):
     """The disk of node a alone has one: it goes to the others from there."""
-    said = ranks.run(2, "rounds", nodes=nodes("ab"), steps=3, every_s=0.0)[0]
-    assert said["on disk"] == ["x.pt", "x.pt.prev"]
+    record = ranks.run(2, "rounds", nodes=nodes("ab"), steps=3, every_s=0.0)[0]
+    assert record["on disk"] == ["x.pt", "x.pt.prev"]
     for name in "ab":
         for path in nodes.files(name):
             path.unlink()
@@ -201,7 +203,7 @@ def test_a_newer_one_on_disk_comes_before_memory_and_an_older_one_after(ranks, n
         2, "rounds", nodes=nodes("ab"), steps=2, generation=2, heirs=nodes.addresses("b")
     )
     assert all(each["restored"] for each in after)
-    assert after[0]["before"] == said["after"]
+    assert after[0]["before"] == record["after"]
     third = ranks.run(1, "rounds", nodes=nodes("b"), steps=2, generation=3)[0]
     assert third["before"] == after[0]["after"]
 
@@ -209,8 +211,8 @@ def test_a_newer_one_on_disk_comes_before_memory_and_an_older_one_after(ranks, n
 def test_memory_is_bounded_and_the_disk_is_used_beyond(ranks, nodes):
     """One that does not fit at all, and one of which a single one does."""
     cramped = nodes("ab", limit=1000)
-    said = ranks.run(2, "rounds", nodes=cramped, steps=2, heirs=nodes.addresses("ab"))[0]
-    assert (said["drained"], said["on disk"]) == ([True], ["x.pt"])
+    record = ranks.run(2, "rounds", nodes=cramped, steps=2, heirs=nodes.addresses("ab"))[0]
+    assert (record["drained"], record["on disk"]) == ([True], ["x.pt"])
     assert nodes.files("a") == nodes.files("b") == []
     size = os.path.getsize(Path(cramped[0]["disk"]) / "x.pt")
     room = nodes("cd", limit=4 * size)
@@ -220,9 +222,9 @@ def test_memory_is_bounded_and_the_disk_is_used_beyond(ranks, nodes):
 
 
 def test_a_node_without_memory_takes_part(ranks, nodes):
-    said = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, heirs=nodes.addresses("ab"))[0]
+    record = ranks.run(2, "rounds", nodes=nodes("ab"), steps=2, heirs=nodes.addresses("ab"))[0]
     after = ranks.run(3, "rounds", nodes=nodes("abc"), steps=2, generation=2, lacking=(2,))
-    assert all(each["before"] == said["after"] for each in after)
+    assert all(each["before"] == record["after"] for each in after)
 
 
 def test_the_snapshot_of_another_job_is_not_used(ranks, nodes):
@@ -230,5 +232,5 @@ def test_the_snapshot_of_another_job_is_not_used(ranks, nodes):
     (path,) = nodes.files("a")
     theirs = path.read_bytes()
     assert b"job-1" in theirs
-    said = ranks.run(1, "renamed", nodes=nodes("a"), path=str(path))[0]
-    assert "belongs to job job-2" in said
+    output = ranks.run(1, "renamed", nodes=nodes("a"), path=str(path))[0]
+    assert "belongs to job job-2" in output

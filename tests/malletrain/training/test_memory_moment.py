@@ -18,19 +18,19 @@ from malletrain.training.memory_moment import (
 OLD, NEW = Moment(1, 4, 1000, 0), Moment(1, 6, 900, 0)
 
 
-def held(moment, files="", needed=""):
+def snapshot(moment, files="", needed=""):
     return NodeSnapshot(moment, frozenset(files), frozenset(needed), 10)
 
 
 def test_the_newest_that_is_complete_wins():
     parts = [
-        NodeOffer("a", (held(OLD, "12", "123"), held(NEW, "1", "123"))),
-        NodeOffer("b", (held(OLD, "23", "123"), held(NEW, "2", "123"))),
+        NodeOffer("a", (snapshot(OLD, "12", "123"), snapshot(NEW, "1", "123"))),
+        NodeOffer("b", (snapshot(OLD, "23", "123"), snapshot(NEW, "2", "123"))),
     ]
-    found = newest(parts)
-    assert (found.moment, found.holders) == (OLD, ("a", "b"))
-    assert found.files == {"1": "a", "2": "a", "3": "b"}
-    parts.append(NodeOffer("c", (held(NEW, "3", "123"),)))
+    choice = newest(parts)
+    assert (choice.moment, choice.holders) == (OLD, ("a", "b"))
+    assert choice.files == {"1": "a", "2": "a", "3": "b"}
+    parts.append(NodeOffer("c", (snapshot(NEW, "3", "123"),)))
     assert newest(parts).moment == NEW
     assert newest([]) is None
     assert newest([NodeOffer("")]) is None
@@ -38,12 +38,15 @@ def test_the_newest_that_is_complete_wins():
 
 def test_a_later_round_comes_before_more_steps_of_an_earlier_one():
     away, since = Moment(3, 40, 1, 0), Moment(4, 30, 2, 0)
-    assert newest([NodeOffer("a", (held(away),)), NodeOffer("b", (held(since),))]).moment == since
+    assert (
+        newest([NodeOffer("a", (snapshot(away),)), NodeOffer("b", (snapshot(since),))]).moment
+        == since
+    )
 
 
 def test_of_what_ranks_saved_at_one_step_the_first_ranks_is_taken():
     first, second = Moment(3, 40, 5, 0), Moment(3, 40, 9, 1)
-    offers = [NodeOffer("b", (held(second),)), NodeOffer("a", (held(first),))]
+    offers = [NodeOffer("b", (snapshot(second),)), NodeOffer("a", (snapshot(first),))]
     assert newest(offers).moment == first
     assert superseded([first, second, OLD], first) == [second, OLD]
 

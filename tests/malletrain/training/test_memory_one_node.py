@@ -95,9 +95,9 @@ def test_what_another_rank_cannot_read_on_disk_is_not_gone_on_from(tmp_path, mon
         return payload
 
     with as_worker(monkeypatch, generation=1):
-        kept = Snapshot(path, every_s=math.inf, replicate_every=1, facts={"n": 1})
-        kept.restore()
-        kept.step()
+        snapshot = Snapshot(path, every_s=math.inf, replicate_every=1, facts={"n": 1})
+        snapshot.restore()
+        snapshot.step()
     with as_worker(monkeypatch, generation=2):
         assert Snapshot(path, facts={"n": 2}).save()
         run = MemorySnapshots(

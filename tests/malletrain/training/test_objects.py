@@ -10,6 +10,8 @@ from malletrain.training import snapshot_file
 from malletrain.training.objects import check_object
 from tests.malletrain.training.worker_side import as_plain_script
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def plain(monkeypatch):
@@ -66,9 +68,9 @@ def test_objects_that_came_or_went_are_told(tmp_path, capsys):
     assert mine["a"] == 1
     assert mine["c"] == 3
     assert torch.equal(mine["b"], torch.ones(2))
-    said = capsys.readouterr().err
-    assert "holds nothing called 'new'" in said
-    assert "also holds 'old'" in said
+    errors = capsys.readouterr().err
+    assert "holds nothing called 'new'" in errors
+    assert "also holds 'old'" in errors
 
 
 class FSDPModule(nn.Linear):

@@ -12,6 +12,8 @@ import pytest
 
 from malletrain.training import open_files
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path

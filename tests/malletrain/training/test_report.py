@@ -75,8 +75,10 @@ def test_what_an_agent_that_stands_still_does_not_take_comes_without_another_rep
     worker = report._worker  # noqa: SLF001
     assert worker is not None
     assert worker.sent_steps < 2000, "nobody has read, and the queue is full"
-    told = agent.received(WorkerProgress)
-    eventually(lambda: told.extend(agent.received(WorkerProgress)) or told[-1].steps == 2000, "all")
+    reports = agent.received(WorkerProgress)
+    eventually(
+        lambda: reports.extend(agent.received(WorkerProgress)) or reports[-1].steps == 2000, "all"
+    )
 
 
 def test_what_was_not_taken_in_a_round_that_is_over_keeps_nobody_waiting(agent, monkeypatch):
@@ -108,11 +110,11 @@ def test_a_process_that_ends_waits_until_its_agent_has_taken_the_last_report(age
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.read(4) == b"over"
-        told = []
+        reports = []
         while child.poll() is None:
-            told += agent.received(WorkerProgress)
-    told += agent.received(WorkerProgress)
-    assert (told[-1].steps, told[-1].samples) == (2000, 4000)
+            reports += agent.received(WorkerProgress)
+    reports += agent.received(WorkerProgress)
+    assert (reports[-1].steps, reports[-1].samples) == (2000, 4000)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +193,8 @@ def test_metrics_marks_and_facts(agent, capsys):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_metric_that_is_no_number_is_passed_on(agent, capsys, value):
     malletrain.metric("loss", torch.tensor(value), step=3)
-    (found,) = agent.received()
-    assert str(found.value) == str(value)
+    (message,) = agent.received()
+    assert str(message.value) == str(value)
     assert capsys.readouterr().err == ""
 
 

@@ -100,8 +100,8 @@ def test_every_sample_exactly_once_over_any_rescales(plan):
             assert min(sizes) >= 1
             assert max(sizes) - min(sizes) <= 1
             seen.setdefault(epoch, []).extend(itertools.chain(*batches))
-            left = arguments["num_samples"] - run.samplers[0].position
-            assert left >= arguments["max_world_size"]
+            remaining = arguments["num_samples"] - run.samplers[0].position
+            assert remaining >= arguments["max_world_size"]
         state = run.samplers[0].state_dict()
     everything = list(range(arguments["num_samples"]))
     assert sorted(seen) == list(range(len(seen)))
@@ -419,10 +419,10 @@ def test_a_loader_that_accelerate_shares_out_once_more_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("drop_last", "position", "left"),
+    ("drop_last", "position", "remaining"),
     [(False, (0, 0), 300), (False, (1, 40), 160), (True, (1, 32), 160)],
 )
-def test_rank_0_says_how_many_samples_are_left(monkeypatch, drop_last, position, left):
+def test_rank_0_says_how_many_samples_are_left(monkeypatch, drop_last, position, remaining):
     for rank in (0, 1):
         with as_worker(monkeypatch, rank=rank, world=2) as agent:
             sampler = ElasticSampler(
@@ -431,9 +431,9 @@ def test_rank_0_says_how_many_samples_are_left(monkeypatch, drop_last, position,
             sampler.set_position(*position)
             epochs = sampler.epochs(3)
             next(epochs)
-            said = [message.samples for message in agent.received(WorkLeft)]
+            counts = [message.samples for message in agent.received(WorkLeft)]
             epochs.close()
-            assert said == ([left] if rank == 0 else [])
+            assert counts == ([remaining] if rank == 0 else [])
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -466,11 +466,11 @@ def accumulated(ranks, samples, batch, micro, workers=0, prefetch=False):
         loader = DataLoader(values, batch_sampler=sampler, num_workers=workers)
         for _ in sampler.epochs(2):
             batches = ahead(iter(loader)) if prefetch else iter(loader)
-            left, todo, total = len(loader), 0, 0.0
+            remaining, todo, total = len(loader), 0, 0.0
             for x in batches:
-                todo, left = todo + 1, left - 1
+                todo, remaining = todo + 1, remaining - 1
                 total += float(x.mean() * sampler.loss_weight / micro)
-                if todo == micro or left == 0:
+                if todo == micro or remaining == 0:
                     yield total
                     sampler.advance(batches=todo)
                     todo, total = 0, 0.0
@@ -519,8 +519,9 @@ def test_a_sampler_can_be_copied_and_pickled_while_it_is_read():
         assert list(twin) == list(sampler)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", [{}, {"num_workers": 1}], ids=["alone", "a worker"])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_what_a_step_draws_does_not_depend_on_where_the_loader_was_begun(loader, shuffle):
     """A DataLoader draws a number of its own from the same generator when it is iterated."""
 

@@ -19,20 +19,20 @@ def saved(value, **options):
 def test_they_are_where_it_says(shape, dtype):
     tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
     data = saved(tensor)
-    found = locate(data[:HEAD], len(data), dtype.itemsize)
-    assert found is not None
-    assert found.shape == shape
+    location = locate(data[:HEAD], len(data), dtype.itemsize)
+    assert location is not None
+    assert location.shape == shape
     numbers = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-    assert data[found.start : found.start + len(numbers)] == numbers
+    assert data[location.start : location.start + len(numbers)] == numbers
 
 
 def test_what_is_cut_off_or_too_short_is_not_found():
     data = saved(torch.arange(100.0))
-    found = locate(data[:HEAD], len(data), 4)
-    assert found is not None
-    for end in range(found.start - 64):
+    location = locate(data[:HEAD], len(data), 4)
+    assert location is not None
+    for end in range(location.start - 64):
         assert locate(data[:end], len(data), 4) is None
-    assert locate(data[:HEAD], found.start + 399, 4) is None
+    assert locate(data[:HEAD], location.start + 399, 4) is None
 
 
 @pytest.mark.parametrize(

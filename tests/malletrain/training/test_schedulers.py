@@ -14,7 +14,10 @@ import malletrain
 from malletrain.training import report
 from malletrain.training.snapshot_file import SnapshotError
 
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+]
 STEPS = 12
 EPOCH = 4
 """Steps of an epoch."""
@@ -408,8 +411,8 @@ def test_what_goes_on_is_not_refused(tmp_path, capsys, case):
         path = tmp_path / f"{stop}.pt"
         rates = train(path, case, stop) + train(path, case)
         assert rates == [pytest.approx(rate) for rate in undisturbed]
-    told = "was not given the scheduler" in capsys.readouterr().err
-    assert told == (case not in (*SILENT, given_its_state))
+    has_warning = "was not given the scheduler" in capsys.readouterr().err
+    assert has_warning == (case not in (*SILENT, given_its_state))
 
 
 @pytest.mark.parametrize("case", WRONG)

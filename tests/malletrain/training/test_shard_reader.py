@@ -47,17 +47,17 @@ def boxes(shape, dim, world):
         return [((), ())] * world
     dim = min(dim, len(shape) - 1)
     step = -(-shape[dim] // world)
-    found = []
+    result = []
     for rank in range(world):
         first = min(shape[dim], rank * step)
         count = min(shape[dim], first + step) - first
-        found.append(
+        result.append(
             (
                 tuple(first if d == dim else 0 for d in range(len(shape))),
                 tuple(count if d == dim else n for d, n in enumerate(shape)),
             )
         )
-    return found
+    return result
 
 
 def cut(tensor, box):
@@ -82,13 +82,13 @@ class Receiver:
     """What a reader asks for its room: a rank's."""
 
     def __init__(self, boxes_by_key, tensors):
-        self.found = {
+        self.tensors = {
             key: torch.full(sizes, 1, dtype=tensors[key].dtype)
             for key, (_, sizes) in boxes_by_key.items()
         }
 
     def resolve_tensor(self, item):
-        return cut(self.found[item.dest_index.fqn], (item.dest_offsets, item.lengths))
+        return cut(self.tensors[item.dest_index.fqn], (item.dest_offsets, item.lengths))
 
     def commit_tensor(self, item, tensor):
         pass
@@ -118,9 +118,9 @@ def write(folder, tensors, layout, world):
     return metadata
 
 
-def plan_of(metadata, wanted):
+def plan_of(metadata, targets):
     items = []
-    for key, (offsets, sizes) in wanted.items():
+    for key, (offsets, sizes) in targets.items():
         chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
         entry = metadata.state_dict_metadata[key]
         items += create_read_items_for_chunk_list(key, entry, [chunk])
@@ -146,13 +146,13 @@ def sums(folder):
     return {name: sums_of(os.path.join(folder, name))[2] for name in names}
 
 
-def read(folder, metadata, tensors, wanted, known):
+def read(folder, metadata, tensors, targets, known_sums):
     """What a rank has in the end, and the bytes that it read."""
-    reader = RowReader(folder, known, "x.pt")
+    reader = RowReader(folder, known_sums, "x.pt")
     reader.set_up_storage_reader(reader.read_metadata(), True)
-    plan, receiver = plan_of(metadata, wanted), Receiver(wanted, tensors)
+    plan, receiver = plan_of(metadata, targets), Receiver(targets, tensors)
     reader.read_data(plan, receiver).wait()
-    return receiver.found, reader.bytes_read, plan
+    return receiver.tensors, reader.bytes_read, plan
 
 
 def numbers(specs, seed=0):
@@ -166,8 +166,8 @@ def numbers(specs, seed=0):
     return tensors, {f"t{i}": dim for i, (_, dim, _) in enumerate(specs)}
 
 
-def same(found, tensors, wanted):
-    return all(torch.equal(found[key], cut(tensors[key], box)) for key, box in wanted.items())
+def same(result, tensors, targets):
+    return all(torch.equal(result[key], cut(tensors[key], box)) for key, box in targets.items())
 
 
 @settings(max_examples=25)
@@ -180,11 +180,11 @@ def test_any_layout_is_read_into_any_other(specs, old, new, checked):
     by_key = {key: boxes(tuple(t.shape), layout[key], new) for key, t in tensors.items()}
     with tempfile.TemporaryDirectory() as folder:
         metadata = write(folder, tensors, layout, old)
-        known = sums(folder) if checked else {}
+        known_sums = sums(folder) if checked else {}
         for rank in range(new):
-            wanted = {key: found[rank] for key, found in by_key.items()}
-            found, count, plan = read(folder, metadata, tensors, wanted, known)
-            assert same(found, tensors, wanted)
+            targets = {key: by_rank[rank] for key, by_rank in by_key.items()}
+            result, count, plan = read(folder, metadata, tensors, targets, known_sums)
+            assert same(result, tensors, targets)
             assert count <= most(metadata, plan, MIN_BLOCK_BYTES if checked else 1)
 
 
@@ -192,11 +192,11 @@ def test_of_large_pieces_little_more_is_read_than_is_needed(tmp_path):
     """From 4 to 6 ranks, every second piece is needed in part only."""
     tensors, layout = numbers([([1200, 500], 0, torch.float32), ([601, 999], 0, torch.float32)])
     metadata = write(tmp_path, tensors, layout, 4)
-    known, total = sums(tmp_path), 0
+    known_sums, total = sums(tmp_path), 0
     for rank in range(6):
-        wanted = {k: boxes(tuple(t.shape), layout[k], 6)[rank] for k, t in tensors.items()}
-        found, count, _ = read(tmp_path, metadata, tensors, wanted, known)
-        assert same(found, tensors, wanted)
+        targets = {k: boxes(tuple(t.shape), layout[k], 6)[rank] for k, t in tensors.items()}
+        result, count, _ = read(tmp_path, metadata, tensors, targets, known_sums)
+        assert same(result, tensors, targets)
         total += count
     assert total <= 1.05 * sum(t.nbytes for t in tensors.values())
 
@@ -208,8 +208,8 @@ def test_no_number_comes_from_a_damaged_block(data, old, new):
     by_key = {key: boxes(tuple(t.shape), layout[key], new) for key, t in tensors.items()}
     with tempfile.TemporaryDirectory() as folder:
         metadata = write(folder, tensors, layout, old)
-        known = sums(folder)
-        name = data.draw(st.sampled_from(sorted(known)))
+        known_sums = sums(folder)
+        name = data.draw(st.sampled_from(sorted(known_sums)))
         path = os.path.join(folder, name)
         content = bytearray(Path(path).read_bytes())
         at = data.draw(st.integers(0, len(content) - 1))
@@ -219,13 +219,13 @@ def test_no_number_comes_from_a_damaged_block(data, old, new):
             file.write(content[:at] if short else content)
         refused = 0
         for rank in range(new):
-            wanted = {key: found[rank] for key, found in by_key.items()}
+            targets = {key: by_rank[rank] for key, by_rank in by_key.items()}
             try:
-                found, _, _ = read(folder, metadata, tensors, wanted, known)
+                result, _, _ = read(folder, metadata, tensors, targets, known_sums)
             except DamagedSnapshotError as error:
                 refused += str(error).endswith(f"damaged: the check sum of {path} is wrong.")
             else:
-                assert same(found, tensors, wanted)
+                assert same(result, tensors, targets)
         holds = any(
             piece.relative_path == name and piece.offset <= at < piece.offset + HEAD
             for piece in metadata.storage_data.values()
@@ -236,13 +236,13 @@ def test_no_number_comes_from_a_damaged_block(data, old, new):
 def test_a_file_that_is_gone_is_damage_only_where_its_sums_are_known(tmp_path):
     tensors, layout = numbers([([4], 0, torch.float32)])
     metadata = write(tmp_path, tensors, layout, 1)
-    known = sums(tmp_path)
+    known_sums = sums(tmp_path)
     (tmp_path / "__0_0.distcp").unlink()
-    wanted = {"t0": ((0,), (4,))}
+    targets = {"t0": ((0,), (4,))}
     with pytest.raises(DamagedSnapshotError, match=r"__0_0.distcp: No such file or directory\.$"):
-        read(tmp_path, metadata, tensors, wanted, known)
+        read(tmp_path, metadata, tensors, targets, known_sums)
     with pytest.raises(FileNotFoundError):
-        read(tmp_path, metadata, tensors, wanted, {})
+        read(tmp_path, metadata, tensors, targets, {})
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -257,7 +257,7 @@ def test_a_file_that_is_gone_is_damage_only_where_its_sums_are_known(tmp_path):
 def test_what_lies_in_another_way_is_read_whole(tmp_path, tensor, checked):
     tensors = {"t": tensor}
     metadata = write(tmp_path, tensors, {"t": 0}, 1)
-    known = sums(tmp_path) if checked else {}
-    wanted = {"t": ((1, 2), (2, 3))}
-    found, _, _ = read(tmp_path, metadata, {"t": tensor.detach()}, wanted, known)
-    assert torch.equal(found["t"], tensor[1:3, 2:5])
+    known_sums = sums(tmp_path) if checked else {}
+    targets = {"t": ((1, 2), (2, 3))}
+    result, _, _ = read(tmp_path, metadata, {"t": tensor.detach()}, targets, known_sums)
+    assert torch.equal(result["t"], tensor[1:3, 2:5])

@@ -12,6 +12,8 @@ from malletrain.training.export import read_weights
 from tests.malletrain.training.many_ranks import Ranks
 from tests.malletrain.training.test_snapshot_file import small_disk
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ranks():
@@ -32,15 +34,15 @@ def test_the_loss_over_2_4_and_3_ranks_is_that_of_an_undisturbed_run(ranks, tmp_
     path, losses = str(tmp_path / "x.pt"), []
     after = None
     for world in (2, 4, 3):
-        said = ranks.run(
+        records = ranks.run(
             world, "run", path=path, steps=4, save=True, seed=world * bool(after), layers=1
         )
-        assert all(each["saved"] for each in said)
-        assert all(each["restored"] == (after is not None) for each in said)
+        assert all(each["saved"] for each in records)
+        assert all(each["restored"] == (after is not None) for each in records)
         if after is not None:
-            assert all(each["before"] == after for each in said)
-        after = said[0]["after"]
-        losses += said[0]["losses"]
+            assert all(each["before"] == after for each in records)
+        after = records[0]["after"]
+        losses += records[0]["losses"]
     assert losses == pytest.approx(undisturbed["losses"], rel=1e-5)
 
 
@@ -51,22 +53,22 @@ def test_one_state_in_every_layout(ranks, tmp_path):
     path = str(tmp_path / "x.pt")
     state = ranks.run(4, "run", path=path, kind="hsdp", steps=2, save=True, layers=1)[0]["after"]
     for world, kind in ((3, "fsdp"), (1, "whole"), (2, "fsdp"), (5, "fsdp")):
-        said = ranks.run(world, "run", path=path, kind=kind, save=True, seed=5, layers=1)
-        assert all(each["restored"] and each["saved"] for each in said)
-        assert all(each["before"] == state for each in said), (world, kind)
+        records = ranks.run(world, "run", path=path, kind=kind, save=True, seed=5, layers=1)
+        assert all(each["restored"] and each["saved"] for each in records)
+        assert all(each["before"] == state for each in records), (world, kind)
     weights = read_weights(path)
     assert weights.name == "model"
-    found = {key: bytes_of(tensor) for key, tensor in weights.tensors.items()}
-    assert found == {key: state[key] for key in found}
-    assert len(found) == sum(" " not in key for key in state)
+    tensors = {key: bytes_of(tensor) for key, tensor in weights.tensors.items()}
+    assert tensors == {key: state[key] for key in tensors}
+    assert len(tensors) == sum(" " not in key for key in state)
 
 
 def test_tensor_parallelism_within_a_node(ranks, tmp_path):
     path = str(tmp_path / "x.pt")
     _, state = ranks.run(4, "tensor_parallel", path=path, nodes=2, save=True)[0]
     for world, nodes in ((2, 1), (1, 0)):
-        said = ranks.run(world, "tensor_parallel", path=path, nodes=nodes, save=False)
-        assert said == [(True, state)] * world
+        results = ranks.run(world, "tensor_parallel", path=path, nodes=nodes, save=False)
+        assert results == [(True, state)] * world
 
 
 def test_an_optimizer_before_its_first_step(ranks, tmp_path):
@@ -146,8 +148,8 @@ def test_a_damaged_shard_is_passed_over_for_the_snapshot_before(ranks, tmp_path)
     damaged = bytearray(newest.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     newest.write_bytes(damaged)
-    said = ranks.run(3, "run", path=str(path))
-    assert all(each["before"] == first for each in said)
+    records = ranks.run(3, "run", path=str(path))
+    assert all(each["before"] == first for each in records)
     (older,) = before
     older.unlink()
     for state, why in ranks.outcomes(2, "run", path=str(path)):
@@ -201,8 +203,8 @@ def test_damaged_metadata_is_never_unpickled(ranks, tmp_path):
 
 def test_all_ranks_save_for_a_drain_and_go_on_when_it_is_taken_back(ranks, tmp_path):
     path = str(tmp_path / "x.pt")
-    said = ranks.run(2, "drained", path=path)
-    heard = said[0][1]
+    results = ranks.run(2, "drained", path=path)
+    heard = results[0][1]
     assert {(m.saved, m.steps) for m in heard if hasattr(m, "path")} == {(True, 0)}
     assert {(m.number, m.saved) for m in heard if hasattr(m, "number")} == {(5, True)}
     # asked before the third step, agreed upon in it, saved after the fourth
@@ -215,8 +217,8 @@ def test_what_cannot_be_saved_leaves_what_is_there_on_all_ranks(ranks, tmp_path)
     small.mkdir()
     with small_disk(small):
         full = str(small / "y.pt")
-        said = ranks.run(2, "not_saved", path=path, job="job-2", full=full)
-        assert said == [(True, False, "refused")] * 2
+        results = ranks.run(2, "not_saved", path=path, job="job-2", full=full)
+        assert results == [(True, False, "refused")] * 2
         assert len(list(small.glob("y.pt.shards/*"))) == 1
         assert ranks.run(2, "run", path=full)[0]["restored"]
     assert ranks.run(2, "run", path=path)[0]["before"] == state
@@ -224,12 +226,12 @@ def test_what_cannot_be_saved_leaves_what_is_there_on_all_ranks(ranks, tmp_path)
 
 
 def test_killed_at_any_point_of_a_save_the_run_has_one_whole_snapshot(ranks, tmp_path):
-    (found,) = ranks.run(1, "killed", path=str(tmp_path / "run" / "x.pt"))
-    steps = [steps for steps, _, _ in found]
+    (results,) = ranks.run(1, "killed", path=str(tmp_path / "run" / "x.pt"))
+    steps = [steps for steps, _, _ in results]
     assert steps == sorted(steps)
     assert set(steps) == {1, 2}
     assert steps.count(1) > 10
-    assert all(position == 12 * steps and whole for steps, position, whole in found)
+    assert all(position == 12 * steps and whole for steps, position, whole in results)
 
 
 def test_a_rank_killed_while_all_save_leaves_the_snapshot_of_before(ranks, tmp_path):

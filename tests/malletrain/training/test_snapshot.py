@@ -111,9 +111,9 @@ def test_a_damaged_newest_snapshot_is_passed_over_and_both_are_named(tmp_path, c
     again = Training(path, seed=5)
     assert again.snapshot.restore()
     assert again.state() == good
-    said = capsys.readouterr().err
-    assert f"{path} is damaged" in said
-    assert f"Going on from {path}.prev" in said
+    errors = capsys.readouterr().err
+    assert f"{path} is damaged" in errors
+    assert f"Going on from {path}.prev" in errors
     again.train(1).snapshot.save()
     assert (
         snapshot_file.read(f"{path}.prev")["objects"]["sampler"] == good[2]
@@ -311,8 +311,8 @@ def test_each_cause_is_told_once(agent, tmp_path, capsys):
         moody.mood = mood
         assert not snapshot.save()
     assert len(failures(agent)) == 2
-    said = capsys.readouterr().err
-    assert said.count("RuntimeError: no memory") == said.count("RuntimeError: no luck") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("RuntimeError: no memory") == errors.count("RuntimeError: no luck") == 1
 
 
 def test_a_process_left_over_from_an_earlier_round_does_not_overwrite(tmp_path, monkeypatch):
@@ -340,9 +340,9 @@ def test_a_process_left_over_from_an_earlier_round_does_not_overwrite(tmp_path, 
 def test_parameters_that_would_not_come_back_are_told_of(tmp_path, plain, capsys):
     model, criterion = nn.Linear(2, 2), nn.Linear(2, 1)
     optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], lr=0.1)
-    for given in ({"model": model}, {"model": model, "criterion": criterion}):
-        Snapshot(tmp_path / "run.pt", every_s=math.inf, optimizer=optimizer, **given).step()
-        said = capsys.readouterr().err
-        assert ("'optimizer' trains 2 parameters that are of no module" in said) is (
-            "criterion" not in given
+    for objects in ({"model": model}, {"model": model, "criterion": criterion}):
+        Snapshot(tmp_path / "run.pt", every_s=math.inf, optimizer=optimizer, **objects).step()
+        errors = capsys.readouterr().err
+        assert ("'optimizer' trains 2 parameters that are of no module" in errors) is (
+            "criterion" not in objects
         )

@@ -18,6 +18,8 @@ from malletrain.training import snapshot_file
 from malletrain.training.snapshot_file import SnapshotError, candidates, read, write
 from tests.disks import small_disk
 
+pytestmark = pytest.mark.slow
+
 
 def payload(number, size=1000, **objects):
     return {
@@ -28,9 +30,9 @@ def payload(number, size=1000, **objects):
 
 
 def number_in(path):
-    found = read(path)
-    assert (found["objects"]["weights"] == float(found["id"])).all()
-    return int(found["id"])
+    payload = read(path)
+    assert (payload["objects"]["weights"] == float(payload["id"])).all()
+    return int(payload["id"])
 
 
 def names_in(folder):

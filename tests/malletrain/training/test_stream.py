@@ -26,7 +26,7 @@ def records_of(shard):
 
 
 class Threads:
-    """Groups of so many ranks, each in a thread of this process."""
+    """Groups of any number of ranks, each rank in a thread of this process."""
 
     def __init__(self):
         self._groups = {}
@@ -47,19 +47,19 @@ class Threads:
     def run(self, world, work):
         """``work(rank, group)`` on each rank; what they returned."""
         groups = self.groups(world) if world > 1 else [None]
-        found = [None] * world
+        outcomes = [None] * world
 
         def one(rank):
             try:
-                found[rank] = ("returned", work(rank, groups[rank]))
+                outcomes[rank] = ("returned", work(rank, groups[rank]))
             except BaseException as error:
-                found[rank] = ("raised", error)
+                outcomes[rank] = ("raised", error)
 
         self._each(world, one)
-        for how, what in found:
+        for how, what in outcomes:
             if how == "raised":
                 raise what
-        return [what for _, what in found]
+        return [what for _, what in outcomes]
 
     def close(self):
         self._groups.clear()
@@ -81,8 +81,8 @@ def threads():
 
 
 def train(threads, lengths, world, state=None, steps=None, epochs=1, batch=8, most=6):
-    """Train so many steps on ``world`` ranks. Returns the records of each step of each rank, and
-    the state after it.
+    """Train ``steps`` steps on ``world`` ranks. Returns the records of each step of each rank, and
+    the state after them.
     """
 
     def work(rank, group):
@@ -108,20 +108,24 @@ def train(threads, lengths, world, state=None, steps=None, epochs=1, batch=8, mo
                 break
         return seen, weights, stream.state_dict()
 
-    found = threads.run(world, work)
-    states = [state for _, _, state in found]
+    results = threads.run(world, work)
+    states = [state for _, _, state in results]
     assert all(each == states[0] for each in states)
-    assert len({len(seen) for seen, _, _ in found}) == 1
+    assert len({len(seen) for seen, _, _ in results}) == 1
     totals = []
-    for parts in zip(*(seen for seen, _, _ in found), strict=True):
+    for parts in zip(*(seen for seen, _, _ in results), strict=True):
         assert all(parts)  # no rank without a record
         totals.append(sum(map(len, parts)))
     assert set(totals[:-1]) <= {batch}
     assert all(most <= total < batch + most for total in totals[-1:])
-    for number, weights in enumerate(zip(*(weights for _, weights, _ in found), strict=True)):
-        total = sum(len(seen[number]) for seen, _, _ in found)
-        assert weights == tuple(len(seen[number]) * world / total for seen, _, _ in found)
-    return [r for seen, _, _ in found for part in seen for r in part], states[0], len(found[0][0])
+    for number, weights in enumerate(zip(*(weights for _, weights, _ in results), strict=True)):
+        total = sum(len(seen[number]) for seen, _, _ in results)
+        assert weights == tuple(len(seen[number]) * world / total for seen, _, _ in results)
+    return (
+        [r for seen, _, _ in results for part in seen for r in part],
+        states[0],
+        len(results[0][0]),
+    )
 
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=24).filter(
@@ -281,7 +285,7 @@ def test_a_dataset_that_leaves_out_what_is_other_workers():
 
 
 class HubDataset:
-    """The part of Hugging Face's ``IterableDataset`` that is used, as its documentation has it."""
+    """The part of Hugging Face's ``IterableDataset`` that is used, by its documentation."""
 
     num_shards = 3
 

@@ -1,4 +1,4 @@
-"""What is left of an epoch, dealt out: nothing twice, nothing forgotten, whatever was done."""
+"""The rest of an epoch, dealt out: nothing twice, nothing forgotten, whatever was done before."""
 
 import json
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.malletrain.training.many_ranks import Ranks
 
+pytestmark = pytest.mark.slow
+
 SHARDS = [9, 30, 17, 25, 13, 21, 28, 11, 19, 24, 15, 22, 27, 10, 18, 20]
 
 

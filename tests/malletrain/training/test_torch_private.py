@@ -1,5 +1,5 @@
-"""The private parts of torch that MalleTrain uses, under whatever torch is installed: run with the
-oldest and the newest one by ``make torch-matrix``.
+"""The private parts of torch that MalleTrain uses, under the torch that is installed; ``make
+torch-matrix`` runs it with the oldest and the newest one.
 """
 
 import re
@@ -59,9 +59,9 @@ def test_no_other_file_touches_them():
         r"\b(torch|dist)\.[a-z_.0-9]*\._\w|\._(per_optimizer_states|worker_group|pcontext|reducer)\b"
     )
     room = Path(malletrain.__file__).parent
-    found = {
+    paths = {
         str(path.relative_to(room))
         for path in room.rglob("*.py")
         if private.search(path.read_text())
     }
-    assert found == {"training/torch_private.py"}
+    assert paths == {"training/torch_private.py"}

@@ -51,9 +51,9 @@ def test_changes_add_up_to_what_there_is(looks):
             if not jobs and not nodes:
                 board.away("It is away.")
             else:
-                made = [job(int(n), state) for n, state in jobs.items()]
-                there = [node(n, state) for n, state in nodes.items()]
-                board.look(look(float(k), made, there, [event(k, "job-notice")]), None)
+                job_views = [job(int(n), state) for n, state in jobs.items()]
+                node_views = [node(n, state) for n, state in nodes.items()]
+                board.look(look(float(k), job_views, node_views, [event(k, "job-notice")]), None)
             always.take(board.since(always.version))
             if asks:
                 sometimes.take(board.since(sometimes.version))

@@ -25,9 +25,9 @@ def colours(scheme: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_states_and_jobs_never_share_a_colour(scheme):
-    found = colours(scheme)
-    assert len(set(found.values())) == len(STATES), found
-    assert set(found.values()).isdisjoint(colour.lower() for colour in JOB_COLOURS)
+    colour_of = colours(scheme)
+    assert len(set(colour_of.values())) == len(STATES), colour_of
+    assert set(colour_of.values()).isdisjoint(colour.lower() for colour in JOB_COLOURS)
 
 
 @pytest.mark.parametrize("state", ["leaving", "slow", "sick"])
@@ -38,5 +38,5 @@ def test_states_that_need_a_look_have_an_outline_of_their_own_too(state):
 
 
 def test_the_page_has_the_colours_of_the_command_line():
-    found = re.findall(r"\.job(\d) \{ fill: (#[0-9A-F]{6});", CSS)
-    assert [colour for _, colour in sorted(found)] == list(JOB_COLOURS)
+    matches = re.findall(r"\.job(\d) \{ fill: (#[0-9A-F]{6});", CSS)
+    assert [colour for _, colour in sorted(matches)] == list(JOB_COLOURS)

@@ -18,11 +18,11 @@ def request(**headers):
 
 
 def test_a_version_is_made_once_for_all():
-    made = []
+    calls = []
     answers = EncodedAnswers()
 
     def make():
-        made.append(1)
+        calls.append(1)
         return list(range(1000))
 
     for version in (1, 1, 1, 2, 2):
@@ -33,7 +33,7 @@ def test_a_version_is_made_once_for_all():
         assert packed.headers["content-encoding"] == "gzip"
         assert "content-encoding" not in plain.headers
         assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
-    assert len(made) == 2
+    assert len(calls) == 2
     small = answers.answer(request(accept_encoding="gzip"), "jobs", 2, list)
     assert small.body == b"[]"
 

@@ -40,9 +40,9 @@ def ask(headers, method="GET", path="/api/v1/jobs", query="", policy=POLICY):
 
 
 def status(headers, method="GET", **more):
-    found, _, viewer = ask(list(headers.items()), method, **more)
-    assert (viewer is not None) == (found == 200)
-    return found
+    code, _, viewer = ask(list(headers.items()), method, **more)
+    assert (viewer is not None) == (code == 200)
+    return code
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_a_header_that_comes_twice_is_neither_of_them():
 
 
 def test_the_token_moves_from_the_address_into_a_cookie():
-    found, sent, viewer = ask(list(HOST.items()), path="/", query=f"token={TOKEN}&a=b")
-    assert (found, viewer, sent["location"]) == (303, None, "./?a=b")
+    code, sent, viewer = ask(list(HOST.items()), path="/", query=f"token={TOKEN}&a=b")
+    assert (code, viewer, sent["location"]) == (303, None, "./?a=b")
     assert sent["set-cookie"] == f"malletrain-web={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
     assert ask(list(HOST.items()), path="/", query="token=wrong")[0] == 403
     assert ask([("host", "evil.example")], path="/", query=f"token={TOKEN}")[0] == 421

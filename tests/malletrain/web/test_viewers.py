@@ -30,9 +30,9 @@ def test_others_see_their_own_jobs_and_of_others_what_everybody_may_see():
 
 def test_changes_are_shown_in_the_same_way():
     board = Board("site")
-    said = [event(1, "job-failed", on="j1"), event(2, "job-failed", on="j2")]
+    events = [event(1, "job-failed", on="j1"), event(2, "job-failed", on="j2")]
     late = event(3, "job-failed", on="j9")
-    board.look(look(1.0, [job(1, owner="ann"), job(2, owner="bob")], (), [*said, late]), None)
+    board.look(look(1.0, [job(1, owner="ann"), job(2, owner="bob")], (), [*events, late]), None)
     owners = {each.id: each.owner for each in board.jobs.values()}
     change = ANN.change(board.everything(), owners)
     assert [each.metrics for each in change.jobs] == [{"loss": 0.5}, {}]

@@ -19,9 +19,9 @@ WORDS = Path(web.__file__).parent / "static" / "words.js"
 
 def table(name):
     """A table of words.js."""
-    found = re.search(rf"export const {name} = {{(.*?)}};", WORDS.read_text(), re.DOTALL)
-    assert found
-    return dict(re.findall(r'^  (\w+): "(.*)",$', found[1], re.MULTILINE))
+    match = re.search(rf"export const {name} = {{(.*?)}};", WORDS.read_text(), re.DOTALL)
+    assert match
+    return dict(re.findall(r'^  (\w+): "(.*)",$', match[1], re.MULTILINE))
 
 
 def evaluated(module: str, expression: str):

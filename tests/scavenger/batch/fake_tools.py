@@ -1,5 +1,5 @@
-"""Small imitations of a scheduler's command-line tools: they answer what they were told to, or
-hang, fail or print garbage.
+"""Small imitations of a scheduler's command-line tools: they print what a test has set, or hang,
+fail or print garbage.
 
 Each tool is a shell script in one directory. What it does next stands in files beside it, so that a
 test can change it while a scavenger runs; every call is written down.

@@ -1,4 +1,4 @@
-"""For how long somebody is left alone."""
+"""For how long a user or a node is left alone."""
 
 import pytest
 from hypothesis import given

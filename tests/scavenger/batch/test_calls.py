@@ -49,7 +49,7 @@ def test_no_signs(line):
     assert sign_in(line) == ""
 
 
-class Asked:
+class TimedCommands:
     """Commands on a clock of their own."""
 
     def __init__(self):
@@ -62,21 +62,21 @@ class Asked:
 
 
 def stopped(tmp_path, words):
-    """A shell that says these words and is stopped then, and no earlier."""
-    said = tmp_path / "said"
+    """A shell that is stopped after it has printed these words, and no earlier."""
+    mark = tmp_path / "said"
     for limit_s in (0.5, 5.0, 50.0, PATIENCE_S):
-        one = Asked()
-        script = f"echo '{words}' >&2; touch '{said}'; sleep 600"
+        one = TimedCommands()
+        script = f"echo '{words}' >&2; touch '{mark}'; sleep 600"
         with pytest.raises(CommandError) as error:
             one.commands.run(["sh", "-c", script], timeout_s=limit_s)
-        if said.exists():
+        if mark.exists():
             break
     return one, str(error.value)
 
 
 def test_calls_are_counted_with_their_outcome(tmp_path):
-    one, told = stopped(tmp_path, "words")
-    assert "stopped: words" in told
+    one, message = stopped(tmp_path, "words")
+    assert "stopped: words" in message
     one.say("fine")
     one.say("wrong", 1)
     one.say("Slurm temporarily unable to accept job, sleeping and retrying.")
@@ -98,7 +98,7 @@ def test_a_command_that_was_stopped_while_it_tried_again_says_so(tmp_path):
 
 
 def test_a_busy_controller_is_left_alone_longer_each_time_until_it_answers():
-    one = Asked()
+    one = TimedCommands()
     waits = []
     for _ in range(8):
         one.say("RPC rate limit", 1)
@@ -111,7 +111,7 @@ def test_a_busy_controller_is_left_alone_longer_each_time_until_it_answers():
 
 
 def test_a_silent_controller_is_asked_more_rarely_until_any_answer():
-    one = Asked()
+    one = TimedCommands()
     for _ in range(3):
         one.calls.count("squeue", "silent", "squeue gave no answer")
         one.now += one.calls.backoff_s()

@@ -1,4 +1,4 @@
-"""How leases are ended: when a scheduler is asked once more, and who is asked to leave."""
+"""How leases are ended: when the scheduler is asked again, and which leases are to leave."""
 
 import pytest
 
@@ -17,7 +17,7 @@ class Scheduler:
 
     def __init__(self):
         self.refuses = set()
-        self.asked = []
+        self.cancels = []
         self.killed = []
         self.shrunk = []
 
@@ -31,7 +31,7 @@ class Scheduler:
 
     def cancel(self, jobs, options=()):
         if jobs:
-            self.asked.append(([job.id for job in jobs], tuple(options)))
+            self.cancels.append(([job.id for job in jobs], tuple(options)))
         ids = {job.id for job in jobs}
         problem = CommandError("no") if ids & self.refuses else None
         return Cancelled(frozenset(ids - self.refuses), problem)
@@ -59,27 +59,27 @@ def test_an_accepted_cancel_is_not_repeated_within_the_grace_time(ender, schedul
     again = GRACE_S + CANCEL_RETRY_S
     for now in (0.0, 2.0, again - 1, again, again + 2):
         assert ender.cancel([job(1)], GRACE_S, now) is None
-    assert scheduler.asked == [(["1"], ()), (["1"], ())]
+    assert scheduler.cancels == [(["1"], ()), (["1"], ())]
 
 
 def test_what_stands_still_is_killed_first(ender, scheduler):
     ender.cancel([job(1), job(2)._replace(stopped=True)], GRACE_S, 0.0)
     assert scheduler.killed == ["2"]
-    assert scheduler.asked == [(["1", "2"], ())]
+    assert scheduler.cancels == [(["1", "2"], ())]
 
 
 def test_a_refused_cancel_is_repeated_at_once_and_takes_no_other_along(ender, scheduler):
     scheduler.refuses = {"2"}
     assert ender.cancel([job(1), job(2)], GRACE_S, 0.0) is not None
     assert ender.cancel([job(1), job(2)], GRACE_S, 2.0) is not None
-    assert [ids for ids, _ in scheduler.asked] == [["1", "2"], ["2"]]
+    assert [ids for ids, _ in scheduler.cancels] == [["1", "2"], ["2"]]
 
 
 def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
     signal = ("--signal=TERM",)
     for now in (0.0, 5.0, GRACE_S, GRACE_S + 1, GRACE_S + 3):
         ender.ask({"l1": "its node drains"}, signal, GRACE_S, now)
-    assert scheduler.asked == [(["1"], signal), (["1"], ())]
+    assert scheduler.cancels == [(["1"], signal), (["1"], ())]
     [lease] = ender.mark_leaving([job(1).lease], GRACE_S)
     assert (lease.reason, lease.gone_at) == ("its node drains", GRACE_S)
     assert list(ender.mark_leaving([job(2).lease], GRACE_S)) == [job(2).lease]
@@ -90,7 +90,7 @@ def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
 def test_where_asking_is_cancelling_the_cancel_is_not_repeated_either(ender, scheduler):
     for now in (0.0, GRACE_S + 1, GRACE_S + CANCEL_RETRY_S):
         ender.ask({"l1": "its node drains"}, (), GRACE_S, now)
-    assert [ids for ids, _ in scheduler.asked] == [["1"], ["1"]]
+    assert [ids for ids, _ in scheduler.cancels] == [["1"], ["1"]]
 
 
 # --- leases that share a job ---
@@ -123,18 +123,18 @@ def test_a_job_that_leases_share_gives_back_single_nodes_and_ends_with_the_last(
     assert give_up(block, "l3") is None
     assert give_up(block, "l2", "l3") is None
     assert scheduler.shrunk == [(("n1", "n2", "n4"), ("n3",)), (("n1", "n4"), ("n2",))]
-    assert scheduler.asked == []
+    assert scheduler.cancels == []
     assert give_up(block, "l1", "l4") is None
-    assert scheduler.asked == [(["8"], ())]
+    assert scheduler.cancels == [(["8"], ())]
 
 
 def test_the_first_node_waits_for_the_others(block, scheduler):
     assert give_up(block, "l1") is None
-    assert (scheduler.shrunk, scheduler.asked) == ([], [])
+    assert (scheduler.shrunk, scheduler.cancels) == ([], [])
     assert give_up(block, "l1", "l2", "l3") is None
     assert scheduler.shrunk == [(("n1", "n4"), ("n2", "n3"))]
     assert give_up(block, "l1", "l4") is None
-    assert scheduler.asked == [(["8"], ())]
+    assert scheduler.cancels == [(["8"], ())]
 
 
 def test_nodes_that_are_refused_are_given_back_once_more(block, scheduler):
@@ -149,7 +149,7 @@ def test_one_of_them_is_asked_alone_and_its_node_given_back_when_it_has_left(blo
     signal = ("--signal=TERM",)
     block.ask({"l2": "its node drains"}, signal, GRACE_S, 0.0)
     block.ask({"l2": "its node drains"}, signal, GRACE_S, 1.0)
-    assert scheduler.asked == [(["8.2"], signal)]
+    assert scheduler.cancels == [(["8.2"], signal)]
     assert scheduler.shrunk == []
     del block.all_steps["8", "n2"]
     block.ask({"l2": "its node drains"}, signal, GRACE_S, 2.0)
@@ -162,14 +162,14 @@ def test_one_of_them_is_asked_alone_and_its_node_given_back_when_it_has_left(blo
 def test_a_job_whose_first_node_is_wanted_ends(block, scheduler):
     signal = ("--signal=TERM",)
     block.ask({"l1": "its node drains"}, signal, GRACE_S, 0.0)
-    assert scheduler.asked == [(["8.1", "8.2", "8.3", "8.4"], signal)]
+    assert scheduler.cancels == [(["8.1", "8.2", "8.3", "8.4"], signal)]
     assert block.leave_requests["l1"][1] == "its node drains"
     del block.all_steps["8", "n1"], block.all_steps["8", "n2"]
     block.ask({"l1": "its node drains"}, signal, GRACE_S, 2.0)
     assert scheduler.shrunk == [(("n1", "n3", "n4"), ("n2",))]
     block.all_steps.clear()
     block.ask({"l1": "its node drains"}, signal, GRACE_S, 4.0)
-    assert scheduler.asked[1:] == [(["8"], ())]
+    assert scheduler.cancels[1:] == [(["8"], ())]
 
 
 def test_nobody_is_taken_for_gone_while_the_scheduler_says_nothing(block, scheduler):
@@ -181,7 +181,7 @@ def test_nobody_is_taken_for_gone_while_the_scheduler_says_nothing(block, schedu
 
     block.steps = silent
     block.ask({"l2": "its node drains", "l3": "its node drains"}, signal, GRACE_S, 1.0)
-    assert (scheduler.shrunk, scheduler.asked) == ([], [(["8.2"], signal)])
+    assert (scheduler.shrunk, scheduler.cancels) == ([], [(["8.2"], signal)])
 
 
 def test_where_asking_is_cancelling_a_shared_job_gives_the_node_back(block, scheduler):

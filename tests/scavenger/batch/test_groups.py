@@ -44,7 +44,7 @@ def test_what_the_store_does_not_number_shares_no_job():
 
 def test_the_id_of_a_part_is_no_job():
     assert is_part("7/n1")
-    assert not any(is_part(known) for known in ("7", "7_3", "7[3].pbs0", "123.pbs0"))
+    assert not any(is_part(job) for job in ("7", "7_3", "7[3].pbs0", "123.pbs0"))
 
 
 LIMITS = st.lists(
@@ -53,11 +53,11 @@ LIMITS = st.lists(
 
 
 @given(LIMITS, st.integers(1, 8))
-def test_leases_of_one_kind_and_of_similar_limits_share_jobs(wanted, most):
-    numbered = [(f"l{i}", *one) for i, one in enumerate(wanted, 1)]
-    found = packs(numbered, most, lambda w: w[0], lambda w: w[1], lambda w: w[2])
-    assert sorted(one for pack in found for one in pack) == sorted(numbered)
-    for pack in found:
+def test_leases_of_one_kind_and_of_similar_limits_share_jobs(requests, most):
+    numbered = [(f"l{i}", *one) for i, one in enumerate(requests, 1)]
+    groups = packs(numbered, most, lambda w: w[0], lambda w: w[1], lambda w: w[2])
+    assert sorted(one for pack in groups for one in pack) == sorted(numbered)
+    for pack in groups:
         assert len(pack) <= most
         assert len({owner for _, owner, _ in pack}) == 1
         limits = [limit for _, _, limit in pack]
@@ -65,6 +65,6 @@ def test_leases_of_one_kind_and_of_similar_limits_share_jobs(wanted, most):
 
 
 def test_no_more_jobs_than_there_must_be():
-    wanted = [(f"l{i}", 600.0 + i) for i in range(20)]
-    sizes = [len(p) for p in packs(wanted, 8, lambda w: w[0], lambda w: "", lambda w: w[1])]
+    requests = [(f"l{i}", 600.0 + i) for i in range(20)]
+    sizes = [len(p) for p in packs(requests, 8, lambda w: w[0], lambda w: "", lambda w: w[1])]
     assert sizes == [8, 8, 4]

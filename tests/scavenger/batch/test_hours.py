@@ -12,7 +12,7 @@ def at(day, clock):
 
 
 @pytest.mark.parametrize(
-    ("texts", "day", "clock", "left"),
+    ("texts", "day", "clock", "remaining_s"),
     [
         ([], 0, "12:00", None),
         (["mon-sun"], 3, "12:00", None),
@@ -30,8 +30,8 @@ def at(day, clock):
         (["08:00-24:00"], 2, "23:00", 3600),
     ],
 )
-def test_seconds_left(texts, day, clock, left):
-    assert parse_hours(texts).remaining_s(at(day, clock)) == left
+def test_seconds_left(texts, day, clock, remaining_s):
+    assert parse_hours(texts).remaining_s(at(day, clock)) == remaining_s
 
 
 @pytest.mark.parametrize(

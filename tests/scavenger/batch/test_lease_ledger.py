@@ -34,7 +34,7 @@ def job(state, lease_id="l1", reason="", **options):
 
 
 @pytest.mark.parametrize(
-    ("one", "hold", "kept", "state", "reason", "cancelled"),
+    ("one", "hold", "node_holds", "state", "reason", "cancelled"),
     [
         (job(RUNNING), "", {}, RUNNING, "", False),
         (job(RUNNING, reason="preempted"), "", {}, RUNNING, "preempted", False),
@@ -73,9 +73,9 @@ def job(state, lease_id="l1", reason="", **options):
         ),
     ],
 )
-def test_what_becomes_of_a_lease(one, hold, kept, state, reason, cancelled):
+def test_what_becomes_of_a_lease(one, hold, node_holds, state, reason, cancelled):
     made = books()
-    [lease], unwanted = made.look({"l1": one}, hold, kept, NOW)
+    [lease], unwanted = made.look({"l1": one}, hold, node_holds, NOW)
     assert (lease.state, lease.reason) == (state, reason)
     assert unwanted == ([one] if cancelled else [])
     assert lease.gone_at is None or lease.state is RUNNING
@@ -119,7 +119,7 @@ def test_how_many_more_there_may_be():
 
 
 def test_a_limit_that_lets_no_lease_in_is_told_as_such():
-    """As DenyOnLimit refuses one that asks for too much, whatever there is already."""
+    """As DenyOnLimit refuses a job that asks for too much by itself."""
     made = books()
     made.limit_reached("me", "QOSMaxMemoryPerUser", NOW)
     assert made.refusal("me", NOW) == "Slurm takes no job of ours for now: QOSMaxMemoryPerUser"
@@ -165,14 +165,14 @@ class Named(NamedTuple):
 
 
 def own(made, *jobs):
-    found = own_jobs(
+    by_lease = own_jobs(
         [Named(f"x-{name}", user, state) for name, user, state in jobs],
         "x-",
         made.user_of,
         ("PD",),
         ("CD",),
     )
-    return {lease: (job.user, job.state) for lease, job in found.items()}
+    return {lease: (job.user, job.state) for lease, job in by_lease.items()}
 
 
 def test_a_job_is_ours_only_if_it_is_of_the_user_whom_the_lease_was_taken_for():
@@ -207,15 +207,15 @@ JOBS = st.lists(st.tuples(STATES, st.floats(0.0, 200.0), st.booleans(), st.boole
 @given(st.lists(st.tuples(JOBS, st.booleans()), max_size=5))
 def test_no_lease_comes_back_and_every_one_that_ended_for_us_is_cancelled(looks):
     made, over = books(), set()
-    for step, (found, held) in enumerate(looks):
+    for step, (rows, hold) in enumerate(looks):
         now = NOW + 10 * step
         jobs = {
             f"l{i}": job(
                 state, f"l{i}", submitted=now - waited, lost="lost" if lost else "", ending=ending
             )
-            for i, (state, waited, lost, ending) in enumerate(found)
+            for i, (state, waited, lost, ending) in enumerate(rows)
         }
-        leases, unwanted = made.look(jobs, "held" if held else "", {}, now)
+        leases, unwanted = made.look(jobs, "held" if hold else "", {}, now)
         assert [lease.id for lease in leases] == list(jobs)
         ended = {lease.id for lease in leases if lease.state is ENDED}
         assert over & jobs.keys() <= ended

@@ -17,10 +17,10 @@ from benchmarks import pbs_poll, poll, slurm_poll
 )
 def test_a_poll_is_measured_in_parts(made, parts, monkeypatch, capsys):
     monkeypatch.setattr(poll, "REPEATS", 1)
-    found = made.measure(3000, 300)
-    assert found["leases"] == 300
-    assert 0 < found["gaps"] <= 200, "as many as are taken at once"
-    assert list(found["ms"]) == parts
+    result = made.measure(3000, 300)
+    assert result["leases"] == 300
+    assert 0 < result["gaps"] <= 200, "as many as are taken at once"
+    assert list(result["ms"]) == parts
     monkeypatch.setattr("sys.argv", ["poll", "--nodes", "100", "--jobs", "50"])
     poll.main("about", made.measure)
     head, row = capsys.readouterr().out.splitlines()

@@ -80,9 +80,9 @@ def test_a_plain_idle_node_is_a_gap():
 )
 def test_each_rule_says_why_a_node_is_no_gap(changes, rules, rule, words):
     node, rules = GAP._replace(**changes), GapRules(**rules)
-    found = verdict(node, rules)
-    assert words in found[rule]
-    assert list(found) == [rule]
+    reasons = verdict(node, rules)
+    assert words in reasons[rule]
+    assert list(reasons) == [rule]
     assert not passes(node, rules, NOW)
     assert words in why_not(node, rules, choose([node], rules, NOW, lambda n: 1.0), NOW)
 

@@ -19,8 +19,8 @@ class Job(NamedTuple):
     user: str = "me"
 
 
-class Said:
-    """Commands that complain of the jobs they are told, or of everything."""
+class ComplainingCommands:
+    """Commands that fail with those complaints that name none but the jobs in their arguments."""
 
     def __init__(self, complaints):
         self.complaints = complaints
@@ -42,24 +42,24 @@ class Said:
 )  # fmt: skip
 def test_that_one_job_has_ended_hides_no_trouble_with_another(dialect, ended, other):
     def cancel(*lines):
-        return Submitter(dialect, (), "me", TokenBucket(1000.0, 10), Said(lines), {}).cancel(
-            [Job("5"), Job("6")]
-        )
+        return Submitter(
+            dialect, (), "me", TokenBucket(1000.0, 10), ComplainingCommands(lines), {}
+        ).cancel([Job("5"), Job("6")])
 
     assert cancel(ended) == ({"6"}, None)
     assert cancel(ended, ended) == ({"6"}, None)
-    found = cancel(ended, other)
-    assert other in str(found.problem)
-    assert found.accepted == set(), "one has ended, the other was refused"
+    result = cancel(ended, other)
+    assert other in str(result.problem)
+    assert result.accepted == set(), "one has ended, the other was refused"
     assert cancel(other).accepted == {"5"}
-    found = cancel("")
-    assert found.problem is not None, "it failed and does not say why"
-    assert found.accepted == set()
+    result = cancel("")
+    assert result.problem is not None, "it failed and does not say why"
+    assert result.accepted == set()
     assert cancel("connection refused").accepted == set(), "that is about all of them"
 
 
 def test_jobs_that_take_a_command_each_are_cancelled_some_at_a_time():
-    """PBS: a command returns when another has begun, which one after the other they never would."""
+    """PBS: each command here returns once another has begun. One at a time, none would return."""
     two = threading.Barrier(2, timeout=PATIENCE_S)
 
     class Meets:
@@ -69,6 +69,6 @@ def test_jobs_that_take_a_command_each_are_cancelled_some_at_a_time():
             return CommandResult(tuple(argv), int(failed), "", "qdel: No 3.server" * failed, 0.0)
 
     jobs = [Job(str(number)) for number in range(6)]
-    found = Submitter(PBS, (), "me", TokenBucket(1000.0, 10), Meets(), {}).cancel(jobs)
-    assert found.accepted == {"0", "1", "2", "4", "5"}
-    assert "No 3.server" in str(found.problem)
+    result = Submitter(PBS, (), "me", TokenBucket(1000.0, 10), Meets(), {}).cancel(jobs)
+    assert result.accepted == {"0", "1", "2", "4", "5"}
+    assert "No 3.server" in str(result.problem)

@@ -1,4 +1,4 @@
-"""A lease on trial: what is told of each step, and that nothing is left."""
+"""A lease on trial: the sentence of each step, and that nothing remains."""
 
 from dataclasses import replace
 
@@ -89,9 +89,9 @@ def test_each_step_is_told_with_its_time():
     ids=["no gap", "refused", "never starts", "dies", "never ends"],
 )
 def test_the_first_step_that_does_not_work_is_the_last_one_told(site, sentence, given_back):
-    *before, (works, told) = site.tried()
+    *before, (works, text) = site.tried()
     assert all(ok for ok, _ in before)
-    assert (works, told) == (False, sentence)
+    assert (works, text) == (False, sentence)
     assert (site.back is not None) is given_back
 
 

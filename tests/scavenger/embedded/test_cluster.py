@@ -217,6 +217,6 @@ def test_a_poll_of_a_cluster_that_stands_still_fails(cluster):
 @pytest.mark.parametrize(("fraction", "expected"), [(0.0, 0), (0.25, 10), (0.75, 30), (1.0, 40)])
 def test_the_fraction_with_notice_is_exact_and_repeatable(fraction, expected):
     for seed in range(5):
-        given = [notice_given(k, fraction, seed) for k in range(40)]
-        assert sum(given) == expected
-        assert given == [notice_given(k, fraction, seed) for k in range(40)]
+        notices = [notice_given(k, fraction, seed) for k in range(40)]
+        assert sum(notices) == expected
+        assert notices == [notice_given(k, fraction, seed) for k in range(40)]

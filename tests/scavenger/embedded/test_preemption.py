@@ -19,6 +19,8 @@ from tests.scavenger.embedded.leases import (
 )
 from tests.waiting import NEVER_S, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def trace_file(tmp_path):
@@ -35,10 +37,10 @@ def trace_file(tmp_path):
 
 
 def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
-    held = cluster(1, hold=True, grace_s=NEVER_S, **trace_file([(0, 0.0, 2.0)], nodes=1))
-    scavenger = held.scavenger()
+    embedded = cluster(1, hold=True, grace_s=NEVER_S, **trace_file([(0, 0.0, 2.0)], nodes=1))
+    scavenger = embedded.scavenger()
     take(scavenger, "a", "n1")
-    held.go_on()
+    embedded.go_on()
     record = wait_clean(scavenger, "a")
     assert (record["reason"], record["notice"], record["exit_status"]) == (
         "preempted with notice",
@@ -56,23 +58,23 @@ def test_a_busy_node_is_preempted_with_notice(cluster, trace_file):
 
 
 def test_a_held_trace_begins_when_told(cluster, trace_file):
-    held = cluster(2, **trace_file([(0, 0.0, 0.05), (1, 0.0, 900.0)]), hold=True, at_end="hold")
-    scavenger = held.scavenger()
+    embedded = cluster(2, **trace_file([(0, 0.0, 0.05), (1, 0.0, 900.0)]), hold=True, at_end="hold")
+    scavenger = embedded.scavenger()
     until(lambda: scavenger.totals()["offered_node_s"] > 1.0, "half a second to pass on two nodes")
     assert {gap.node for gap in scavenger.poll().gaps} == {"n1", "n2"}
-    held.go_on()
+    embedded.go_on()
     until(lambda: {gap.node for gap in scavenger.poll().gaps} == {"n2"}, "the trace to begin")
-    held.go_on()
+    embedded.go_on()
 
 
 def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
-    held = cluster(
+    embedded = cluster(
         1, hold=True, notice_fraction=0.0, grace_s=30, **trace_file([(0, 0.0, 0.1)], nodes=1)
     )
-    scavenger = held.scavenger()
+    scavenger = embedded.scavenger()
     take(scavenger, "a", "n1", PARENT)
     wait_ready(scavenger, "a")
-    held.go_on()
+    embedded.go_on()
     record = wait_clean(scavenger, "a")
     assert (record["reason"], record["notice"], record["exit_status"]) == (
         "preempted without notice",
@@ -86,10 +88,10 @@ def test_a_busy_node_is_preempted_without_notice_and_swept(cluster, trace_file):
 def test_a_node_comes_back_after_a_preemption_and_the_history_tells_it(cluster, trace_file):
     # Busy for longer than the cluster, and what has the lease, may stand still.
     gaps = trace_file([(0, 0.0, 0.2), (0, 5.0, 1000.0)], nodes=1)
-    held = cluster(1, hold=True, grace_s=NEVER_S, **gaps)
-    scavenger = held.scavenger()
+    embedded = cluster(1, hold=True, grace_s=NEVER_S, **gaps)
+    scavenger = embedded.scavenger()
     take(scavenger, "a", "n1")
-    held.go_on()
+    embedded.go_on()
     wait_clean(scavenger, "a")
     until(lambda: scavenger.poll().gaps, "the node to be idle again")
     assert take(scavenger, "b", "n1").state is LeaseState.RUNNING

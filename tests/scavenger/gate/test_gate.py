@@ -35,11 +35,13 @@ def test_a_lease_is_submitted_with_an_environment_made_anew(tmp_path):
     assert world.tools.stdin("sbatch") == script
     [call] = world.tools.calls()
     assert call == " ".join(argv)
-    told = dict(line.split("=", 1) for line in (world.tools.root / "env").read_text().splitlines())
-    assert told["SLURM_CONF"] == "/etc/slurm.conf"
-    assert told["PATH"] == "/usr/bin:/bin"
-    assert told["HOME"] == os.path.expanduser("~" + told["USER"])
-    assert not stained.keys() & told.keys() - {"HOME"}
+    variables = dict(
+        line.split("=", 1) for line in (world.tools.root / "env").read_text().splitlines()
+    )
+    assert variables["SLURM_CONF"] == "/etc/slurm.conf"
+    assert variables["PATH"] == "/usr/bin:/bin"
+    assert variables["HOME"] == os.path.expanduser("~" + variables["USER"])
+    assert not stained.keys() & variables.keys() - {"HOME"}
     assert (world.tools.root / "pwd").read_text() == "/\n"
 
 
@@ -55,7 +57,7 @@ def test_what_is_no_lease_is_not_submitted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "asks", "said", "passes"),
+    ("kind", "asks", "output", "passes"),
     [
         ("slurm", "squeue", "malletrain-0a1b2c3d-l7\n", True),
         ("slurm", "squeue", "malletrain-0a1b2c3d-l7\nthesis\n", False),
@@ -69,9 +71,9 @@ def test_what_is_no_lease_is_not_submitted(tmp_path):
         ("pbs", "qstat", "", False),
     ],
 )
-def test_only_jobs_with_the_name_of_a_lease_are_ended(kind, asks, said, passes, tmp_path):
+def test_only_jobs_with_the_name_of_a_lease_are_ended(kind, asks, output, passes, tmp_path):
     world = GateWorld(tmp_path / "gate", kind)
-    world.tools.answers(asks, said)
+    world.tools.answers(asks, output)
     assert may_end(world) == passes
     assert len(world.tools.calls(asks)) == 1
 
@@ -190,8 +192,8 @@ def test_rules_that_others_can_write_are_none(which, tmp_path, capfd):
     nobody = os.getuid() + 7
     if os.getuid() == 0:
         os.chown(changed, nobody, -1)
-        said = f"{changed} belongs to user {nobody}; it must be root's."
-        assert closed(world, capfd) == said
+        sentence = f"{changed} belongs to user {nobody}; it must be root's."
+        assert closed(world, capfd) == sentence
     else:
         with pytest.raises(GateClosed, match="it must be root's"):
             read_rules(world.path, nobody)

@@ -65,10 +65,10 @@ def passes(words, kind="slurm", **more):
 @pytest.mark.parametrize("path", ["", "/tmp/mine/"])
 def test_leases_are_asked_for_by_the_commands_of_the_rules(name, path):
     kind, words = submissions()[name]
-    found = gated([path + words[0], *words[1:]], RULES[kind])
-    assert found.argv == (f"/usr/bin/{words[0]}", *words[1:])
-    assert found.submits
-    assert not found.jobs
+    command = gated([path + words[0], *words[1:]], RULES[kind])
+    assert command.argv == (f"/usr/bin/{words[0]}", *words[1:])
+    assert command.submits
+    assert not command.jobs
 
 
 @pytest.mark.parametrize("name", submissions())
@@ -121,9 +121,9 @@ def test_jobs_are_ended_by_their_numbers(kind, words, jobs):
 
 def test_nodes_are_given_back():
     words = shrink(Shrink("12", "ann", ("n1", "n2", "n4"), ("n3",)))
-    found = gated(words, RULES["slurm"])
-    assert found.jobs == ("12",)
-    assert found.argv[0] == "/usr/bin/scontrol"
+    command = gated(words, RULES["slurm"])
+    assert command.jobs == ("12",)
+    assert command.argv[0] == "/usr/bin/scontrol"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "preemptable": {"Priority": 10, "kill_delay": 8},
 }
 PATIENT = {**QUEUES, "preemptable": {**QUEUES["preemptable"], "kill_delay": NEVER_S}}
-"""Of a PBS that does not kill who leaves as it was told, however slowly."""
+"""kill_delay so long that PBS does not kill a lease that leaves slowly."""
 
 
 def hosts_of(count: int) -> dict[str, dict[str, dict[str, Any]]]:
@@ -98,18 +98,18 @@ class FakePbs:
     def processes(self, job_id: str) -> list[int]:
         """Processes that were started in a job."""
         mark = f"PBS_JOBID={job_id}".encode()
-        found = []
+        pids = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 ours = str(self.state_dir).encode() in (data := (folder / "environ").read_bytes())
             except OSError:
                 continue
             if ours and mark in data.split(b"\0"):
-                found.append(int(folder.name))
-        return found
+                pids.append(int(folder.name))
+        return pids
 
     def submit(self, text: str, *options: str, queue: str = "expressq", hosts: int = 1) -> str:
-        """A job of somebody's."""
+        """A job of some user."""
         argv = [
             str(self.tools.root / "qsub"),
             "-q",

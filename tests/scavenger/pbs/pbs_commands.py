@@ -26,7 +26,7 @@ def show(what, kind, state) -> None:
 
 
 def date(seconds: float) -> str:
-    # ctime(3), in the time zone of who asks.
+    # ctime(3), in the time zone of the caller.
     time.tzset()
     return time.ctime(seconds)
 
@@ -104,38 +104,40 @@ def qstat(state, args) -> int:
             state,
         )
         return 0
-    wanted = [word for word in args if word[:1].isdigit()]
+    numbers = [word for word in args if word[:1].isdigit()]
     history = state["server"].get("job_history_enable", "True") == "True"
     if "-x" in args and not history:
-        for number in wanted:
+        for number in numbers:
             sentence = f"qstat: PBS is not configured to maintain job history {number}"
             print(sentence, file=sys.stderr)
         return 0
     jobs = {
         n: j
         for n, j in state["jobs"].items()
-        if (j["state"] != "F" or "-x" in args) and (not wanted or n in wanted)
+        if (j["state"] != "F" or "-x" in args) and (not numbers or n in numbers)
     }
-    unknown = [number for number in wanted if number not in jobs]
+    unknown = [number for number in numbers if number not in jobs]
     for number in unknown:
-        said = f"Unknown Job Id {number}"
+        sentence = f"Unknown Job Id {number}"
         if history and number in state["jobs"]:
-            said = f"{number} Job has finished, use -x or -H to obtain historical job information"
-        print(f"qstat: {said}", file=sys.stderr)
+            sentence = (
+                f"{number} Job has finished, use -x or -H to obtain historical job information"
+            )
+        print(f"qstat: {sentence}", file=sys.stderr)
     if "dsv" in args:
         mark = args[args.index("-D") + 1] if "-D" in args else "|"
         for number, job in jobs.items():
             print(mark.join([f"Job Id: {number}", *dsv(job_json(number, job))]))
     else:
         # Of several ids that are named the real one shows the first only.
-        shown = list(jobs)[:1] if wanted else list(jobs)
+        shown = list(jobs)[:1] if numbers else list(jobs)
         show({number: job_json(number, jobs[number]) for number in shown}, "Jobs", state)
     return 153 if unknown else 0
 
 
 def pbsnodes(state, args) -> int:
     assert "-av" in args, "only vnodes are imitated"
-    now, found = time.time(), {}
+    now, vnodes = time.time(), {}
     for vnode, node in state["nodes"].items():
         jobs = [n for n, j in state["jobs"].items() if j["state"] in "RES" and vnode in j["vnodes"]]
         busy = any(state["jobs"][n]["state"] in "RE" for n in jobs)
@@ -166,8 +168,8 @@ def pbsnodes(state, args) -> int:
         )
         if node.get("comment"):
             made["comment"] = node["comment"]
-        found[vnode] = made
-    show(found, "nodes", state)
+        vnodes[vnode] = made
+    show(vnodes, "nodes", state)
     return 0
 
 
@@ -252,11 +254,11 @@ def qsub(state, args, script: str) -> int:
 def qdel(state, args) -> int:
     status = 0
     owner = os.environ.get("FAKE_PBS_USER", USER)
-    known = [state["jobs"].get(number, {"state": "F"})["state"] != "F" for number in args]
-    if True in known and not all(known[known.index(True) :]):
+    active = [state["jobs"].get(number, {"state": "F"})["state"] != "F" for number in args]
+    if True in active and not all(active[active.index(True) :]):
         # Seen on the real one without job history: the jobs before are deleted, and it dies.
         state["dead"] = True
-        for number in args[: known.index(True) + 1]:
+        for number in args[: active.index(True) + 1]:
             state["jobs"].pop(number, None)
         return 0
     for number in args:

@@ -34,7 +34,7 @@ class Machine:
         self.root = root
         self.shells: dict[str, subprocess.Popen[bytes]] = {}
         self.sampled_at: dict[str, float] = {}
-        self.left: set[str] = set()
+        self.jobs_with_leftovers: set[str] = set()
         """Jobs of which something was left when the leader of their session had ended."""
 
     def serve(self) -> None:
@@ -67,19 +67,19 @@ class Machine:
             signal_session(shell.pid, signal.SIGKILL)
         if status is None:
             return
-        # MoM hears at once that the leader of the session has ended. What is left then of a job
-        # that it has told to end it sees go when it looks the next time.
+        # MoM knows at once that the leader of the session has ended. If it told the job to end, it
+        # notices the end of the other processes when it looks the next time.
         sampled = self.sampled_at.setdefault(number, now + state["sample_s"])
-        left = session(shell.pid)
-        if left and job.get("kill_at"):
-            self.left.add(number)
-        if number in self.left and (left or now < sampled):
+        processes = session(shell.pid)
+        if processes and job.get("kill_at"):
+            self.jobs_with_leftovers.add(number)
+        if number in self.jobs_with_leftovers and (processes or now < sampled):
             if now >= sampled:
                 self.sampled_at[number] = now + state["sample_s"]
             return
         signal_session(shell.pid, signal.SIGKILL)
         del self.shells[number], self.sampled_at[number]
-        self.left.discard(number)
+        self.jobs_with_leftovers.discard(number)
         exit_status = status if status >= 0 else 256 - status
         if job.pop("requeue", None):
             job.update(
@@ -224,8 +224,8 @@ def fits(state, job, host) -> bool:
     """
     has = [n["resources"] for n in state["nodes"].values() if n["host"] == host]
     whole = sum(size_kb(r.get("mem", "0kb")) // 1024 * 1024 for r in has)
-    wanted = next((w[4:] for w in job["select"].split(":") if w.startswith("mem=")), "0kb")
-    return job["host"] in ("", host) and size_kb(wanted) <= whole
+    memory = next((w[4:] for w in job["select"].split(":") if w.startswith("mem=")), "0kb")
+    return job["host"] in ("", host) and size_kb(memory) <= whole
 
 
 def size_kb(text: str) -> int:
@@ -251,7 +251,7 @@ def free_hosts(state, now) -> list[str]:
 
 def session(leader: int) -> list[int]:
     """Living processes of a session (proc_pid_stat(5))."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -259,8 +259,8 @@ def session(leader: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[3]) == leader and fields[0] not in "ZX":
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def signal_session(leader: int, number: int) -> None:

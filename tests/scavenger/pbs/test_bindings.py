@@ -35,10 +35,10 @@ def pbs_connect(server):
     ctypes.PyDLL(None).usleep({silent})
     return {connection}
 
-def pbs_statjob(connection, id, wanted, extend):
+def pbs_statjob(connection, id, attributes, extend):
     return stat({jobs})
 
-def pbs_statvnode(connection, id, wanted, extend):
+def pbs_statvnode(connection, id, attributes, extend):
     return stat({nodes})
 
 def pbs_disconnect(connection):
@@ -77,7 +77,7 @@ class FakeIfl(ModuleType):
 
     def __init__(self, nodes, jobs):
         super().__init__("pbs_ifl")
-        self.nodes, self.jobs, self.errno, self.asked, self.open, self.freed = (
+        self.nodes, self.jobs, self.errno, self.queries, self.open, self.freed = (
             nodes,
             jobs,
             0,
@@ -100,12 +100,12 @@ class FakeIfl(ModuleType):
     def pbs_statfree(self, status):
         self.freed += 1
 
-    def _stat(self, what, wanted):
+    def _stat(self, what, attributes):
         names = []
-        while wanted is not None:
-            names.append(wanted.name)
-            wanted = wanted.next
-        self.asked.append(names)
+        while attributes is not None:
+            names.append(attributes.name)
+            attributes = attributes.next
+        self.queries.append(names)
         return chain(
             list(what.items()),
             lambda item: SimpleNamespace(
@@ -113,11 +113,11 @@ class FakeIfl(ModuleType):
             ),
         )
 
-    def pbs_statjob(self, connection, id, wanted, extend):
-        return self._stat(self.jobs, wanted)
+    def pbs_statjob(self, connection, id, attributes, extend):
+        return self._stat(self.jobs, attributes)
 
-    def pbs_statvnode(self, connection, id, wanted, extend):
-        return self._stat(self.nodes, wanted)
+    def pbs_statvnode(self, connection, id, attributes, extend):
+        return self._stat(self.nodes, attributes)
 
 
 NODES = {
@@ -156,10 +156,10 @@ JOBS = {
 
 def test_what_is_asked_and_that_nothing_is_left_open():
     module = FakeIfl(NODES, JOBS)
-    said = ask_pbs_ifl.ask(module, "s", ["job_state"], list(NODE_ATTRIBUTES))
-    assert said["nodes"]["a[0]"]["resources_available"] == {"host": "a", "ncpus": "4"}
-    assert said["jobs"]["2.s"]["estimated"]["exec_vnode"] == "(b:ncpus=2)"
-    assert module.asked == [["job_state"], list(NODE_ATTRIBUTES)], "only what is needed"
+    reply = ask_pbs_ifl.ask(module, "s", ["job_state"], list(NODE_ATTRIBUTES))
+    assert reply["nodes"]["a[0]"]["resources_available"] == {"host": "a", "ncpus": "4"}
+    assert reply["jobs"]["2.s"]["estimated"]["exec_vnode"] == "(b:ncpus=2)"
+    assert module.queries == [["job_state"], list(NODE_ATTRIBUTES)], "only what is needed"
     assert (module.open, module.freed) == (0, 2)
     module.errno = 15010
     with pytest.raises(ask_pbs_ifl.NoAnswer, match="cannot be reached \\(error 15010\\)"):
@@ -176,9 +176,9 @@ def installed(tmp_path):
     def make(nodes=NODES, jobs=JOBS, connection=3, errno=0, silent=0):
         folder = tmp_path / "lib" / "python" / "altair"
         folder.mkdir(parents=True, exist_ok=True)
-        given = {"nodes": nodes, "jobs": jobs, "connection": connection, "errno": errno}
+        values = {"nodes": nodes, "jobs": jobs, "connection": connection, "errno": errno}
         text = IFL
-        for name, value in {**given, "silent": silent}.items():
+        for name, value in {**values, "silent": silent}.items():
             text = text.replace(f"{{{name}}}", repr(value))
         (folder / "pbs_ifl.py").write_text(text)
         return tmp_path
@@ -206,15 +206,15 @@ def test_the_same_values_as_from_the_commands(installed):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"connection": -1, "errno": 15010}, "cannot be reached \\(error 15010\\)"),
         ({"nodes": {}, "jobs": {}}, "names no nodes"),
         ({"jobs": {}, "errno": 15031}, "refused to answer \\(error 15031\\)"),
     ],
 )
-def test_errors_are_sentences(installed, given, words):
-    source = source_for("bindings", commands_of(installed(**given)), "s")
+def test_errors_are_sentences(installed, options, words):
+    source = source_for("bindings", commands_of(installed(**options)), "s")
     with pytest.raises(SchedulerError, match=words):
         source.read("x")
 

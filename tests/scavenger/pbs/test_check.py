@@ -8,6 +8,8 @@ from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import QUEUES
 from tests.scavenger.pbs.pbs_world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pbs(tmp_path_factory):
@@ -35,9 +37,9 @@ def troubles(site, **settings):
 
 
 def test_a_good_site(site):
-    found = site.scavenger(needed_grace_s=7.0).check()
-    assert all(works for works, _ in found), found
-    text = " ".join(sentence for _, sentence in found)
+    findings = site.scavenger(needed_grace_s=7.0).check()
+    assert all(works for works, _ in findings), findings
+    text = " ".join(sentence for _, sentence in findings)
     for words in (
         "PBS 23.06.06",
         "Priority 10",
@@ -90,8 +92,8 @@ def queue(**changes):
 )
 def test_what_would_not_work(site, change, words):
     site.pbs.edit(change)
-    found = troubles(site, needed_grace_s=7.0)
-    assert any(words in sentence for sentence in found), found
+    findings = troubles(site, needed_grace_s=7.0)
+    assert any(words in sentence for sentence in findings), findings
 
 
 @pytest.mark.parametrize(
@@ -107,15 +109,15 @@ def test_what_would_not_work(site, change, words):
 )
 def test_what_works_with_a_warning(site, change, words):
     site.pbs.edit(change)
-    found = site.scavenger().check()
-    assert any(works and words in sentence for works, sentence in found), found
+    findings = site.scavenger().check()
+    assert any(works and words in sentence for works, sentence in findings), findings
 
 
 @pytest.mark.parametrize(
     ("limits", "most", "works", "words"),
     [
         ({"max_run": "[u:PBS_GENERIC=2]"}, 2, False, "allows one user 2 jobs (max_run of queue"),
-        # As qstat's JSON has it: max_queued_res stands behind max_run_res.
+        # As in qstat's JSON: max_queued_res stands behind max_run_res.
         (
             {"max_run_res": {"ncpus": "[u:PBS_GENERIC=8],[o:PBS_ALL=6],[u:PBS_GENERIC=5]"}},
             0,
@@ -129,8 +131,8 @@ def test_what_works_with_a_warning(site, change, words):
 )
 def test_limits_on_a_users_jobs(site, limits, most, works, words):
     site.pbs.edit(queue(**limits))
-    found = site.scavenger(max_leases_per_user=most).check()
-    assert any(worked is works and words in sentence for worked, sentence in found), found
+    findings = site.scavenger(max_leases_per_user=most).check()
+    assert any(worked is works and words in sentence for worked, sentence in findings), findings
 
 
 @pytest.mark.parametrize("limit", ["[o:PBS_ALL=1]", "[g:users=1]", "[u:PBS_GENERIC=4gb]"])
@@ -181,6 +183,6 @@ def test_backfill_mode_needs_no_preemption(site):
 
 def test_the_defaults_do_where_the_scheduler_may_not_be_asked(site):
     site.tools.fails("qmgr", "qmgr: Unauthorized Request")
-    found = site.scavenger().check()
-    assert any("by default" in sentence for _, sentence in found), found
+    findings = site.scavenger().check()
+    assert any("by default" in sentence for _, sentence in findings), findings
     assert QUEUES["expressq"]["Priority"] == 200

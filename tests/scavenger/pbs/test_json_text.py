@@ -61,12 +61,12 @@ def test_sound_json_is_left_as_it_is():
 @given(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=30))
 def test_any_text_on_one_line_comes_back_or_is_refused_in_words(text):
     try:
-        found = decode(
+        value = decode(
             line(f'"{text}"'), Anything, "qstat"
         ).A  # not escaped at all, as old versions print it
     except SchedulerError:
         return
-    assert isinstance(found, str)
+    assert isinstance(value, str)
 
 
 @settings(max_examples=80, deadline=None)

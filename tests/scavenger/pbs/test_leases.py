@@ -13,6 +13,8 @@ from scavenger.pbs.job import PbsLeaseOptions
 from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import PREFIX, names, request, running, states, why, worlds
 
+pytestmark = pytest.mark.slow
+
 NASTY = [
     "a b",
     "$(touch hacked)",
@@ -140,16 +142,16 @@ def test_the_words_of_a_lease(world):
 def test_preempted_leases_leave_in_order_and_take_no_other_along(world, tmp_path, order):
     made = world(hosts=2, preempt_order=order, queues=PATIENT)
     one = made.scavenger()
-    told = tmp_path / "told"
+    mark = tmp_path / "told"
     one.take(
-        [request(1, sys.executable, "-c", LEAVE, str(told))]
+        [request(1, sys.executable, "-c", LEAVE, str(mark))]
     )  # the first is the first to be preempted
     one.take([request(2)])
     made.pbs.until(lambda: (tmp_path / "told.ready").exists(), "the command waits for its signal")
     running(made, one, "l1", "l2")
     main = made.pbs.submit("exit 0")
     made.pbs.until(lambda: made.pbs.jobs()[main]["state"] == "F", "the main job has run")
-    assert told.read_text() == "left in order"
+    assert mark.read_text() == "left in order"
     seen = {}
     made.pbs.until(
         lambda: (
@@ -354,6 +356,8 @@ def test_what_leases_of_other_users_print_is_kept_at_home(world, tmp_path):
     one.poll()
     argv = ("sh", "-c", "echo to stdout; echo to stderr >&2; sleep 600")
     one.take([request(1, *argv, owner="pbsuser")])
-    kept = made.pbs.state_dir / HOME_OUTPUT_DIR / "l1.out"
-    made.pbs.until(lambda: kept.exists() and len(kept.read_text().splitlines()) == 2, "it prints")
-    assert kept.read_text() == "to stdout\nto stderr\n"
+    output = made.pbs.state_dir / HOME_OUTPUT_DIR / "l1.out"
+    made.pbs.until(
+        lambda: output.exists() and len(output.read_text().splitlines()) == 2, "it prints"
+    )
+    assert output.read_text() == "to stdout\nto stderr\n"

@@ -6,6 +6,8 @@ from scavenger.interface import LeaseState, SchedulerError
 from scavenger.pbs import scavenger
 from tests.scavenger.pbs.pbs_world import request, running, states, worlds
 
+pytestmark = pytest.mark.slow
+
 RUN = LeaseState.RUNNING
 
 

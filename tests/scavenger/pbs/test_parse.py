@@ -111,7 +111,7 @@ def job(state="R", substate=42, comment="", runs=1):
 
 
 @pytest.mark.parametrize(
-    ("given", "lease_state", "leaving", "reason", "taken", "lost"),
+    ("raw", "lease_state", "leaving", "reason", "taken", "lost"),
     [
         (job(), "running", False, "", False, ""),
         (job("Q", 10, runs=0), "pending", False, "", False, ""),
@@ -141,15 +141,15 @@ def job(state="R", substate=42, comment="", runs=1):
         (job("F", 92), "ended", False, "it ended", False, ""),
     ],
 )
-def test_states_of_leases(given, lease_state, leaving, reason, taken, lost):
-    lease = lease_of("l1", given, 100.0, 8.0)
+def test_states_of_leases(raw, lease_state, leaving, reason, taken, lost):
+    lease = lease_of("l1", raw, 100.0, 8.0)
     assert (lease.state.value, lease.gone_at, lease.reason) == (
         lease_state,
         108.0 if leaving else None,
         reason,
     )
-    assert is_preempted(given) is taken
-    assert loss_reason(given) == lost or lease_state == "ended"
+    assert is_preempted(raw) is taken
+    assert loss_reason(raw) == lost or lease_state == "ended"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_vnodes_of_a_job():
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("value", "seconds"),
     [
         ("Fri Nov 20 18:07:53 2026", 1795198073.0),
         ("Sun Nov  1 00:00:00 2026", 1793491200.0),
@@ -211,27 +211,27 @@ def test_vnodes_of_a_job():
         (True, None),
     ],
 )
-def test_times(given, seconds):
-    assert read_time(given) == seconds
+def test_times(value, seconds):
+    assert read_time(value) == seconds
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("value", "seconds"),
     [("01:00:00", 3600.0), ("10:30", 630.0), ("90", 90.0), (90, 90.0), ("x", None), ("", None)],
 )
-def test_durations(given, seconds):
-    assert read_duration(given) == seconds
+def test_durations(value, seconds):
+    assert read_duration(value) == seconds
 
 
 def test_reservations_with_wrapped_lines():
-    found = read_reservations(
+    reservations = read_reservations(
         "Resv ID: M5.s\nReserve_Name = m\nreserve_start = Fri Nov 20 21:02:00 2026\nreserve_end "
         "= Fri Nov 20 21:3\n\t2:00 2026\n"
         "resv_nodes = (a[1]:ncpus=2)+(a[2]:ncpu\n\ts=2)\n\nResv ID: S7.s\nreserve_start = "
         "10\nreserve_end = 20\n"
     )
-    assert found["M5.s"].end - found["M5.s"].start == 1800.0
-    assert (found["S7.s"].start, found["S7.s"].end) == (10.0, 20.0)
+    assert reservations["M5.s"].end - reservations["M5.s"].start == 1800.0
+    assert (reservations["S7.s"].start, reservations["S7.s"].end) == (10.0, 20.0)
     assert read_reservations("") == {}
     for damaged in ("pbs_rstat: illegal option", "Resv ID: R1.s\nreserve_start = soon\n"):
         with pytest.raises(SchedulerError, match="pbs_rstat cannot be understood"):
@@ -240,8 +240,8 @@ def test_reservations_with_wrapped_lines():
 
 def facts_of(reservations=None, pending=(), now=100.0, **vnodes):
     nodes = {
-        name: RawNode(resources_available={"host": name.partition("[")[0], "ncpus": 2}, **given)
-        for name, given in vnodes.items()
+        name: RawNode(resources_available={"host": name.partition("[")[0], "ncpus": 2}, **fields)
+        for name, fields in vnodes.items()
     }
     reading = PbsSnapshot(by_host(nodes), pending, {}, reservations or {})
     return node_facts(reading, lambda node: ("q",), {}, now)

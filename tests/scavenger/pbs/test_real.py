@@ -11,6 +11,8 @@ from scavenger.pbs.parse import read_ended, read_jobs, read_nodes, read_reservat
 from scavenger.pbs.state import PbsSnapshot, by_host, node_facts
 from tests.scavenger.pbs.pbs_world import names, request, running, worlds
 
+pytestmark = pytest.mark.slow
+
 LIVE = Path(__file__).parents[4] / "shared" / "pbs" / "live"
 STUBBORN = ("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
 recorded = pytest.mark.skipif(not LIVE.is_dir(), reason="the recordings are not here")
@@ -159,8 +161,8 @@ def test_recorded_json_of_three_jobs_shows_one_and_dsv_all():
 )
 def test_recorded_nodes_tell_who_has_to_leave(nodes, drained, reserved):
     hosts = by_host(read_nodes((LIVE / f"{nodes}.json").read_text()))
-    known = read_reservations((LIVE / "pbs_rstat_f_maintenance.txt").read_text())
+    reservations = read_reservations((LIVE / "pbs_rstat_f_maintenance.txt").read_text())
     now = 1795305692.0
-    facts = node_facts(PbsSnapshot(hosts, [], {}, known), lambda node: (), {}, now)
+    facts = node_facts(PbsSnapshot(hosts, [], {}, reservations), lambda node: (), {}, now)
     assert {name for name, node in facts.items() if node.drained} == drained
     assert {name for name, node in facts.items() if node.reserved} == reserved

@@ -14,6 +14,8 @@ from tests.scavenger.pbs.fake_pbs import PATIENT, QUEUES
 from tests.scavenger.pbs.pbs_world import names, request, running, why, worlds
 from tests.waiting import NEVER_S, PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(tmp_path):
@@ -126,8 +128,8 @@ def test_expected_starts_are_respected_or_used(world):
     careful = made.scavenger()
     polled = careful.poll()
     assert names(polled) == []
-    held = "held for a waiting job, which is expected to start in "
-    minutes = why(polled, "n2")["planned"].partition(held)[2].partition(" min")[0]
+    beginning = "held for a waiting job, which is expected to start in "
+    minutes = why(polled, "n2")["planned"].partition(beginning)[2].partition(" min")[0]
     assert 20 <= int(minutes) <= 30
     one = made.scavenger(backfill=True, time_min_s=300.0, spare_s=60.0)
     assert names(one.poll()) == ["n2"]

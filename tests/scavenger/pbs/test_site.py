@@ -13,9 +13,9 @@ REFUSES = 'echo "qstat: invalid option -- F" >&2; echo "usage: qstat [-f [-1]] [
 
 @pytest.fixture
 def answer(tmp_path):
-    """What is told of a qstat that does not know -F and prints this for --version."""
+    """The error for a qstat that does not know -F and prints this for --version."""
 
-    def told(version: str) -> str:
+    def failure(version: str) -> str:
         tools = FakeTools(tmp_path / "bin", ("qstat", "qmgr"))
         tools.runs("qstat", f'case "$*" in *--version*) {version} exit 0;; *) {REFUSES} esac')
         commands = Commands(CommandPolicy(PATIENCE_S, 1, 0.0), tools.environment)
@@ -23,7 +23,7 @@ def answer(tmp_path):
             ask_site(commands)
         return str(error.value)
 
-    return told
+    return failure
 
 
 @pytest.mark.parametrize(

@@ -23,28 +23,36 @@ USERS = "ann|optics\nbob|arts\ncyd|arts\ndan|lasers\neve|gone\nroot|root\n"
 
 
 def test_parts_multiply_down_the_tree():
-    found = parse_associations(TREE, USERS)
-    assert found.accounts["ann"] == "optics"
-    assert "eve" not in found.accounts, "her account is not there"
+    associations = parse_associations(TREE, USERS)
+    assert associations.accounts["ann"] == "optics"
+    assert "eve" not in associations.accounts, "her account is not there"
     # The user root has a share of the root as well: 10, 30 and 1.
-    assert found.account_shares == pytest.approx(
+    assert associations.account_shares == pytest.approx(
         {"arts": 10 / 41, "physics": 30 / 41, "lasers": 30 / 41 / 4, "optics": 30 / 41 * 3 / 4}
     )
-    assert found.user_shares["bob"] == found.user_shares["cyd"] == pytest.approx(5 / 41)
-    assert found.user_shares["dan"] == pytest.approx(30 / 41 / 4), "by way of the default account"
-    assert found.user_shares["ann"] == pytest.approx(30 / 41 * 3 / 4 / 4)
+    assert (
+        associations.user_shares["bob"] == associations.user_shares["cyd"] == pytest.approx(5 / 41)
+    )
+    assert associations.user_shares["dan"] == pytest.approx(30 / 41 / 4), (
+        "by way of the default account"
+    )
+    assert associations.user_shares["ann"] == pytest.approx(30 / 41 * 3 / 4 / 4)
 
 
 def test_nothing_comes_of_nothing():
-    found = parse_associations("", "")
-    assert (found.accounts, found.account_shares, found.user_shares) == ({}, {}, {})
+    associations = parse_associations("", "")
+    assert (associations.accounts, associations.account_shares, associations.user_shares) == (
+        {},
+        {},
+        {},
+    )
 
 
 def test_a_tree_that_is_no_tree_does_not_hang():
-    found = parse_associations("a|b||1|\nb|a||1|\na||ann|1|\n", "ann|a\n")
-    assert found.accounts == {"ann": "a"}
+    associations = parse_associations("a|b||1|\nb|a||1|\na||ann|1|\n", "ann|a\n")
+    assert associations.accounts == {"ann": "a"}
 
 
 def test_names_with_capitals_are_those_that_slurm_has_in_lower_case():
-    found = Associations(accounts={"ann": "lab"})
-    assert [found.account(name) for name in ("ann", "Ann", "bob")] == ["lab", "lab", ""]
+    associations = Associations(accounts={"ann": "lab"})
+    assert [associations.account(name) for name in ("ann", "Ann", "bob")] == ["lab", "lab", ""]

@@ -194,8 +194,8 @@ def test_only_a_pyslurm_of_slurms_version_is_taken(module, monkeypatch, installe
 
 def test_without_pyslurm_the_commands_are_taken(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyslurm", None)
-    found, why = load_module((24, 11))
-    assert found is None
+    module, why = load_module((24, 11))
+    assert module is None
     assert "cannot be imported" in why
     monkeypatch.delitem(sys.modules, "pyslurm")
     assert isinstance(source_for("auto", Commands(), (24, 11)), SlurmCommandSource)

@@ -24,9 +24,9 @@ def troubles(slurm, **settings):
 
 
 def test_a_good_site(slurm):
-    found = slurm.scavenger(needed_grace_s=9.0).check()
-    assert all(works for works, _ in found), found
-    text = " ".join(sentence for _, sentence in found)
+    findings = slurm.scavenger(needed_grace_s=9.0).check()
+    assert all(works for works, _ in findings), findings
+    text = " ".join(sentence for _, sentence in findings)
     for words in (
         "Slurm 22.05",
         "8 nodes",
@@ -63,21 +63,23 @@ def test_what_would_not_work(slurm, config, partitions, words):
     slurm.file(
         "partitions", world.PARTITIONS.replace(*partitions) if partitions else world.PARTITIONS
     )
-    found = troubles(slurm, needed_grace_s=9.0)
-    assert any(words in sentence for sentence in found), found
+    findings = troubles(slurm, needed_grace_s=9.0)
+    assert any(words in sentence for sentence in findings), findings
 
 
 def test_gpus_that_leases_leave_unused(slurm):
     slurm.tools.answers(
         "sinfo", world.sinfo("preemptable|up|idle|(null)|gpu:a100:4(S:0-1)|n[1-8]|none")
     )
-    for lease, told in (
+    for lease, expected in (
         ({}, True),
         ({"gres": "gpu:4"}, False),
         ({"options": ("--gpus-per-node=4",)}, False),
     ):
-        found = slurm.scavenger(lease=SlurmLeaseOptions(partition="preemptable", **lease)).check()
-        assert any("gpu:a100:4" in sentence for _, sentence in found) is told
+        findings = slurm.scavenger(
+            lease=SlurmLeaseOptions(partition="preemptable", **lease)
+        ).check()
+        assert any("gpu:a100:4" in sentence for _, sentence in findings) is expected
 
 
 def test_a_refused_submission_is_told_in_slurms_words(slurm):
@@ -118,8 +120,8 @@ def test_preemption_by_qos(slurm, tmp_path, printed, words):
     sacctmgr = slurm.tools.root / "sacctmgr"
     sacctmgr.write_text(f"#!/bin/sh\ncat <<E\n{printed}E\n")
     sacctmgr.chmod(0o755)
-    found = troubles(slurm, lease=SlurmLeaseOptions(qos="scavenge"))
-    assert (found == []) if not words else (words in found[0]), found
+    findings = troubles(slurm, lease=SlurmLeaseOptions(qos="scavenge"))
+    assert (findings == []) if not words else (words in findings[0]), findings
 
 
 def test_backfill_mode_needs_no_preemption(slurm):
@@ -129,9 +131,9 @@ def test_backfill_mode_needs_no_preemption(slurm):
         "PrivateData             = none", "PrivateData = jobs"
     )
     slurm.file("config", other)
-    found = troubles(slurm, backfill=True)
-    assert "needs SchedulerType=sched/backfill" in found[0]
-    assert "operator's account" in found[1]
+    findings = troubles(slurm, backfill=True)
+    assert "needs SchedulerType=sched/backfill" in findings[0]
+    assert "operator's account" in findings[1]
 
 
 def test_a_damaged_batch_script_is_found(slurm):
@@ -145,8 +147,8 @@ def test_a_poll_that_would_fail_is_told(slurm, lease):
     """PrivateData=nodes: sinfo shows nothing to a user who is no operator."""
     slurm.tools.answers("sinfo", "")
     slurm.file("config", f"{world.CONFIG}\nPrivateData = nodes,usage\n")
-    found = troubles(slurm, lease=SlurmLeaseOptions(partition="preemptable", **lease))
-    assert any("The polls of the daemon fail: " in s and "PrivateData=nodes" in s for s in found)
+    findings = troubles(slurm, lease=SlurmLeaseOptions(partition="preemptable", **lease))
+    assert any("The polls of the daemon fail: " in s and "PrivateData=nodes" in s for s in findings)
 
 
 @pytest.mark.parametrize(
@@ -159,5 +161,5 @@ def test_reservations_that_are_hidden_are_told_to_who_is_no_operator(
     more = f"\nPrivateData = reservations\nSlurmUser = {slurm_user}(64030)\n"
     slurm.file("config", world.CONFIG + more)
     slurm.tools.answers("sacctmgr", f"{level}\n")
-    found = troubles(slurm)
-    assert any("maintenance would not be seen" in sentence for sentence in found) is not works
+    findings = troubles(slurm)
+    assert any("maintenance would not be seen" in sentence for sentence in findings) is not works

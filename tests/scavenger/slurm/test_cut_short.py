@@ -73,9 +73,9 @@ def test_a_damaged_list_of_nodes_is_the_schedulers_error():
         read_steps("12.0|n[1-\n")
 
 
-class Told(Commands):
-    """Answers as it was told to, and runs nothing. ``cut``: what of squeue's usual answer; all of
-    it where it is asked for certain jobs.
+class ScriptedCommands(Commands):
+    """Answers from its attributes and runs nothing. ``cut``: how many characters of squeue's answer
+    it gives; a query for certain jobs gets all of it.
     """
 
     def __init__(self):
@@ -89,8 +89,8 @@ class Told(Commands):
     def run(self, argv, **_):
         text = {"squeue": self.queue, "sinfo": self.nodes, "sdiag": ""}.get(argv[0])
         if text is None:
-            said = {"config": world.CONFIG, "partition": world.PARTITIONS}
-            text = said.get(argv[2], "No reservations in the system\n")
+            texts = {"config": world.CONFIG, "partition": world.PARTITIONS}
+            text = texts.get(argv[2], "No reservations in the system\n")
         status, complaint = 0, ""
         if "-j" in argv:
             ids = argv[argv.index("-j") + 1].split(",")
@@ -107,14 +107,14 @@ class Told(Commands):
 
 @pytest.fixture
 def slurm():
-    """What answers, and a scavenger that has seen two leases run."""
-    told = Told()
-    told.queue = OTHERS + OURS
+    """The commands, and a scavenger that has seen two leases run."""
+    commands = ScriptedCommands()
+    commands.queue = OTHERS + OURS
     lease = SlurmLeaseOptions(partition="preemptable")
     settings = BatchSettings(tag="t", template=TEMPLATE, user="me", lease=lease)
-    made = SlurmScavenger(settings, told, memory=GapMemory(), clock=lambda: 100_000.0)
+    made = SlurmScavenger(settings, commands, memory=GapMemory(), clock=lambda: 100_000.0)
     assert states(made) == {"l1": RUN, "l12": RUN}
-    return told, made
+    return commands, made
 
 
 def states(made):
@@ -123,63 +123,63 @@ def states(made):
 
 @pytest.mark.parametrize("queue", [OTHERS + OURS, OURS + OTHERS], ids=["ours last", "ours first"])
 def test_no_half_answer_of_squeue_ends_a_lease(slurm, queue):
-    told, made = slurm
-    told.queue = queue
-    for told.cut in range(len(queue)):
+    commands, made = slurm
+    commands.queue = queue
+    for commands.cut in range(len(queue)):
         try:
-            assert states(made) == {"l1": RUN, "l12": RUN}, queue[: told.cut]
+            assert states(made) == {"l1": RUN, "l12": RUN}, queue[: commands.cut]
         except SchedulerError:
             pass
-    told.cut = None
+    commands.cut = None
     assert states(made) == {"l1": RUN, "l12": RUN}
     assert made.ledger.given_up == {}
 
 
 def test_no_half_answer_of_sinfo_ends_a_lease_or_adds_a_gap(slurm):
-    told, made = slurm
+    commands, made = slurm
     whole = {gap.node for gap in made.poll().gaps}
     for at in range(len(NODES)):
-        told.nodes = NODES[:at]
+        commands.nodes = NODES[:at]
         try:
-            found = made.poll()
+            poll = made.poll()
         except SchedulerError:
             continue
-        assert {lease.id: lease.state for lease in found.leases} == {"l1": RUN, "l12": RUN}
-        assert {gap.node for gap in found.gaps} <= whole
+        assert {lease.id: lease.state for lease in poll.leases} == {"l1": RUN, "l12": RUN}
+        assert {gap.node for gap in poll.gaps} <= whole
 
 
 @pytest.mark.parametrize("invalid", [False, True])
 def test_a_lease_that_slurm_does_not_know_any_more_is_gone(slurm, invalid):
-    told, made = slurm
-    told.invalid = invalid
-    told.queue = OTHERS + OURS.partition("\n")[0] + "\n"
+    commands, made = slurm
+    commands.invalid = invalid
+    commands.queue = OTHERS + OURS.partition("\n")[0] + "\n"
     assert states(made) == {"l1": RUN}
-    assert told.asked_of == ["8"]
+    assert commands.asked_of == ["8"]
     assert states(made) == {"l1": RUN}
-    assert told.asked_of == ["8"], "it is asked for once"
+    assert commands.asked_of == ["8"], "it is asked for once"
 
 
 def test_a_job_that_goes_by_another_name_is_none_of_ours(slurm):
-    told, made = slurm
-    told.queue = OTHERS + OURS.replace(f"{PREFIX}l12", "renamed")
+    commands, made = slurm
+    commands.queue = OTHERS + OURS.replace(f"{PREFIX}l12", "renamed")
     assert states(made) == {"l1": RUN}
 
 
 def test_where_slurm_does_not_say_nothing_changes(slurm, monkeypatch):
-    told, made = slurm
-    usual = told.run
+    commands, made = slurm
+    usual = commands.run
 
     def run(argv, **more):
         result = usual(argv, **more)
         broken = CommandResult(tuple(argv), 1, "", "Unable to contact slurm controller", 0.0)
         return broken if "-j" in argv else result
 
-    monkeypatch.setattr(told, "run", run)
-    told.cut = 0
+    monkeypatch.setattr(commands, "run", run)
+    commands.cut = 0
     with pytest.raises(SchedulerError, match="Unable to contact"):
         made.poll()
-    monkeypatch.setattr(told, "run", usual)
-    told.cut = None
+    monkeypatch.setattr(commands, "run", usual)
+    commands.cut = None
     assert states(made) == {"l1": RUN, "l12": RUN}
 
 
@@ -195,13 +195,13 @@ def test_where_slurm_does_not_say_nothing_changes(slurm, monkeypatch):
     ],
 )
 def test_garbage_that_ends_well_changes_nothing(slurm, garbage):
-    told, made = slurm
+    commands, made = slurm
     for name in ("queue", "nodes"):
-        kept = getattr(told, name)
-        setattr(told, name, garbage)
+        text = getattr(commands, name)
+        setattr(commands, name, garbage)
         try:
             assert states(made) == {"l1": RUN, "l12": RUN}
         except SchedulerError:
             pass
-        setattr(told, name, kept)
+        setattr(commands, name, text)
         assert states(made) == {"l1": RUN, "l12": RUN}

@@ -72,18 +72,22 @@ OFF = {"start": NOW + 31, "planned": "(null)", "reason": "BeginTime"}
 def test_the_components_of_a_heterogeneous_job_are_one_job(one, two, before, nodes):
     """As a real Slurm 22.05 shows them while it collects nodes."""
     parts = waiting("4+0", 1, **one) + waiting("4+1", 2, **two)
-    found = due_jobs(parts, SITE, "preemptable", NOW, before)
-    assert [job.nodes for job in found] == ([] if nodes is None else [nodes])
-    if found:
-        assert found[0].id == "4"
-        assert kept(found, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n2", "n3"]
+    jobs = due_jobs(parts, SITE, "preemptable", NOW, before)
+    assert [job.nodes for job in jobs] == ([] if nodes is None else [nodes])
+    if jobs:
+        assert jobs[0].id == "4"
+        assert nodes_on_hold(jobs, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == [
+            "n1",
+            "n2",
+            "n3",
+        ]
 
 
 def test_a_job_that_was_due_and_is_put_off_keeps_its_nodes():
     put_off = waiting(7, 2, **OFF)
     assert due_jobs(put_off, SITE, "preemptable", NOW) == []
-    found = due_jobs(put_off, SITE, "preemptable", NOW, ("7",))
-    assert kept(found, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n2"]
+    jobs = due_jobs(put_off, SITE, "preemptable", NOW, ("7",))
+    assert nodes_on_hold(jobs, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n2"]
 
 
 @pytest.mark.parametrize(
@@ -103,15 +107,15 @@ def test_a_job_that_was_due_and_is_put_off_keeps_its_nodes():
 )
 def test_a_task_of_an_array_that_is_put_off_keeps_its_nodes(before, now_called, is_due):
     """Before, it was one of those that Slurm shows in one line."""
-    found = due_jobs(waiting(now_called, 2, **OFF), SITE, "preemptable", NOW, (before,))
-    assert [job.id for job in found] == ([now_called] if is_due else [])
+    jobs = due_jobs(waiting(now_called, 2, **OFF), SITE, "preemptable", NOW, (before,))
+    assert [job.id for job in jobs] == ([now_called] if is_due else [])
 
 
 def test_each_task_of_an_array_that_slurm_shows_alone_needs_nodes_of_its_own():
     tasks = waiting("7_0", 2) + waiting("7_1", 2) + waiting("7_[2-3]", 2)
-    found = due_jobs(tasks, SITE, "preemptable", NOW)
-    assert [(job.id, job.nodes) for job in found] == [("7_0", 2), ("7_1", 2), ("7_[2-3]", 2)]
-    assert len(kept(found, facts(idle="n[1-8]"), {})) == 8  # a line stands for two
+    jobs = due_jobs(tasks, SITE, "preemptable", NOW)
+    assert [(job.id, job.nodes) for job in jobs] == [("7_0", 2), ("7_1", 2), ("7_[2-3]", 2)]
+    assert len(nodes_on_hold(jobs, facts(idle="n[1-8]"), {})) == 8  # a line stands for two
 
 
 @pytest.mark.parametrize(
@@ -135,16 +139,16 @@ def test_how_many_tasks_a_line_stands_for(name, tasks):
 def test_slurm_takes_nodes_back_for_several_tasks_of_an_array_at_once():
     """Seen with 22.05: four leases preempted for two tasks of two nodes, in one line of squeue."""
     array = due(waiting("5_[0-1]", 2, planned="n[3-4]"))
-    assert kept(array, facts(idle="n[1-8]"), {}) == ["n1", "n2", "n3", "n4"]
-    assert kept(array, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n3"]
-    assert kept(array, facts(idle="n[1,3-4]", allocated="n2"), {"l2": "n2"}) == [
+    assert nodes_on_hold(array, facts(idle="n[1-8]"), {}) == ["n1", "n2", "n3", "n4"]
+    assert nodes_on_hold(array, facts(idle="n[1-3]", allocated="n[4-8]"), {}) == ["n1", "n3"]
+    assert nodes_on_hold(array, facts(idle="n[1,3-4]", allocated="n2"), {"l2": "n2"}) == [
         "n1",
         "n3",
         "n4",
     ], "the fourth, a lease, is just being preempted"
     leases = {"l3": "n3", "l4": "n4", "l5": "n5"}
-    found = claims(array, facts(idle="n1", allocated="n[2-8]"), leases, ())
-    assert (sorted(found.node_holds), found.needed_leases) == (["n1"], {"5_[0-1]": ["l3"]}), (
+    result = claims(array, facts(idle="n1", allocated="n[2-8]"), leases, ())
+    assert (sorted(result.node_holds), result.needed_leases) == (["n1"], {"5_[0-1]": ["l3"]}), (
         "leases leave for the first task only: for the others Slurm preempts them"
     )
 
@@ -170,8 +174,8 @@ def test_the_queue_of_a_real_slurm():
         (first, ["13"]),
         (max(filter(None, at.values())), ["12", "13"]),
     ):
-        found = due_jobs(pending, SITE, "preemptable", now)
-        assert sorted(job.id for job in found) == ids
+        jobs = due_jobs(pending, SITE, "preemptable", now)
+        assert sorted(job.id for job in jobs) == ids
 
 
 def test_where_qos_decide_the_partition_does_not():
@@ -183,7 +187,7 @@ def lacked(jobs, nodes, leases, leaving=()):
     return claims(jobs, nodes, leases, leaving).needed_leases
 
 
-def kept(jobs, nodes, leases, leaving=()):
+def nodes_on_hold(jobs, nodes, leases, leaving=()):
     return sorted(claims(jobs, nodes, leases, leaving).node_holds)
 
 
@@ -201,19 +205,21 @@ def test_a_job_lacks_what_idle_and_leaving_nodes_do_not_give():
 def test_as_many_idle_nodes_are_left_alone_as_the_job_still_needs():
     nodes = facts(idle="n[1-6]", allocated="n[7-8]")
     leases = {"l7": "n7", "l8": "n8"}
-    assert kept(due(waiting(count=4, planned="n[5-8]")), nodes, leases) == [
+    assert nodes_on_hold(due(waiting(count=4, planned="n[5-8]")), nodes, leases) == [
         "n1",
         "n2",
         "n5",
         "n6",
     ], "planned ones first"
-    assert kept(due(waiting(count=4, planned="n[5-8]")), nodes, leases, ("l7", "l8")) == [
+    assert nodes_on_hold(due(waiting(count=4, planned="n[5-8]")), nodes, leases, ("l7", "l8")) == [
         "n5",
         "n6",
     ]
-    assert kept(due(waiting(count=1, planned="n[1-3]")), nodes, leases) == ["n1", "n2", "n3"], (
-        "it counts tasks, not nodes"
-    )
+    assert nodes_on_hold(due(waiting(count=1, planned="n[1-3]")), nodes, leases) == [
+        "n1",
+        "n2",
+        "n3",
+    ], "it counts tasks, not nodes"
     [sentence, *_] = claims(due(waiting(count=4)), nodes, leases, ()).node_holds.values()
     assert sentence == "Slurm is about to start job 1, which needs 4 nodes"
 
@@ -228,8 +234,8 @@ def test_a_job_counts_on_nodes_of_leaving_leases_first_and_on_no_more_than_it_ne
 
 def test_completing_nodes_count_as_open():
     nodes = facts(idle="n1", completing="n[2-3]", allocated="n[4-8]")
-    found = claims(due(waiting(count=3)), nodes, {f"l{i}": f"n{i}" for i in range(4, 9)}, ())
-    assert (sorted(found.node_holds), found.needed_leases) == (["n1"], {})
+    result = claims(due(waiting(count=3)), nodes, {f"l{i}": f"n{i}" for i in range(4, 9)}, ())
+    assert (sorted(result.node_holds), result.needed_leases) == (["n1"], {})
 
 
 def test_leases_on_planned_nodes_go_first():
@@ -251,8 +257,8 @@ def test_nothing_is_given_up_or_kept_for_a_job_that_could_not_start_even_so():
 def test_several_jobs_share_what_there_is():
     nodes = facts(idle="n[1-3]", allocated="n[4-8]")
     leases = {f"l{i}": f"n{i}" for i in range(4, 9)}
-    found = lacked(due(waiting(1, 2), waiting(2, 3), waiting(3, 4)), nodes, leases)
-    assert found == {"2": ["l4", "l5"]}, (
+    needed_leases = lacked(due(waiting(1, 2), waiting(2, 3), waiting(3, 4)), nodes, leases)
+    assert needed_leases == {"2": ["l4", "l5"]}, (
         "the first takes two idle nodes, the second one and two leases; for the third too few "
         "are left"
     )
@@ -276,11 +282,11 @@ def test_claims_never_exceed_what_there_is(idle, others, going, wants):
     nodes = facts(**{state: names for state, names in states.items() if names})
     leases = {f"l{i}": f"n{i}" for i in set(range(1, 9)) - idle - others}
     leaving = {f"l{i}" for i in going} & leases.keys()
-    found = claims(
+    result = claims(
         due(*(waiting(n, count) for n, count in enumerate(wants))), nodes, leases, leaving
     )
-    given_up = [lease for some in found.needed_leases.values() for lease in some]
+    given_up = [lease for some in result.needed_leases.values() for lease in some]
     assert len(set(given_up)) == len(given_up)
     assert set(given_up) <= leases.keys() - leaving
-    assert found.node_holds.keys() <= {f"n{i}" for i in idle}
-    assert len(given_up) + len(found.node_holds) <= sum(wants)
+    assert result.node_holds.keys() <= {f"n{i}" for i in idle}
+    assert len(given_up) + len(result.node_holds) <= sum(wants)

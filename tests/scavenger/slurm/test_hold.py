@@ -8,7 +8,7 @@ def job(state, end, node="n1"):
 
 
 class Watch:
-    """A hold of 5 s; ``n1`` is idle unless said otherwise."""
+    """A hold of 5 s; ``n1`` is idle unless a test sets another state."""
 
     def __init__(self):
         self.hold = Hold()
@@ -28,12 +28,12 @@ def test_a_lease_whose_end_is_brought_forward_holds_all_others():
 
 
 def test_the_hold_ends_when_the_job_is_seen_or_has_the_node():
-    for found in ({"due": {"n1"}}, {"state": "allocated"}):
+    for sign in ({"due": {"n1"}}, {"state": "allocated"}):
         watch = Watch()
         watch.look(100.0, "allocated", l1=job("RUNNING", 10_000.0))
         assert watch.look(101.0, "allocated", l1=job("RUNNING", 111.0))
         assert watch.look(102.0, "completing", l1=job("COMPLETED", 102.0))
-        assert watch.look(103.0, **found, l1=job("COMPLETED", 102.0)) == ""
+        assert watch.look(103.0, **sign, l1=job("COMPLETED", 102.0)) == ""
         assert watch.look(104.0, l1=job("COMPLETED", 102.0)) == "", "a sign counts once"
 
 

@@ -38,10 +38,10 @@ def submit(step=False, output=None, time_min_s=None, **options):
 def test_any_arguments_and_variables_arrive_unchanged(words, value):
     script = batch_script(TEMPLATE, [sys.executable, "-c", PRINT, *words], {"A": value}, step=False)
     assert b"\r\n" not in script, "sbatch refuses such a script"
-    said = subprocess.run(
+    result = subprocess.run(
         ["/bin/sh", "-s"], input=script, capture_output=True, env={"LC_ALL": "C.UTF-8"}, check=True
     )
-    assert said.stdout.decode().strip() == ascii([words, value])
+    assert result.stdout.decode().strip() == ascii([words, value])
 
 
 @pytest.mark.parametrize("home", ["home", "no such place", "a file", "unset"])
@@ -56,9 +56,9 @@ def test_what_a_lease_of_another_user_prints_is_kept_at_home_where_that_can_be(t
         del environment["HOME"]
     made = subprocess.run(["/bin/sh", "-s"], input=script, capture_output=True, env=environment)
     assert made.returncode == 7
-    kept = tmp_path / "home" / HOME_OUTPUT_DIR / "l1.out"
+    output = tmp_path / "home" / HOME_OUTPUT_DIR / "l1.out"
     if home == "home":
-        assert (kept.read_text(), made.stdout, made.stderr) == (" out\nerr\n", b"", b"")
+        assert (output.read_text(), made.stdout, made.stderr) == (" out\nerr\n", b"", b"")
     else:
         assert (made.stdout, made.stderr) == (b" out\n", b"err\n")
 
@@ -187,17 +187,17 @@ def test_an_array_and_a_block_ask_for_some_of_the_nodes_of_their_leases():
 @pytest.mark.parametrize("node", ["n1", "n2", "n9"])
 def test_a_task_of_an_array_is_the_lease_of_its_node(node):
     settings, pack = shared("array")
-    said = subprocess.run(
+    result = subprocess.run(
         ["/bin/sh", "-s"],
         input=shared_script(settings, pack, step=False),
         capture_output=True,
         env={"LC_ALL": "C.UTF-8", "SLURMD_NODENAME": node},
     )
     if node == "n9":
-        assert (said.returncode, said.stdout) == (1, b"")
-        assert said.stderr == b"No lease is for n9.\n"
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert result.stderr == b"No lease is for n9.\n"
     else:
-        assert said.stdout.decode().strip() == ascii([[f"it's l{node[1]}"], f"a\n{node[1]}"])
+        assert result.stdout.decode().strip() == ascii([[f"it's l{node[1]}"], f"a\n{node[1]}"])
 
 
 SRUN = """#!/bin/sh
@@ -217,7 +217,7 @@ def test_a_block_starts_the_agent_of_each_node_that_it_has(tmp_path, cpus, count
     for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\nprintf 'n1\\nn3\\nn4\\n'\n"}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    said = subprocess.run(
+    result = subprocess.run(
         ["/bin/sh", "-s"],
         input=shared_script(settings, pack, step=True),
         capture_output=True,
@@ -229,12 +229,12 @@ def test_a_block_starts_the_agent_of_each_node_that_it_has(tmp_path, cpus, count
             "SLURM_JOB_CPUS_PER_NODE": cpus,
         },
     )
-    found = [
+    expected = [
         f"{node} has {count}: {node} l{node[1]} $(id) "
         + ascii([[f"it's l{node[1]}"], f"a\n{node[1]}"])
         for node, count in zip(("n1", "n3", "n4"), counts, strict=True)
     ]
-    assert sorted(said.stdout.decode().splitlines()) == found
+    assert sorted(result.stdout.decode().splitlines()) == expected
 
 
 @pytest.mark.parametrize("shape", ["array", "block"])
@@ -249,7 +249,7 @@ def test_keys_stand_in_no_command_line_and_each_agent_has_its_own_alone(tmp_path
     }.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    said = subprocess.run(
+    result = subprocess.run(
         ["/bin/sh", "-s"],
         input=shared_script(settings, pack, step=True),
         capture_output=True,
@@ -261,10 +261,10 @@ def test_keys_stand_in_no_command_line_and_each_agent_has_its_own_alone(tmp_path
             "SLURM_JOB_CPUS_PER_NODE": "4",
         },
     )
-    lines = said.stdout.decode().splitlines()
+    lines = result.stdout.decode().splitlines()
     assert [line for line in lines if line.startswith("argv ")]
     assert not [line for line in lines if line.startswith("argv ") and "secret" in line]
-    assert b"secret" not in said.stderr
+    assert b"secret" not in result.stderr
     if shape == "block":
         assert [line for line in lines if "secret" in line] == ["KEY=secret-l1"]
 

@@ -54,12 +54,12 @@ def answer(reason, *, user="me", account="phys", count=1, owner="me", **options)
 def test_leases_that_count_against_the_limit_leave_as_many_as_the_job_has_nodes(
     reason, more, leave
 ):
-    found = answer(reason, **more)
-    assert found.needed_leases == ({"1": leave} if leave else {})
+    result = answer(reason, **more)
+    assert result.needed_leases == ({"1": leave} if leave else {})
 
 
 @pytest.mark.parametrize(
-    ("more", "held"),
+    ("more", "expected"),
     [
         ({}, True),
         ({"user": "bob"}, False),  # of which account our leases will be is not known
@@ -67,14 +67,14 @@ def test_leases_that_count_against_the_limit_leave_as_many_as_the_job_has_nodes(
         ({"owner": ""}, False),
     ],
 )
-def test_no_lease_is_asked_for_while_a_job_waits_at_its_limit(more, held):
+def test_no_lease_is_asked_for_while_a_job_waits_at_its_limit(more, expected):
     account = {"account": more.pop("options")} if "options" in more else {}
     line = world.job(
         "PENDING", 1, "big", account="phys", reason="AssocGrpNodeLimit", user=more.get("user", "me")
     )
     jobs = read_jobs(line, "MARK", PREFIX)
-    found = at_limit(jobs.pending, {}, SlurmLeaseOptions(**account), more.get("owner", "me"))
-    assert bool(found.hold) is held
+    result = at_limit(jobs.pending, {}, SlurmLeaseOptions(**account), more.get("owner", "me"))
+    assert bool(result.hold) is expected
 
 
 class Queue:
@@ -93,10 +93,10 @@ class Queue:
         )
         jobs = read_jobs(lines, "MARK", PREFIX)
         own = {job.name[len(PREFIX) :]: job for job in jobs.ours}
-        found = self.watch.look(
+        result = self.watch.look(
             jobs.pending, own, SlurmLeaseOptions(account="phys"), "me", float(now)
         )
-        return bool(found.hold), found.needed_leases
+        return bool(result.hold), result.needed_leases
 
 
 def test_a_job_that_gets_no_further_although_leases_left_holds_them_off_for_a_while_only():
@@ -153,7 +153,7 @@ def test_leases_are_told_to_leave_once_the_job_has_waited_for_a_moment(tmp_path)
     slurm.now += 3
     polled = one.poll()
     assert slurm.tools.calls("scancel") == ["scancel --signal=TERM --batch 9"]
-    assert [found.reason for found in polled.leases] == [
+    assert [polled_lease.reason for polled_lease in polled.leases] == [
         "job 4 waits at a limit against which it counts"
     ]
     slurm.queue(lease)
@@ -174,8 +174,8 @@ def test_leases_are_told_to_leave_once_the_job_has_waited_for_a_moment(tmp_path)
     ],
 )
 def test_what_check_says_of_a_limit(ours, works, words):
-    [(found, sentence)] = job_limit("Slurm", "MaxJobs of x", 50, ours, "scheduler.slurm")
-    assert (found, words in sentence) == (works, True), sentence
+    [(ok, sentence)] = job_limit("Slurm", "MaxJobs of x", 50, ours, "scheduler.slurm")
+    assert (ok, words in sentence) == (works, True), sentence
 
 
 ASSOC = """\
@@ -195,24 +195,28 @@ def test_check_reads_the_limits_of_the_association(tmp_path):
     )
     slurm.file("assoc", ASSOC)
     one = slurm.scavenger(max_leases_per_user=40)
-    found = {
+    findings = {
         sentence: works
         for works, sentence in one.check()
         if "limit" in sentence or "allows" in sentence
     }
     assert [
-        works for sentence, works in found.items() if "MaxJobs of the association of me" in sentence
+        works
+        for sentence, works in findings.items()
+        if "MaxJobs of the association of me" in sentence
     ] == [False]
     assert [
-        works for sentence, works in found.items() if "MaxSubmitJobs of the association" in sentence
+        works
+        for sentence, works in findings.items()
+        if "MaxSubmitJobs of the association" in sentence
     ] == [True]
-    [shared] = [s for s in found if "limits of account phys (GrpJobs=200, GrpTRES=node=10)" in s]
-    assert found[shared] is False
+    [shared] = [s for s in findings if "limits of account phys (GrpJobs=200, GrpTRES=node=10)" in s]
+    assert findings[shared] is False
     assert "leave_at_limits = true" in shared
     options = SlurmLeaseOptions(partition="preemptable", qos="low", leave_at_limits=True)
-    found = {s: w for w, s in slurm.scavenger(lease=options, max_leases_per_user=2).check()}
-    assert [w for s, w in found.items() if "MaxSubmitJobsPerUser of QOS low" in s] == [True]
-    assert [w for s, w in found.items() if "they leave for its jobs" in s] == [True]
+    findings = {s: w for w, s in slurm.scavenger(lease=options, max_leases_per_user=2).check()}
+    assert [w for s, w in findings.items() if "MaxSubmitJobsPerUser of QOS low" in s] == [True]
+    assert [w for s, w in findings.items() if "they leave for its jobs" in s] == [True]
 
 
 QOS = """\
@@ -232,10 +236,10 @@ def test_check_reads_what_the_qos_of_leases_and_of_their_partitions_allow(tmp_pa
     )
     slurm.file("qos", QOS)
     options = SlurmLeaseOptions(partition="preemptable", qos="low")
-    found = {s: works for works, s in slurm.scavenger(lease=options).check() if "QOS" in s}
+    findings = {s: works for works, s in slurm.scavenger(lease=options).check() if "QOS" in s}
     for words, expected in (
         ("Leases have cpu=64,node=4 at most (MaxTRESPerUser of QOS low)", True),
         ("MaxTRES of QOS low is node=0, so that no lease can start", False),
         ("Leases have 5 jobs at most (GrpJobs of QOS part)", True),
     ):
-        assert [works for s, works in found.items() if words in s] == [expected], found
+        assert [works for s, works in findings.items() if words in s] == [expected], findings

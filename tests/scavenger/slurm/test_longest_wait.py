@@ -48,14 +48,14 @@ def test_check_says_the_number_and_refuses_what_keeps_leases(tmp_path):
     slurm.tools.runs(
         "sbatch", 'case "$*" in *--test-only*) [ -f "$here/sbatch.mode" ] || exit 0;; esac'
     )
-    said = [s for works, s in slurm.scavenger().check() if works and "at the longest" in s]
-    assert said == [
+    sentences = [s for works, s in slurm.scavenger().check() if works and "at the longest" in s]
+    assert sentences == [
         "A job waits 17 s for a lease at the longest: 10 s of grace, 5 s of KillWait for a lease "
         "that does not end by itself, 2 s until Slurm looks again."
     ]
     slurm.file("config", world.CONFIG + EXEMPT)
-    (said,) = [s for works, s in slurm.scavenger().check() if not works]
-    assert said.startswith(
+    (sentence,) = [s for works, s in slurm.scavenger().check() if not works]
+    assert sentence.startswith(
         "A job may wait 107 s for a lease: in its first 90 s Slurm preempts none"
     )
-    assert "(PreemptExemptTime)" in said
+    assert "(PreemptExemptTime)" in sentence

@@ -18,12 +18,12 @@ def job(state, number, nodes="", name="l1-3", batch=""):
 
 def apart(*jobs):
     """Lease → (state, node, the node it asked for, what ends with it)."""
-    found = {}
+    by_lease = {}
     for one in split_by_lease(jobs, PREFIX, lambda lease: NODES.get(lease, ""), {"me"}):
         lease = one.name[len(PREFIX) :]
-        assert lease not in found, "one job for each lease"
-        found[lease] = (one.state, one.node_list, one.requested_nodes, one.id)
-    return found
+        assert lease not in by_lease, "one job for each lease"
+        by_lease[lease] = (one.state, one.node_list, one.requested_nodes, one.id)
+    return by_lease
 
 
 def test_a_lease_of_its_own_stays_what_it_is():
@@ -65,9 +65,9 @@ def test_nodes_of_a_block():
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING"])
 def test_a_node_that_no_daemon_knows_is_nobodys_lease_and_not_kept(state):
-    found = split_by_lease([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
+    parts = split_by_lease([job(state, "8", "n[2,5]", batch="n5")], PREFIX, NODES.get, {"me"})
     jobs = {
-        one.requested_nodes: ledger_entry(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in found
+        one.requested_nodes: ledger_entry(one.name[len(PREFIX) :], one, 10.0, 5.0) for one in parts
     }
     assert (jobs["n2"].lease.id, jobs["n2"].lost) == ("l2", "")
     assert (jobs["n5"].lease.id, jobs["n5"].lost) == ("l1-3@n5", "nobody asked for it")

@@ -23,8 +23,8 @@ def slurm(tmp_path):
 
 
 def several(slurm, refused="sbatch", **settings):
-    """A scavenger of several users. ``refused``: the command that fails for those of whom
-    :func:`refuse` says so.
+    """A scavenger of several users. ``refused``: the command that fails for the users named
+    by :func:`refuse`.
     """
     tool = slurm.tools.root / "as-owner"
     tool.write_text(AS_OWNER.format(root=slurm.tools.root, what=refused))
@@ -37,9 +37,11 @@ def refuse(slurm, owner, words):
 
 
 def as_owner(slurm, what):
-    """(owner, arguments) of every call of the command as somebody else."""
-    said = [call.split(" ", 3) for call in slurm.tools.calls("as ")]
-    return [(owner, *arguments) for _, owner, command, *arguments in said if command.endswith(what)]
+    """(owner, arguments) of every call of the command as another user."""
+    calls = [call.split(" ", 3) for call in slurm.tools.calls("as ")]
+    return [
+        (owner, *arguments) for _, owner, command, *arguments in calls if command.endswith(what)
+    ]
 
 
 def runs(slurm, number, lease, user, node):
@@ -49,8 +51,8 @@ def runs(slurm, number, lease, user, node):
 
 
 def fakes(slurm):
-    """Jobs of a user who has seen what our jobs are called: one for each lease of Ann's and one
-    that nobody took.
+    """Jobs of a user who imitates the names of our jobs: one for each lease of Ann's, and one of a
+    lease that nobody took.
     """
     return [
         world.job("SUSPENDED", 666, f"{PREFIX}l1", nodes="n7", user="eve", end=slurm.now + 9999),
@@ -89,10 +91,10 @@ def test_jobs_of_others_with_the_name_of_a_lease_change_nothing(slurm, first, re
     ]
     slurm.queue(*(fakes(slurm) + true if first else true + fakes(slurm)))
     polled = scavenger.poll()
-    found = {lease.id: (lease.scheduler_id, lease.state, lease.node) for lease in polled.leases}
-    assert found["l1"] == (str(numbers[0]), LeaseState.RUNNING, "n1")
-    assert found["l2"][:2] == (str(numbers[1]), LeaseState.PENDING)
-    assert found.keys() == {"l1", "l2", "l9"}
+    by_lease = {lease.id: (lease.scheduler_id, lease.state, lease.node) for lease in polled.leases}
+    assert by_lease["l1"] == (str(numbers[0]), LeaseState.RUNNING, "n1")
+    assert by_lease["l2"][:2] == (str(numbers[1]), LeaseState.PENDING)
+    assert by_lease.keys() == {"l1", "l2", "l9"}
     assert slurm.tools.calls("scancel") == []
     assert len(scavenger.take([request(3, owner="bob")])) == 1
     assert [owner for owner, *_ in as_owner(slurm, "sbatch")] == ["ann", "ann", "bob"], (
@@ -170,9 +172,9 @@ def test_a_signal_that_fails_for_one_is_not_sent_to_the_others_again(slurm):
     for _ in range(3):
         slurm.now += 2.5
         scavenger.poll()
-    asked = [owner for owner, options in as_owner(slurm, "scancel") if "--signal=TERM" in options]
-    assert asked.count("ann") == 1
-    assert asked.count("bob") > 1
+    owners = [owner for owner, options in as_owner(slurm, "scancel") if "--signal=TERM" in options]
+    assert owners.count("ann") == 1
+    assert owners.count("bob") > 1
 
 
 def forged(slurm, number, name, user, node):

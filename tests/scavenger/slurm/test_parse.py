@@ -147,7 +147,7 @@ def test_the_recordings_of_a_real_slurm():
     assert table.partitions["n5"] == ["batch", "preemptable", "requeue", "suspend"]
     head, *lines = (world.RECORDED / "squeue_all.txt").read_text().splitlines()
     names = head.split("|")
-    wanted = (
+    fields = (
         "STATE",
         "USER",
         "SUBMIT_TIME",
@@ -158,7 +158,7 @@ def test_the_recordings_of_a_real_slurm():
         "REASON",
         "NAME",
     )
-    column = {name: names.index(name) for name in wanted}
+    column = {name: names.index(name) for name in fields}
     queue = ""
     for line in lines:
         v = line.split("|")

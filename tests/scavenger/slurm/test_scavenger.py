@@ -207,13 +207,13 @@ def test_a_failed_poll_changes_nothing(slurm, tool, trouble):
 def test_the_same_failure_is_told_in_the_same_words_at_every_poll(slurm, tool):
     scavenger = slurm.ready()
     slurm.tools.fails(tool, "Unable to contact slurm controller (connect failure)")
-    told = set()
+    messages = set()
     for _ in range(3):
         slurm.now += 5
         with pytest.raises(SchedulerError) as error:
             scavenger.poll()
-        told.add(str(error.value))
-    assert len(told) == 1
+        messages.add(str(error.value))
+    assert len(messages) == 1
 
 
 def test_what_is_configured_may_fail_later_but_not_at_first(slurm):
@@ -241,17 +241,17 @@ def test_old_outputs_are_forgotten(slurm, tmp_path, monkeypatch):
 
 
 def test_the_environment_of_commands():
-    kept = {"PATH": "/bin", "SLURM_CONF": "/c", "LANG": "de_DE", "HOME": "/h"}
+    variables = {"PATH": "/bin", "SLURM_CONF": "/c", "LANG": "de_DE", "HOME": "/h"}
     # Of sites without a configuration file, or with tokens or sackd.
-    kept |= {"SLURM_CONF_SERVER": "ctl:6817", "SLURM_JWT": "x", "SLURM_SACK_SOCKET": "/run/s"}
-    mine = {**kept, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i"}
+    variables |= {"SLURM_CONF_SERVER": "ctl:6817", "SLURM_JWT": "x", "SLURM_SACK_SOCKET": "/run/s"}
+    mine = {**variables, "SLURM_JOB_ID": "7", "SBATCH_PARTITION": "x", "SQUEUE_FORMAT": "%i"}
     assert asking_environment(mine) == {
-        **kept,
+        **variables,
         "SLURM_TIME_FORMAT": "%s",
         "SLURM_BITSTR_LEN": "1024",
         "LC_ALL": "C",
     }
-    assert submitting_environment(mine) == kept
+    assert submitting_environment(mine) == variables
 
 
 def test_a_mass_cancel_puts_off_no_regular_poll(slurm):

@@ -31,9 +31,9 @@ def states(one):
 @pytest.mark.parametrize("shape", ["array", "block"])
 def test_one_submission_for_those_that_are_alike(slurm, shape):
     one = slurm.ready(shape=shape, shared_by=3, submit_as=("env", "AS={owner}"))
-    asked = [request(i, owner="ann") for i in (1, 2, 3, 4)]
-    asked += [request(i, owner="bob") for i in (5, 6)] + [request(7)]
-    leases = one.take(asked)
+    requests = [request(i, owner="ann") for i in (1, 2, 3, 4)]
+    requests += [request(i, owner="bob") for i in (5, 6)] + [request(7)]
+    leases = one.take(requests)
     assert [(lease.id, lease.node, lease.state) for lease in leases] == [
         (f"l{i}", f"n{i}", PENDING) for i in range(1, 8)
     ]

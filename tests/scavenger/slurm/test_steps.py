@@ -38,7 +38,7 @@ class Block:
         return {lease.id: lease.state for lease in self.one.poll().leases}
 
     @property
-    def given(self):
+    def updates(self):
         return [line for line in self.slurm.tools.calls("scontrol") if "update" in line]
 
 
@@ -51,12 +51,12 @@ def test_the_node_of_an_agent_that_ended_is_given_back_and_the_others_stay(block
     assert block.poll("n1", "n2", "n3") == {"l1": RUNNING, "l2": RUNNING, "l3": RUNNING}
     assert block.poll("n1", "n3")["l2"] is RUNNING, "once may be a controller that just started"
     assert block.poll("n1", "n3", after=5) == {"l1": RUNNING, "l2": ENDED, "l3": RUNNING}
-    assert block.given == ["scontrol update JobId=8 NodeList=n[1,3]"]
+    assert block.updates == ["scontrol update JobId=8 NodeList=n[1,3]"]
     [ended] = [lease for lease in block.one.poll().leases if lease.id == "l2"]
     assert "its agent has ended" in ended.reason
-    asked = len(block.slurm.tools.calls("squeue"))
+    count = len(block.slurm.tools.calls("squeue"))
     block.poll("n1", "n3", after=5)
-    assert len(block.slurm.tools.calls("squeue")) == asked + 1, "steps are asked for now and then"
+    assert len(block.slurm.tools.calls("squeue")) == count + 1, "steps are asked for now and then"
 
 
 def test_an_agent_that_has_not_begun_or_is_not_told_of_has_not_ended(block):
@@ -68,4 +68,4 @@ def test_an_agent_that_has_not_begun_or_is_not_told_of_has_not_ended(block):
     block.slurm.tools.runs("squeue", 'case "$*" in *" -s "*) exit 1;; esac')
     for _ in range(3):
         assert set(block.poll().values()) == {RUNNING}
-    assert block.given == []
+    assert block.updates == []

@@ -42,9 +42,9 @@ def test_the_limit_is_taken_and_told(slurm, max_time, qos, walls, minutes, by):
     [one] = scavenger.take([request(1)])
     assert one.state == LeaseState.PENDING
     assert f"--time={minutes} " in slurm.tools.calls("sbatch")[-1]
-    said = [s for works, s in scavenger.check() if works and "sooner than time_limit" in s]
-    assert len(said) == (by is not None)
-    assert by is None or by in said[0]
+    sentences = [s for works, s in scavenger.check() if works and "sooner than time_limit" in s]
+    assert len(sentences) == (by is not None)
+    assert by is None or by in sentences[0]
 
 
 def test_a_limit_below_the_shortest_lease_is_told_before_anything_is_asked_for(slurm):

@@ -15,16 +15,16 @@ from scavenger.trace.trace import Trace
 TRACE = Trace.from_gaps([0, 0, 1], [0.0, 6.0, 2.0], [4.0, 10.0, 8.0], ["a", "b"], 10.0)
 
 
-def told(changes):
+def rows(changes):
     return [(c.time, c.node, c.idle) for c in changes]
 
 
 def test_changes_are_told_once_and_in_order():
     replay = Replay(TRACE, "hold")
-    assert told(replay.advance(0.0)) == [(0.0, "a", True)]
-    assert told(replay.advance(1.0)) == []
+    assert rows(replay.advance(0.0)) == [(0.0, "a", True)]
+    assert rows(replay.advance(1.0)) == []
     assert replay.next_change() == 2.0
-    assert told(replay.advance(6.0)) == [(2.0, "b", True), (4.0, "a", False), (6.0, "a", True)]
+    assert rows(replay.advance(6.0)) == [(2.0, "b", True), (4.0, "a", False), (6.0, "a", True)]
     assert replay.idle.tolist() == [True, True]
     with pytest.raises(ValueError, match="goes back"):
         replay.advance(5.0)
@@ -43,7 +43,7 @@ def test_changes_are_told_once_and_in_order():
 def test_the_end_of_the_trace(end, at_end, later, idle):
     replay = Replay(TRACE, end)
     replay.advance(7.0)
-    assert told(replay.advance(11.0)) == at_end
+    assert rows(replay.advance(11.0)) == at_end
     assert replay.idle.tolist() == idle
     assert replay.next_change() == later
 
@@ -64,8 +64,8 @@ def test_big_and_small_steps_tell_the_same(steps, end):
     small, time, pieces = Replay(TRACE, end), 0.0, []
     for step in steps:
         time += step
-        pieces += told(small.advance(time))
-    assert pieces == told(Replay(TRACE, end).advance(time)) if steps else pieces == []
+        pieces += rows(small.advance(time))
+    assert pieces == rows(Replay(TRACE, end).advance(time)) if steps else pieces == []
 
 
 def test_bad_settings_are_refused():

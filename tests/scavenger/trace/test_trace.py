@@ -248,10 +248,10 @@ def test_overlapping_intervals_are_joined(intervals):
         "xyz",
         40.0,
     )
-    wanted = np.zeros((40, 3), dtype=bool)
+    expected = np.zeros((40, 3), dtype=bool)
     for n, a, b in intervals:
-        wanted[max(a, 0) : max(b, 0), n] = True
-    assert model(trace).tolist() == wanted.tolist()
+        expected[max(a, 0) : max(b, 0), n] = True
+    assert model(trace).tolist() == expected.tolist()
 
 
 def test_sampling_is_by_seed_and_bounded():
@@ -310,8 +310,8 @@ def test_the_commands_print_statistics_and_refuse_in_sentences(tmp_path, capsys)
         )
         == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert files.read(out, names=None).statistics().events == told["events"] > 0
+    statistics = json.loads(capsys.readouterr().out)
+    assert files.read(out, names=None).statistics().events == statistics["events"] > 0
     result = subprocess.run(
         [sys.executable, "-m", "scavenger.trace", "stats", str(out)],
         capture_output=True,

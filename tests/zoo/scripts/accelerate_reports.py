@@ -68,14 +68,14 @@ def gathered(trace: Trace) -> None:
             trace.step((epoch, sampler.position), numbers, rate(optimizer))
             guard.step()
         model.eval()
-        errors, found = [], []
+        errors, sample_numbers = [], []
         for x, y, numbers in test:
             with torch.no_grad():
                 part = accelerator.gather_for_metrics(((model(x) - y) ** 2, numbers))
             errors.append(part[0])
-            found += part[1].tolist()
+            sample_numbers += part[1].tolist()
         loss = float(torch.cat(errors).mean())
-        trace.note("evaluation", epoch, loss=loss, numbers=sorted(found))
+        trace.note("evaluation", epoch, loss=loss, numbers=sorted(sample_numbers))
     guard.save()
     accelerator.end_training()
     trace.finish(net)

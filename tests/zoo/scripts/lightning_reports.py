@@ -91,16 +91,16 @@ def annealed(trace: Trace) -> None:
 
 def saved_by_step(trace: Trace) -> None:
     """``ModelCheckpoint(every_n_train_steps=2)`` keeps all (pytorch-lightning#10995)."""
-    kept = pl.callbacks.ModelCheckpoint("kept", every_n_train_steps=2, save_top_k=-1)
-    _fit(trace, Validated(trace), kept, folder="kept")
+    checkpoint = pl.callbacks.ModelCheckpoint("kept", every_n_train_steps=2, save_top_k=-1)
+    _fit(trace, Validated(trace), checkpoint, folder="kept")
 
 
 def best_two(trace: Trace) -> None:
     """``ModelCheckpoint`` keeps the best two, and the last one (pytorch-lightning#5173)."""
-    kept = pl.callbacks.ModelCheckpoint(
+    checkpoint = pl.callbacks.ModelCheckpoint(
         "kept", monitor="val_loss", mode="max", save_top_k=2, save_last=True
     )
-    _fit(trace, Validated(trace), kept, folder="kept")
+    _fit(trace, Validated(trace), checkpoint, folder="kept")
 
 
 def averaged(trace: Trace) -> None:

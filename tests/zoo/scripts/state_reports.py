@@ -107,7 +107,7 @@ def two_loaders(trace: Trace) -> None:
 
 
 class ScheduleFree(torch.optim.Optimizer):
-    """SGD without a schedule, as facebookresearch/schedule_free has it."""
+    """SGD without a schedule, as in facebookresearch/schedule_free."""
 
     def __init__(self, params: Any, lr: float = 0.3, beta: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})

@@ -78,10 +78,10 @@ def accumulation(trace: Trace) -> None:
         for number, (x, y, numbers) in enumerate(t.loader):
             if not taken:
                 t.optimizer.zero_grad()
-                left = min(2, total - number)
-            (mse_loss(t.net(x), y) * t.sampler.loss_weight / left).backward()
+                count = min(2, total - number)
+            (mse_loss(t.net(x), y) * t.sampler.loss_weight / count).backward()
             taken, samples = taken + 1, samples + numbers.tolist()
-            if taken < left:
+            if taken < count:
                 continue
             t.optimizer.step()
             trace.step((epoch, t.sampler.position), samples, rate(t.optimizer))

@@ -157,20 +157,20 @@ def train(folder: str, options: dict[str, Any], fault: str = "", joins: bool = F
                 time.sleep(0.005)
             if Path(folder, "stop").exists():
                 run.request_stop()
-    said = {
+    end = {
         "digest": run.digest(),
         "steps": run.steps_done,
         "facts": facts["seen"],
         "early": early,
         "old_bytes": first.to_local().untyped_storage().nbytes() if run.generation > began else 0,
     }
-    Path(folder, f"end-{os.getpid()}").write_text(json.dumps(said))
+    Path(folder, f"end-{os.getpid()}").write_text(json.dumps(end))
     if "asks" in options and run.rank == 0:  # where all should
         run.save()
 
 
 def stay_behind(run: elastic.Run, rank: int, done: int) -> None:
-    """Have ``rank`` hear of the loss of a peer when it is about to make the update after ``done``
+    """Have ``rank`` learn of the loss of a peer when it is about to make the update after ``done``
     steps, which the others have made.
     """
 
@@ -185,12 +185,12 @@ def stay_behind(run: elastic.Run, rank: int, done: int) -> None:
 
 def miss_the_word(rank: int, step: int) -> None:
     """Have ``rank`` lose its peers at the moment at which all ranks have agreed on ``step``."""
-    agree, asked = Group.agree, []
+    agree, agreements = Group.agree, []
 
     def interrupted(group: Group) -> None:
         agree(group)
-        asked.append(group)
-        if group.place.rank == rank and len(asked) == step:
+        agreements.append(group)
+        if group.place.rank == rank and len(agreements) == step:
             group.broken = True
             raise Interrupted("A peer is lost.")
 

@@ -11,36 +11,38 @@ ROWS = ((1200, 1),)
 """A state of 1200 bytes that all numbers of ranks below divide."""
 
 
-def moved(held, order):
+def moved(holdings, order):
     """The part of the state that the new ranks lack."""
-    total = sum(rows * row_bytes for rows, row_bytes in held[0].rows)
+    total = sum(rows * row_bytes for rows, row_bytes in holdings[0].rows)
     size = len(order)
-    stays = sum(overlap(one, order[i], size) for i, one in enumerate(held) if one is not None)
+    stays = sum(overlap(one, order[i], size) for i, one in enumerate(holdings) if one is not None)
     return 1 - stays / total
 
 
 def holders(old, new, leaves=()):
-    left = [StatePart(part, old, ROWS) for part in range(old) if part not in leaves]
-    return [*left[:new], *[None] * (new - len(left))]
+    parts = [StatePart(part, old, ROWS) for part in range(old) if part not in leaves]
+    return [*parts[:new], *[None] * (new - len(parts))]
 
 
 def test_4_to_6_ranks_moves_a_third_instead_of_three_quarters():
-    held = holders(4, 6)
-    assert round(moved(held, range(6)), 3) == 0.75
-    assert round(moved(held, best_order(held)), 3) == 0.333
+    holdings = holders(4, 6)
+    assert round(moved(holdings, range(6)), 3) == 0.75
+    assert round(moved(holdings, best_order(holdings)), 3) == 0.333
 
 
 def test_nothing_moves_where_nothing_changes():
-    held = holders(5, 5)
-    assert best_order(held) == [0, 1, 2, 3, 4]
-    swapped = [held[0], *reversed(held[1:])]
+    holdings = holders(5, 5)
+    assert best_order(holdings) == [0, 1, 2, 3, 4]
+    swapped = [holdings[0], *reversed(holdings[1:])]
     assert best_order(swapped) == [0, 4, 3, 2, 1]
 
 
 def test_doubling_and_halving():
-    held = holders(4, 8)
-    assert best_order(held)[:4] in ([0, a, b, c] for a in (2, 3) for b in (4, 5) for c in (6, 7))
-    assert moved(held, best_order(held)) == 0.5
+    holdings = holders(4, 8)
+    assert best_order(holdings)[:4] in (
+        [0, a, b, c] for a in (2, 3) for b in (4, 5) for c in (6, 7)
+    )
+    assert moved(holdings, best_order(holdings)) == 0.5
     survivors = holders(8, 4, leaves=(1, 3, 5, 7))
     assert best_order(survivors) == [0, 1, 2, 3]
     assert moved(survivors, best_order(survivors)) == 0.5
@@ -61,18 +63,18 @@ def test_no_order_moves_less(data):
         ).items()
     )
     parts = data.draw(st.permutations(range(old)))[:new]
-    held = [StatePart(part, old, rows) for part in parts]
-    held = data.draw(st.permutations([*held, *[None] * (new - len(held))]))
-    order = best_order(held)
+    holdings = [StatePart(part, old, rows) for part in parts]
+    holdings = data.draw(st.permutations([*holdings, *[None] * (new - len(holdings))]))
+    order = best_order(holdings)
     assert order[0] == 0
     assert sorted(order) == list(range(new))
 
-    def kept(order):
-        return sum(overlap(one, order[i], new) for i, one in enumerate(held) if one is not None)
+    def unmoved(order):
+        return sum(overlap(one, order[i], new) for i, one in enumerate(holdings) if one is not None)
 
-    assert kept(order) == max(kept((0, *rest)) for rest in permutations(range(1, new)))
+    assert unmoved(order) == max(unmoved((0, *rest)) for rest in permutations(range(1, new)))
 
 
 def test_64_ranks_are_assigned_in_the_time_of_a_step():
-    held = [StatePart(part, 64, ROWS) for part in range(64)]
-    assert best_order(held) == list(range(64))
+    holdings = [StatePart(part, 64, ROWS) for part in range(64)]
+    assert best_order(holdings) == list(range(64))

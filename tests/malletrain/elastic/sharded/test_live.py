@@ -21,11 +21,11 @@ def ends(folder: Path) -> list[dict]:
 
 def that_count(folder: Path) -> list[dict]:
     """The records of each step in the last round that did it."""
-    found = records(folder)
+    all_records = records(folder)
     last: dict[int, int] = {}
-    for record in found:
+    for record in all_records:
         last[record["step"]] = max(last.get(record["step"], 0), record["generation"])
-    return [record for record in found if record["generation"] == last[record["step"]]]
+    return [record for record in all_records if record["generation"] == last[record["step"]]]
 
 
 def counts_as_if_undisturbed(
@@ -33,8 +33,8 @@ def counts_as_if_undisturbed(
 ) -> None:
     """Every step has the loss of an undisturbed run, and every sample counts once.
 
-    Who is killed may not have written down its last step, and who gave up step ``cut``, which
-    counts, did not: then the others have all the rest.
+    A killed worker may not have recorded its last step. One that gave up step ``cut``, which
+    counts, has not recorded it. The others then have all the rest.
     """
     by_step: dict[int, list[dict]] = {}
     for record in that_count(folder):
@@ -50,8 +50,8 @@ def counts_as_if_undisturbed(
     counted = Counter(number for r in that_count(folder) for number in r["seen"])
     assert set(counted.values()) == {1}
     assert 12 * (len(expected) - len(partial)) <= len(counted) <= options["samples"]
-    said = [(end["steps"], end["facts"]) for end in ends(folder)]
-    assert set(said) == {(len(expected), options["samples"])}
+    totals = [(end["steps"], end["facts"]) for end in ends(folder)]
+    assert set(totals) == {(len(expected), options["samples"])}
     assert len({end["digest"] for end in ends(folder)}) == 1
     if all_changes_came:  # what one that was given up had made, the interpreter collects
         assert {end["old_bytes"] for end in ends(folder)} == {0}, "old shards are given back"
@@ -87,8 +87,8 @@ PARAMETERS = ((13, 32), (13, 4), (1, 52), (1, 4))
 def lacking(old: tuple[int, int] | None, new: tuple[int, int]) -> int:
     """Bytes of ``new``, (part, parts), that ``old`` has not."""
     one = StatePart(*new, PARAMETERS)
-    kept = overlap(StatePart(*old, PARAMETERS), *new) if old is not None else 0
-    return 3 * (overlap(one, *new) - kept)
+    common = overlap(StatePart(*old, PARAMETERS), *new) if old is not None else 0
+    return 3 * (overlap(one, *new) - common)
 
 
 def each_got_what_it_lacked(folder: Path) -> None:
@@ -108,6 +108,7 @@ def each_got_what_it_lacked(folder: Path) -> None:
     assert checked == 4 + 3 + 1
 
 
+@pytest.mark.thorough
 def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
     """Torch takes the meshes of both groups for the same one. 3 ranks, 2 of them, 3 again."""
     options = {"samples": 240, "gates": [5, 10], "run": {"replicate_every": 2}}
@@ -125,6 +126,7 @@ def test_another_rank_in_a_group_of_a_size_that_was_there_before(tmp_path):
     counts_as_if_undisturbed(tmp_path, options)
 
 
+@pytest.mark.thorough
 def test_a_leaver_knows_only_of_a_round_that_came_to_nothing(tmp_path):
     """A joiner died before it came to it, and the next round is one without the leaver."""
     options = {"samples": 120, "gates": [5]}
@@ -147,6 +149,7 @@ def test_a_leaver_knows_only_of_a_round_that_came_to_nothing(tmp_path):
     assert {r["generation"] for r in records(tmp_path)} == {1, 3}
 
 
+@pytest.mark.thorough
 def test_a_joiner_that_saves_before_its_loop_is_heard_by_those_in_theirs(tmp_path):
     """It is at the top of the script and they are in the middle; all save after the step that comes
     first. A hash cannot come later: it is refused.
@@ -177,6 +180,7 @@ def test_a_joiner_that_saves_before_its_loop_is_heard_by_those_in_theirs(tmp_pat
 NODES_OF_2 = {"environment": {"LOCAL_WORLD_SIZE": "2"}}
 
 
+@pytest.mark.thorough
 def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
     """Nothing but the step in progress is done again, and every sample counts once."""
     options = {"samples": 480, "gates": [10], "run": {"shard": "node"}, "slow": 0.02}
@@ -200,9 +204,10 @@ def test_hsdp_grows_by_a_node_and_loses_one_without_notice(tmp_path):
     assert len(again) <= 1
 
 
+@pytest.mark.thorough
 def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path):
-    """One rank hears that all have their gradients and updates its shard; the other one of its node
-    does not. No replica of either state is whole.
+    """One rank learns that all have their gradients and updates its shard; the other one of its
+    node does not. No replica of either state is whole.
     """
     options = {"samples": 240, "run": {"shard": "node"}, "late": [1, 5], "slow": 0.02}
     with conducted(tmp_path, scripts.train, str(tmp_path), options, **NODES_OF_2) as c:
@@ -215,9 +220,12 @@ def test_a_replica_to_which_the_word_did_not_come_makes_the_update_too(tmp_path)
     counts_as_if_undisturbed(tmp_path, options, cut=4)
 
 
-@pytest.mark.parametrize("every", [3, 0], ids=["copies", "snapshot"])
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(3, id="copies"), pytest.param(0, id="snapshot", marks=pytest.mark.thorough)],
+)
 def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
-    """From the neighbours' copies, at most so many steps back; without them, from the snapshot."""
+    """From the neighbours' copies, at most ``every`` steps back; without, from the snapshot."""
     options = {"samples": 240, "run": {"replicate_every": every}, "snapshot": True, "slow": 0.02}
     with conducted(tmp_path, scripts.train, str(tmp_path), options) as c:
         *members, joiner = c.start(4)
@@ -225,17 +233,17 @@ def test_fsdp_goes_on_after_a_loss_without_notice(tmp_path, every):
         change_at(c, tmp_path, 10)
         c.round([*c.lose(members[1]), joiner])
         c.finish()
-        said = "".join(worker.output.read_text() for worker in members)
+        output = "".join(worker.output.read_text() for worker in members)
     counts_as_if_undisturbed(tmp_path, options)
     before = max(r["step"] for r in records(tmp_path) if r["generation"] == 1)
     after = min(r["step"] for r in records(tmp_path) if r["generation"] == 2)
     if every:
-        assert 0 <= before + 1 - after <= 3 + 1, said
-        assert "The run continues from the copies of step" in said
+        assert 0 <= before + 1 - after <= 3 + 1, output
+        assert "The run continues from the copies of step" in output
     else:
         assert after == 0
-        assert "no copies of them are left" in said
-        assert "continues from its snapshot, step 0." in said
+        assert "no copies of them are left" in output
+        assert "continues from its snapshot, step 0." in output
 
 
 def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_path):
@@ -258,16 +266,16 @@ def test_one_that_is_an_update_behind_has_the_only_copies_of_what_was_lost(tmp_p
         )
         c.round(c.lose(members[1]))
         c.finish()
-        said = members[0].output.read_text() + members[2].output.read_text()
+        output = members[0].output.read_text() + members[2].output.read_text()
     counts_as_if_undisturbed(tmp_path, options)
     assert min(r["step"] for r in records(tmp_path) if r["generation"] == 2) == 6
-    assert "The run continues from the copies of step 6, 1 steps back" in said
+    assert "The run continues from the copies of step 6, 1 steps back" in output
 
 
 @pytest.mark.parametrize(
     ("who", "point"),
     [
-        ("leaver", "when leavers hand over"),
+        pytest.param("leaver", "when leavers hand over", marks=pytest.mark.thorough),
         pytest.param("joiner", "before pieces move", marks=pytest.mark.thorough),
         pytest.param("peer", "before pieces move", marks=pytest.mark.thorough),
         ("peer", "before all have theirs"),

@@ -91,8 +91,8 @@ def test_a_rehearsal_that_raises_costs_nothing_but_a_notice(tmp_path):
         c.until(c.all_checked_in, "all have checked in")
         (tmp_path / "go-5").touch()
         c.finish()
-        said = new[0].output.read_text()
-    assert said.count("alone, failed (ValueError: this model needs two ranks).") == 1
+        output = new[0].output.read_text()
+    assert output.count("alone, failed (ValueError: this model needs two ranks).") == 1
     counts_as_if_undisturbed(tmp_path, OPTIONS)
     assert {r["size"] for r in records(tmp_path)} == {1, 2}
 
@@ -120,8 +120,8 @@ def test_a_newcomer_that_dies_in_its_rehearsal_costs_the_others_nothing(tmp_path
 
 
 def training_of(**options: Any) -> ShardedTraining:
-    given = {"build": scripts.Net, "parallelize": scripts.parallelize, "over": "all", **options}
-    shards = Shards(given["build"], given["parallelize"], given["over"], 0)
+    arguments = {"build": scripts.Net, "parallelize": scripts.parallelize, "over": "all", **options}
+    shards = Shards(arguments["build"], arguments["parallelize"], arguments["over"], 0)
     objects = {"optimizer": scripts.optimizer_of, "scheduler": scripts.scheduler_of}
     return sharded_training(shards, objects, torch.device("cpu"), None, 60.0, None)
 
@@ -176,6 +176,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.thorough
 def test_memory_that_was_touched_is_there_when_it_is_needed():
     """64 MB are 16,384 pages, each of which is faulted in once. How much of what was freed the C
     library finds again depends on where the heap lies: all of it mostly, half of it at worst.
@@ -189,7 +190,7 @@ def test_memory_that_was_touched_is_there_when_it_is_needed():
 
 
 class _Nothing:
-    """Who checks in, and has no memory to make ready."""
+    """A member that checks in and has no memory to prepare."""
 
     def for_joiners(self) -> str:
         return "[]"
@@ -198,21 +199,21 @@ class _Nothing:
         pass
 
 
-def checking_in(port: int, rank: int, told: str, rehearses: Callable[[], bool]) -> CheckIn:
+def checking_in(port: int, rank: int, holding: str, rehearses: Callable[[], bool]) -> CheckIn:
     return CheckIn(
         Place(2, rank, 2, port),
         "",
         _Nothing(),
         lambda: None,
-        told,
+        holding,
         lambda words: list(range(len(words))),
         rehearses,
     )
 
 
 def test_who_has_come_to_train_meanwhile_is_not_waited_for():
-    """It had no state when the next round came, and entered the one before all the same: nobody
-    calls for its rehearsal any more.
+    """It had no state when the next round came, and entered the one before all the same: its
+    rehearsal is not called any more.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     trains = threading.Event()

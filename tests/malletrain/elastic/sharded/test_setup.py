@@ -10,7 +10,7 @@ GOOD = {"build": Net, "parallelize": parallelize, "optimizer": optimizer_of}
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "says"),
+    ("arguments", "error", "says"),
     [
         ({"parallelize": None}, TypeError, "needs build=, parallelize= and optimizer="),
         ({"optimizer": None}, TypeError, "all functions"),
@@ -22,9 +22,9 @@ GOOD = {"build": Net, "parallelize": parallelize, "optimizer": optimizer_of}
         ({"build": lambda: None}, TypeError, r"build\(\) returned a NoneType"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_with_a_sentence(given, error, says):
+def test_arguments_that_do_not_fit_are_refused_with_a_sentence(arguments, error, says):
     with pytest.raises(error, match=f"elastic.Run: .*{says}"):
-        elastic.Run(**{**GOOD, **given})
+        elastic.Run(**{**GOOD, **arguments})
 
 
 def test_an_optimizer_of_something_else_is_refused():

@@ -93,19 +93,19 @@ def train(folder: str, replicate_every: int) -> None:
 
 def alone() -> list[float]:
     """The losses of an undisturbed run."""
-    model, found = Switched(), []
+    model, losses = Switched(), []
     optimizer = scripts.optimizer_of(model)
     sampler = scripts.sampler_of(OPTIONS, rank=0, world_size=1)
     for _ in sampler.epochs(1):
         for x, y, _numbers in DataLoader(data(OPTIONS["samples"]), batch_sampler=sampler):
-            switch(model, len(found))
+            switch(model, len(losses))
             optimizer.zero_grad()
             loss = scripts.loss_of(model(x), y)
             loss.backward()
             optimizer.step()
-            found.append(loss.item())
+            losses.append(loss.item())
             sampler.advance()
-    return found
+    return losses
 
 
 def test_they_are_carried_over_growth_and_a_loss(tmp_path):
@@ -126,7 +126,7 @@ def test_they_are_carried_over_growth_and_a_loss(tmp_path):
     expected = alone()
     assert sorted(by_step) == list(range(len(expected)))
     whole = {step: ranks for step, ranks in by_step.items() if len(ranks) == ranks[0]["size"]}
-    assert len(whole) >= len(expected) - 1  # who was killed may not have written down its last one
+    assert len(whole) >= len(expected) - 1  # The killed worker may not have recorded its last step.
     for step, ranks in whole.items():
         mean = sum(record["loss"] for record in ranks) / len(ranks)
         assert mean == pytest.approx(expected[step], rel=1e-5)

@@ -50,8 +50,8 @@ def parts_of(shapes, layout, whole=None):
 
 def box(parts, piece):
     """The part of one of the tensors that ``piece`` is of."""
-    (found,) = [(c, t) for c, t in parts[piece.key] if c.common(piece.chunk) == piece.chunk]
-    return found[1][piece.chunk.within(found[0])]
+    (match,) = [(c, t) for c, t in parts[piece.key] if c.common(piece.chunk) == piece.chunk]
+    return match[1][piece.chunk.within(match[0])]
 
 
 def carry_out(shapes, old, new, plan):
@@ -96,23 +96,23 @@ def four(shapes):
 def changed(shapes, old, new):
     """The plan where all old ranks are there, with as many joiners as are needed."""
     holders = [*old, *[{}] * (len(new) - len(old))]
-    wanted = [*new, *[{}] * (len(old) - len(new))]
-    plan = make_plan(holders, wanted, four(shapes), piece_bytes=64)
+    targets = [*new, *[{}] * (len(old) - len(new))]
+    plan = make_plan(holders, targets, four(shapes), piece_bytes=64)
     assert all(piece.chunk.elements <= 16 for piece in plan.moves)
-    moved = carry_out(shapes, holders, wanted, plan)
+    moved = carry_out(shapes, holders, targets, plan)
     assert moved == plan.moved_bytes(four(shapes))
     return moved
 
 
 def lacking(old, new):
-    """Bytes that new ranks want and do not hold."""
+    """Bytes that new ranks need and do not have."""
     total = 0
     for rank, layout in enumerate(new):
         for key, chunks in layout.items():
             for chunk in chunks:
                 rest = [chunk]
-                for held in old[rank].get(key, []) if rank < len(old) else []:
-                    rest = [part for one in rest for part in one.without(held)]
+                for present in old[rank].get(key, []) if rank < len(old) else []:
+                    rest = [part for one in rest for part in one.without(present)]
                 total += 4 * sum(part.elements for part in rest)
     return total
 
@@ -177,8 +177,8 @@ def test_newcomers_of_a_replicated_state_take_turns_with_its_holders():
 def test_links_work_at_the_same_time():
     shapes = {"t": ((8, 16), 0)}
     holders = [*laid_out(shapes, 2), {}, {}]
-    wanted = [{}, {}, *laid_out(shapes, 2)]
-    plan = make_plan(holders, wanted, four(shapes), piece_bytes=64)
+    targets = [{}, {}, *laid_out(shapes, 2)]
+    plan = make_plan(holders, targets, four(shapes), piece_bytes=64)
     assert [(p.source, p.target) for p in plan.moves[:4]] == [(0, 2), (1, 3)] * 2
 
 

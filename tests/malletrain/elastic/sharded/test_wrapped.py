@@ -62,7 +62,10 @@ def train(folder: str, options: dict[str, Any]) -> None:
     scripts.train(folder, options)
 
 
-@pytest.mark.parametrize("every", [3, 0], ids=["copies", "snapshot"])
+@pytest.mark.parametrize(
+    "every",
+    [pytest.param(3, id="copies"), pytest.param(0, id="snapshot", marks=pytest.mark.thorough)],
+)
 def test_a_wrapped_model_grows_and_goes_on_after_a_loss(tmp_path, monkeypatch, every):
     options = {
         "samples": 240,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from malletrain.core.events import JobState
 from malletrain.protocol import messages
 from tests.dst.head import GRACE_S
-from tests.dst.profiles import ProfilePromises
+from tests.dst.profiles import ProfileInvariants
 from tests.dst.service import ServiceNodeLauncher
 from tests.dst.truth import BATCH, STEP_S, JobTruth
 
@@ -21,7 +21,7 @@ ORDERLY = frozenset(("notice", "cancel", "scale", "meddle"))
 SETTLED_S = 15.0
 """So long after the last fault, and after the last plan for it, a job is where it was sent."""
 UNTOLD_S = 6.0
-"""What a fault may cost of the counts: the samples of so many seconds (docs/concepts.md)."""
+"""Seconds whose samples a fault may remove from the counts (docs/concepts.md)."""
 
 
 class Invariants:
@@ -36,7 +36,7 @@ class Invariants:
         """Job → the nodes that the controller gives it, and since when."""
         self._trained: dict[str, tuple[float, float]] = {}
         """Job → the samples that it has trained, and when that was seen first."""
-        self._profiles = ProfilePromises(world)
+        self._profiles = ProfileInvariants(world)
         world.head.heard = self._hears
 
     def _hears(self, message: object) -> None:
@@ -79,8 +79,8 @@ class Invariants:
         of them has the same members in view.
         """
         world, now = self._world, self._world.loop.time()
-        known, since = self._sent.get(job, (None, now))
-        if known != nodes or world.quiet_since is None:
+        last_nodes, since = self._sent.get(job, (None, now))
+        if last_nodes != nodes or world.quiet_since is None:
             self._sent[job] = nodes, now
             return
         truth = world.trainings.jobs.get(job)
@@ -100,7 +100,7 @@ class Invariants:
                 world.fail(f"{launcher.node.name} takes {members} for the members of {job}")
 
     def _goes_on(self, job: str, truth: JobTruth, now: float) -> None:
-        """Who has had the same nodes for a while trains."""
+        """A job that has had the same nodes for a while trains."""
         trained, since = self._trained.get(job, (-1.0, now))
         if trained != truth.trained:
             self._trained[job] = truth.trained, now

@@ -65,7 +65,8 @@ grow, seconds.
 FRAMES = 3
 """Number of frames of a message: its sender's identity, the protocol's tag, the body."""
 
-_AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+_AT_ONCE = int(zmq.DONTWAIT)
+_MORE_AT_ONCE = int(zmq.DONTWAIT | zmq.SNDMORE)
 """Flags as plain integers, because combining flags takes as long as sending."""
 
 log = structlog.get_logger(__name__)
@@ -233,9 +234,9 @@ class Transport:
                 )
             )
         try:
-            self._socket.send(peer, _MORE)
+            self._socket.send(peer, _MORE_AT_ONCE)
             for frame in frames[:-1]:
-                self._socket.send(frame, _MORE)
+                self._socket.send(frame, _MORE_AT_ONCE)
             self._socket.send(frames[-1], _AT_ONCE)
         except zmq.ZMQError as e:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):

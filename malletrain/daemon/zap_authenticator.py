@@ -16,10 +16,11 @@ from zmq.utils import z85
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION, MECHANISM = b"1.0", b"CURVE"
 KEY_BYTES = 32
-FRAMES = 7
+ZAP_FRAMES = 7
 """Number of frames of a request: version, request id, domain, address, identity, mechanism, key."""
 
-_AT_ONCE, _MORE = int(zmq.DONTWAIT), int(zmq.SNDMORE)
+_AT_ONCE = int(zmq.DONTWAIT)
+_MORE = int(zmq.SNDMORE)
 """Flags as plain integers, as in :mod:`malletrain.daemon.transport`."""
 
 
@@ -73,7 +74,7 @@ class ZapAuthenticator:
     def _answer(self, request: list[bytes]) -> list[bytes]:
         request_id = request[1] if len(request) > 1 else b""
         valid = (
-            len(request) == FRAMES
+            len(request) == ZAP_FRAMES
             and (request[0], request[5]) == (VERSION, MECHANISM)
             and len(request[6]) == KEY_BYTES
         )

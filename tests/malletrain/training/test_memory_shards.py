@@ -78,7 +78,7 @@ def test_fetched_shards_take_no_more_memory_than_the_limit(
     remote = RemoteShards(str(view), snapshot, LABEL, MemoryTier(folder, LABEL, ""))
     reader = fetching_reader(str(view), {METADATA}, remote)
     reader.set_up_storage_reader(reader.read_metadata(), True)
-    wanted = {key: boxes(tuple(t.shape), layout[key], 1)[0] for key, t in tensors.items()}
+    expected = {key: boxes(tuple(t.shape), layout[key], 1)[0] for key, t in tensors.items()}
     receiver = Receiver(wanted, tensors)
     reader.read_data(plan_of(metadata, wanted), receiver).wait()
 

@@ -21,7 +21,7 @@ import psutil
 import zmq
 
 from benchmarks.load_site import Site
-from malletrain.daemon.transport import BACKLOG, IO_THREADS
+from malletrain.daemon.server.transport import BACKLOG, IO_THREADS
 from malletrain.identity.keys import SERVER, read_key
 from malletrain.protocol import messages, wire
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from benchmarks.load_site import Site, add_jobs
 from malletrain.client import Connection
-from malletrain.daemon.job_repository import decode_spec
+from malletrain.daemon.jobs.repository import decode_spec
 from malletrain.store.store import Store
 
 

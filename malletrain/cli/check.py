@@ -1,7 +1,7 @@
 """``malletrain check``: checks what works with a configuration before anything is started.
 
-:mod:`malletrain.daemon.startup` tests what would prevent a start, as it does in the daemon. Each
-test uses the daemon's own code and leaves nothing behind. Prints one line per test: whether it
+:mod:`malletrain.daemon.site.startup` tests what would prevent a start, as it does in the daemon.
+Each test uses the daemon's own code and leaves nothing behind. Prints one line per test: whether it
 works, and if not, what to do.
 """
 
@@ -127,14 +127,14 @@ def privacy(config: Config) -> Iterator[tuple[bool, str]]:
 
 def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
     """Yields the results of the main scheduler's backend, which tests its commands."""
-    from malletrain.daemon.backends import backend
+    from malletrain.daemon.site.backends import backend
 
     yield from backend(config).check(config)
 
 
 def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None, str]]:
     """Tests one lease of the main scheduler from submission to end, as the daemon does it."""
-    from malletrain.daemon.backends import backend
+    from malletrain.daemon.site.backends import backend
     from scavenger.batch.scavenger import BatchScavenger
     from scavenger.batch.trial_lease import try_lease, use_trial_prefix
 
@@ -154,7 +154,7 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
 
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Checks that plans can start jobs."""
-    from malletrain.daemon.settings import controller_settings
+    from malletrain.daemon.site.settings import controller_settings
 
     if config.allocation.policy == "freetrain":
         yield (
@@ -200,7 +200,7 @@ def network(config: Config) -> Iterator[tuple[bool | None, str]]:
 def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Checks whether leaving nodes can hand over their part of a snapshot in memory."""
     from malletrain.client import ClientError, Connection
-    from malletrain.daemon.backends import notice_of
+    from malletrain.daemon.site.backends import notice_of
 
     slowest, late = 0.0, dict[str, str]()
     with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
@@ -215,7 +215,7 @@ def hand_over(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 def _startup(config: Config) -> Iterator[Finding]:
     """Yields problems that would prevent the daemon from starting."""
-    from malletrain.daemon.startup import ADDRESS, startup_findings
+    from malletrain.daemon.site.startup import ADDRESS, startup_findings
 
     answers = _daemon_answers(config)
     yield from startup_findings(config, (ADDRESS,) if answers else ())

@@ -13,7 +13,7 @@ def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Reports the minimum charge, the minimum length and the power of nodes."""
     from malletrain.config.units import show_duration
     from malletrain.core.gaps import least_horizon_s
-    from malletrain.daemon.settings import controller_settings
+    from malletrain.daemon.site.settings import controller_settings
 
     settings = controller_settings(config)
     min_gap_s, charge_s = least_horizon_s(settings), settings.min_charge_s

@@ -56,8 +56,7 @@ def submission(config: Config, owner: str) -> tuple[list[str], bytes]:
     """Returns the command and batch script of a lease of ``owner``, as the scavenger submits it.
     Raises SchedulerError if the site's batch script cannot be read.
     """
-    from malletrain.daemon.agent_python import agent_program
-    from malletrain.daemon.batch import pbs_settings, slurm_settings
+    from malletrain.daemon.site.backends import agent_program, pbs_settings, slurm_settings
     from malletrain.protocol import env
     from scavenger.batch.lease_script import lease_script
     from scavenger.batch.submission import LeaseSpec

@@ -13,8 +13,8 @@ MAX_SHOWN_WEIGHTS = 5
 
 def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Reports weights and accounts, and checks Slurm's associations."""
-    from malletrain.daemon.batch import slurm_associations
-    from malletrain.daemon.parties import Parties
+    from malletrain.daemon.engine.parties import Parties
+    from malletrain.daemon.site.backends import slurm_associations
 
     section = config.shares
     limits = config.quotas.account_nodes or config.quotas.account_jobs

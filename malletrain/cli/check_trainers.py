@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Reports each trainer, and possible mistakes."""
     from malletrain.core.trainers import REST
-    from malletrain.daemon.settings import trainers as made
+    from malletrain.daemon.site.settings import trainers as made
 
     if not config.trainer:
         yield True, "There is one plan for all jobs (no [[trainer]])."

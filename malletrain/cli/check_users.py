@@ -88,7 +88,7 @@ def _munge(config: Config) -> Iterator[tuple[bool | None, str]]:
 
 
 def _announce(config: Config) -> Iterator[tuple[bool | None, str]]:
-    from malletrain.daemon.startup import announcement
+    from malletrain.daemon.site.startup import announcement
 
     path = config.daemon.announce
     if path is None:

@@ -122,7 +122,7 @@ def adopt(config_file: Path) -> None:
     """
     _import_copies()
     config = load(config_file)
-    from malletrain.daemon.origin import adopt as adopt_database
+    from malletrain.daemon.site.startup import adopt as adopt_database
     from malletrain.store.store import Store
 
     with _exclusive_access(config), Store.open(config.database_url) as store:

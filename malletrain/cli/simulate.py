@@ -53,8 +53,8 @@ def _site(context: click.Context, _: click.Parameter, path: Path | None) -> Cont
     if path is None:
         return ControllerSettings()
     config = load(path)
-    from malletrain.daemon.parties import Parties
-    from malletrain.daemon.settings import controller_settings
+    from malletrain.daemon.engine.parties import Parties
+    from malletrain.daemon.site.settings import controller_settings
 
     context.meta[_TRAINER_OF] = Parties(config).trainer
     site = controller_settings(config)

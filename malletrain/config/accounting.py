@@ -1,7 +1,7 @@
 """The configuration of the costs of leases: charged time and energy.
 
 Decides which keys exist and what a valid value is. :mod:`malletrain.core.lease_planner` takes the
-minimum charge into account; :mod:`malletrain.daemon.usage` adds up the costs.
+minimum charge into account; :mod:`malletrain.daemon.api.usage` adds up the costs.
 """
 
 from __future__ import annotations

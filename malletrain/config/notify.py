@@ -1,7 +1,7 @@
 """The configuration of notices to job owners outside of the command line.
 
-Decides which keys exist and what a valid value is. :mod:`malletrain.daemon.notices` decides what is
-sent.
+Decides which keys exist and what a valid value is. :mod:`malletrain.daemon.api.notices` decides
+what is sent.
 """
 
 from __future__ import annotations

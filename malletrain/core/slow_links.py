@@ -5,7 +5,7 @@ The throughput of one connection is that of the slower of its two links. So each
 with several others. The best result is a lower bound on the throughput of its link. A link is slow
 if it reaches less than half of the median with each of several partners whose own links are fast. A
 partner's link is fast if it reached more with another node. :mod:`malletrain.core.slow_nodes`
-decides how long the node counts as slow; :mod:`malletrain.daemon.slow_links` measures.
+decides how long the node counts as slow; :mod:`malletrain.daemon.nodes.slow_nodes` measures.
 
 Only nodes with similar traffic are compared: the nodes of one job, or the nodes without a job. The
 traffic of a job lowers the throughput measured on its nodes.

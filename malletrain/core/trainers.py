@@ -3,8 +3,8 @@ shared ones. Pure.
 
 A job belongs to exactly one trainer. Values of samples cannot be compared between trainers, so each
 trainer has a plan of its own (:mod:`malletrain.core.trainer_plans`). Decides the objective of a
-trainer's jobs and which nodes they may use. :mod:`malletrain.daemon.parties` decides which jobs
-belong to a trainer.
+trainer's jobs and which nodes they may use. :mod:`malletrain.daemon.engine.parties` decides which
+jobs belong to a trainer.
 """
 
 from __future__ import annotations

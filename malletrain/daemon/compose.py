@@ -1,41 +1,81 @@
-"""Builds a daemon: creates all components and connects them. Decides nothing else."""
+"""Builds a daemon: creates all components and connects them. Decides nothing else.
+
+:class:`AssociationWatch` reads Slurm's accounts and shares at the start and periodically;
+:mod:`malletrain.daemon.engine.parties` decides what follows from them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
-from malletrain.daemon.agent_handlers import AgentHandlers
-from malletrain.daemon.agent_python import agent_program
-from malletrain.daemon.api import Api
-from malletrain.daemon.association_watch import AssociationWatch
-from malletrain.daemon.batch import slurm_associations
-from malletrain.daemon.clock import Clock
-from malletrain.daemon.core import Core
-from malletrain.daemon.daemon_state import Send, make_daemon_state
-from malletrain.daemon.departures import Departures
-from malletrain.daemon.handler_failures import HandlerFailures
-from malletrain.daemon.job_dependencies import JobDependencies
-from malletrain.daemon.lease_actions import AgentCommand, LeaseActions
-from malletrain.daemon.lease_reconciler import LeaseReconciler
-from malletrain.daemon.login import Login
-from malletrain.daemon.logs import RotatedLog
-from malletrain.daemon.logsink import LogSink
-from malletrain.daemon.message_router import MessageRouter
-from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.notices import Notices
-from malletrain.daemon.reload import Reload
-from malletrain.daemon.retention import Retention
+from malletrain.daemon.api.job_dependencies import JobDependencies
+from malletrain.daemon.api.notices import Notices
+from malletrain.daemon.api.operations import Api
+from malletrain.daemon.api.reload import Reload
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import DaemonState, Send, make_daemon_state
+from malletrain.daemon.jobs.logsink import LogSink
+from malletrain.daemon.jobs.repository import Retention
+from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
+from malletrain.daemon.leases.departures import Departures
+from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.nodes.agent_handlers import AgentHandlers
+from malletrain.daemon.server.message_router import Login, MessageRouter
+from malletrain.daemon.site.backends import agent_program, slurm_associations
+from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.handler_failures import HandlerFailures
+from malletrain.daemon.site.logs import RotatedLog
+from malletrain.daemon.site.metrics import Metrics
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
 from malletrain.protocol import env
 from malletrain.protocol.health import HealthPlan, written
 from malletrain.store.store import Store
-from scavenger.interface import Scavenger
+from scavenger.interface import Scavenger, SchedulerError
+from scavenger.slurm.associations import Associations
+
+log = structlog.get_logger(__name__)
+
+
+class AssociationWatch:
+    """Keeps the parties of one daemon up to date. ``read``: queries Slurm; None if accounts are not
+    read from Slurm.
+    """
+
+    def __init__(
+        self, core: Core, state: DaemonState, read: Callable[[], Associations] | None
+    ) -> None:
+        self._core = core
+        self._state = state
+        self._read = read
+
+    async def learn(self) -> None:
+        """Read the associations once. If Slurm does not answer, the last ones stay."""
+        if self._read is None:
+            return
+        try:
+            associations = await asyncio.to_thread(self._read)
+        except SchedulerError as error:
+            log.warning("associations not read", reason=str(error))
+            return
+        with self._core.transaction():
+            self._state.parties.learned(associations)
+            self._state.controller.shares.set_weights(self._state.parties.weights())
+
+    async def run(self) -> None:
+        """Read the associations periodically, until cancelled."""
+        interval_s = self._state.config.shares.refresh
+        while self._read is not None:
+            await asyncio.sleep(interval_s)
+            await self.learn()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,12 @@ SIGTERM it stops and leaves the jobs running.
 
 After a failed transaction or a change of the host's clock it replaces its components and adopts the
 jobs again within the same process. Agents and clients keep their connections.
+
+Decides which changes of the clock, by a person or a time service, matter. Stored times are shifted,
+so that durations computed from them (the age of a lease, the charge to a budget, the service to a
+share) exclude the change; all timers start again with the components. The time of a suspension of
+the host counts, because jobs continued. If two services set the clock against each other, the
+daemon ignores their changes after the first ``MAX_CHANGES``.
 """
 
 from __future__ import annotations
@@ -14,7 +20,9 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +30,28 @@ import structlog
 
 from malletrain import __version__
 from malletrain.config.model import Config, ConfigError
-from malletrain.daemon import logs
-from malletrain.daemon.admission import RequestRefused
-from malletrain.daemon.advertise import AddressError
-from malletrain.daemon.backends import Backend, backend
-from malletrain.daemon.clock import Clock
-from malletrain.daemon.clock_set import ClockWasSet, look_at_the_clock
-from malletrain.daemon.component_failure import ComponentFailure
+from malletrain.config.units import show_duration
+from malletrain.core.restraint import EVERY_NODE
 from malletrain.daemon.compose import Service, agent_command, compose
-from malletrain.daemon.core import Core
-from malletrain.daemon.descriptors import allow_many
-from malletrain.daemon.gauges import show_gauges
-from malletrain.daemon.handler_failures import HandlerFailures
-from malletrain.daemon.known_database import remember_database
-from malletrain.daemon.memory_trim import MemoryTrim, freeze_objects, full_collections_rare
-from malletrain.daemon.message_router import MessageFailed
-from malletrain.daemon.metrics import Metrics, MetricsError
-from malletrain.daemon.origin import reached_at, settle_origin
-from malletrain.daemon.retention import Retention
-from malletrain.daemon.startup import refusals
-from malletrain.daemon.transport import Transport
+from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.jobs.admission import RequestRefused
+from malletrain.daemon.jobs.repository import Retention
+from malletrain.daemon.server.message_router import MessageFailed
+from malletrain.daemon.server.transport import Transport
+from malletrain.daemon.site import logs
+from malletrain.daemon.site.advertise import AddressError
+from malletrain.daemon.site.backends import Backend, backend
+from malletrain.daemon.site.clock import CHANGES_PERIOD_S, MAX_CHANGES, MIN_CHANGE_S, Clock
+from malletrain.daemon.site.handler_failures import HandlerFailures, cause_of
+from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError
+from malletrain.daemon.site.process import (
+    MemoryTrim,
+    allow_many,
+    freeze_objects,
+    full_collections_rare,
+)
+from malletrain.daemon.site.startup import reached_at, refusals, remember_database, settle_origin
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
     INFO,
@@ -58,8 +68,123 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.database import StatementRefused
 from malletrain.store.ownership import BEAT_S, own
+from malletrain.store.shifted import shift_times
 from malletrain.store.store import Store, StoreError
 from scavenger.interface import SchedulerError
+
+
+class ClockWasSet(RuntimeError):
+    """The host's clock was set.
+
+    Args:
+        by_s: change of the clock, seconds; negative if it was set back.
+        slept_s: time for which the host was suspended, seconds.
+        last: whether the daemon does not follow the next changes for a while.
+
+    """
+
+    def __init__(self, by_s: float, slept_s: float = 0.0, last: bool = False) -> None:
+        if slept_s >= MIN_CHANGE_S:
+            span = show_duration(slept_s)
+            super().__init__(f"The daemon's host was suspended for {span}.")
+            return
+        direction = "forward" if by_s > 0 else "back"
+        span = show_duration(abs(by_s))
+        often = (
+            f" That was {MAX_CHANGES} times within {show_duration(CHANGES_PERIOD_S)}: something "
+            "keeps setting it, and the daemon keeps its own time until changes are less frequent."
+        )
+        super().__init__(
+            f"The clock of the daemon's host was set {direction} by {span}.{often if last else ''}"
+        )
+
+
+def look_at_the_clock(core: Core, clock: Clock) -> None:
+    """Make the core restart if the host's clock differs by at least ``MIN_CHANGE_S``."""
+    by_s, slept_s = clock.behind_s(), clock.slept_s()
+    too_often = clock.sets() >= MAX_CHANGES and slept_s < MIN_CHANGE_S
+    if abs(by_s) < MIN_CHANGE_S or too_often or core.failed.done():
+        return
+    with core.transaction() as now:
+        core.keep_shares(now)
+        core.goals.keep(at_once=True)
+        for run in core.runs.values():
+            core.repository.save(run)
+        with core.store.transaction() as connection:
+            shift_times(connection, by_s - slept_s)
+    core.fail(ClockWasSet(by_s, slept_s, last=clock.sets() == MAX_CHANGES - 1))
+
+
+@dataclass(frozen=True)
+class ComponentFailure:
+    """Why the daemon's components have failed, and which agents they knew."""
+
+    kind: EventKind
+    """Kind of the event that records the failure."""
+    sentence: str
+    """Description of the failure for users."""
+    peers: tuple[bytes, ...]
+    """Connections of the agents that they knew."""
+
+    @classmethod
+    def of(cls, failure: BaseException, service: Service) -> ComponentFailure:
+        """Return the description of the failure that ended the components of ``service``."""
+        has_sentence = isinstance(failure, MessageFailed | ClockWasSet)
+        clock_set = isinstance(failure, ClockWasSet)
+        return cls(
+            EventKind.CLOCK_SET if clock_set else EventKind.MESSAGE_FAILED,
+            str(failure) if has_sentence else f"The daemon failed: {cause_of(failure)}",
+            tuple(agent.peer for agent in service.core.agents),
+        )
+
+
+def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
+    """Set all gauges. ``since_s``: seconds since the last call, for counters of node-seconds and
+    energy.
+
+    Args:
+        service: components of the daemon.
+        metrics: the metrics.
+        since_s: seconds since the last call, for counters of node-seconds and energy.
+    """
+    agents, watts_by_class = (
+        list(service.core.agents),
+        service.core.config.accounting.watts_by_class,
+    )
+    leased = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
+    uses = Counter(use for *_, use in leased)
+    metrics.nodes(*(uses[use] for use in NODE_USES))
+    metrics.leased_nodes(leased)
+    restraint = service.leases.restraints.now
+    metrics.restrained(
+        restraint.paused is not None or EVERY_NODE in restraint.drained,
+        len(restraint.drained.keys() - {EVERY_NODE}),
+        len(restraint.excluded),
+    )
+    metrics.warm(sum(agent.warm_bytes for agent in agents))
+    for use in NODE_USES:
+        metrics.node_seconds(use, uses[use] * since_s)
+    if watts_by_class:
+        nodes_by_state = Counter((agent.node_class, agent.holds is not None) for agent in agents)
+        for (node_class, busy), count in nodes_by_state.items():
+            if watts := watts_by_class.get(node_class):
+                energy_j = count * (watts.busy if busy else watts.idle)
+                metrics.energy(node_class, energy_j * since_s)
+    service.leases.update_health()
+    metrics.jobs(Counter(job.state.value for job in service.core.controller.jobs.values()))
+    metrics.memory(service.core.agents.memory())
+    now = service.core.clock.now()
+    for run in service.core.runs.values():
+        if run.row.started is not None:
+            metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
+
+
+def use_of(agent: LeasedAgent) -> str:
+    """Return the current use of a leased node, one of NODE_USES."""
+    if agent.gone_at is not None:
+        return "leaving"
+    return "training" if agent.holds is not None else "free"
+
 
 log = structlog.get_logger(__name__)
 

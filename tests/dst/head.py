@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 
 from malletrain.config.model import Config, parse_config
 from malletrain.daemon import main as daemon_main
-from malletrain.daemon.backends import Backend
+from malletrain.daemon.site.backends import Backend
 from malletrain.protocol import messages, wire
 from malletrain.store.session import Session
 from malletrain.store.store import Store
@@ -90,7 +90,7 @@ def empty_store() -> Store:
 
 
 class VirtualTransport:
-    """What :class:`malletrain.daemon.transport.Transport` is to the daemon, over the virtual
+    """What :class:`malletrain.daemon.server.transport.Transport` is to the daemon, over the virtual
     network.
     """
 

@@ -25,10 +25,10 @@ from malletrain.agent import jobrun, link, session
 from malletrain.agent.config import AgentConfig
 from malletrain.config.model import Config
 from malletrain.core.settings import ControllerSettings
-from malletrain.daemon import daemon_state
 from malletrain.daemon import main as daemon_main
-from malletrain.daemon.notices import Notices
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.api.notices import Notices
+from malletrain.daemon.engine import state
+from malletrain.daemon.site.settings import controller_settings
 from malletrain.identity.keys import user_name
 from malletrain.protocol import env
 from malletrain.protocol import worker_channel as local
@@ -298,7 +298,7 @@ class Site:
             ),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
             (Notices, "run", _nobody_told),
-            (daemon_state, "controller_settings", _impatient),
+            (state, "controller_settings", _impatient),
             (session, "STEP_S", STEP_S),
             *clocks(self.loop),
         ]

@@ -14,11 +14,11 @@ from jpa.advisor import Advisor
 from malletrain.agent.jobrun import NodeJob
 from malletrain.core.records import NodeRecord
 from malletrain.core.state import ControllerState
-from malletrain.daemon.accounts import Accounts
-from malletrain.daemon.agents import LeasedAgent
-from malletrain.daemon.daemon_state import TransactionOutbox
-from malletrain.daemon.round_shell import RoundShell
-from malletrain.daemon.strays import Strays
+from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.parties import Accounts
+from malletrain.daemon.engine.round_shell import RoundShell
+from malletrain.daemon.engine.state import TransactionOutbox
+from malletrain.daemon.leases.silent_leases import Strays
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds

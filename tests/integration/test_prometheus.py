@@ -29,7 +29,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, Counter, start_http_server
 
-from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.site.metrics import Metrics
 from malletrain.shipped import shipped
 from tests import waiting
 from tests.integration.embedded import Site

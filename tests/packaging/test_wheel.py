@@ -75,7 +75,8 @@ def test_every_file_that_ships_is_text_of_the_wheel_and_of_the_tree(wheel, tree)
 def test_the_installed_product_finds_its_files(installed, tmp_path):
     assert run(installed, tmp_path, "malletrain", "shipped").split() == names()
     code = (
-        "import malletrain, importlib.util as u; from malletrain.daemon.batch import template; "
+        "import malletrain, importlib.util as u; "
+        "from malletrain.daemon.site.backends import template; "
         "print(malletrain.__file__, u.find_spec('jobscripts'), "
         "*('MALLETRAIN-LEASE' in template(None, kind) for kind in ('slurm', 'pbs')))"
     )

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from malletrain.cli.check import MORE_TESTS
-from malletrain.daemon.startup import STARTUP
+from malletrain.daemon.site.startup import STARTUP
 from malletrain.protocol.views import NetworkView
 from tests.disks import fill, small_disk
 

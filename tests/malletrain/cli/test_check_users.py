@@ -10,7 +10,7 @@ import pytest
 
 from malletrain.cli import check_gate, check_users
 from malletrain.config.model import ConfigError, parse_config
-from malletrain.daemon.agent_python import agent_program
+from malletrain.daemon.site.backends import agent_program
 from malletrain.identity.keys import new_pair, user_name
 from tests.scavenger.gate.gate_world import GateWorld
 from tests.waiting import PATIENCE_S

@@ -4,8 +4,8 @@ import pytest
 
 from malletrain.cli.check_accounting import accounting
 from malletrain.config.model import ConfigError, parse_config
-from malletrain.daemon.batch import slurm_settings
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.site.backends import slurm_settings
+from malletrain.daemon.site.settings import controller_settings
 
 SLURM = '[scheduler]\nkind = "slurm"\n[scheduler.slurm]\npartition = "low"\n'
 

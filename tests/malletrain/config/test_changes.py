@@ -1,6 +1,6 @@
 from malletrain.config.changes import changes, with_changes
 from malletrain.config.model import parse_config
-from malletrain.daemon.reload import AT_ONCE, NEXT_JOBS
+from malletrain.daemon.api.reload import AT_ONCE, NEXT_JOBS
 
 LEAST = '[scheduler]\nkind = "local"\n'
 

@@ -7,8 +7,8 @@ from malletrain.cli.check_trainers import trainers as findings
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.config.reference import example_toml, reference_markdown
 from malletrain.core.trainers import DEADLINES_FIRST
-from malletrain.daemon.parties import Parties
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.engine.parties import Parties
+from malletrain.daemon.site.settings import controller_settings
 
 LOCAL = '[scheduler]\nkind = "local"\n'
 SITE = """

@@ -20,7 +20,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.planning import Candidate
 from malletrain.core.settings import PlanningSettings
-from malletrain.daemon.settings import controller_settings, planner
+from malletrain.daemon.site.settings import controller_settings, planner
 
 TEXT = '[scheduler]\nkind = "local"\n[allocation]\npolicy = "{policy}"\n'
 SATURATED = ScalingCurve.of({1: 10.0, 2: 11.0, 4: 12.0})

@@ -17,8 +17,8 @@ import zmq
 from malletrain import __version__
 from malletrain.client import Connection
 from malletrain.config.model import parse_config
-from malletrain.daemon import backends
 from malletrain.daemon import main as daemon_main
+from malletrain.daemon.site import backends
 from malletrain.identity.keys import new_pair
 from malletrain.identity.state_directory import lock_state_dir
 from malletrain.protocol import env, messages, wire

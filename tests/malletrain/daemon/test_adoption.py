@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import zmq
 
-from malletrain.daemon.adoption import Adoption
-from malletrain.daemon.agents import Agents, LeasedAgent
+from malletrain.daemon.engine.agents import Adoption, Agents, LeasedAgent
 from malletrain.protocol import messages, wire
 from malletrain.protocol.messages import Assignment, Release
 from malletrain.protocol.phases import AssignmentPhase

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from malletrain.daemon.advertise import AddressError, advertised
-from malletrain.daemon.transport import Transport
+from malletrain.daemon.server.transport import Transport
+from malletrain.daemon.site.advertise import AddressError, advertised
 from malletrain.identity.keys import new_pair
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 EVERYWHERE = "tcp://0.0.0.0:7443"
 ASK = """
 import json, sys
-from malletrain.daemon.advertise import AddressError, advertised
+from malletrain.daemon.site.advertise import AddressError, advertised
 listen, advertise, nodes, here = json.loads(sys.argv[1])
 try:
     print(advertised(listen, advertise, nodes, all_here=here))

@@ -5,7 +5,7 @@ import venv
 
 import pytest
 
-from malletrain.daemon.agent_python import agent_program
+from malletrain.daemon.site.backends import agent_program
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from malletrain.daemon.answering import ROUND_S, Answering
+from malletrain.daemon.server.rates import ROUND_S, Answering
 
 
 def answered(asks, usual_s=ROUND_S):

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from malletrain.config.model import ConfigError, load_config, parse_config
-from malletrain.daemon.advertise import AddressError
-from malletrain.daemon.backends import backend
-from malletrain.daemon.batch import pbs_settings
+from malletrain.daemon.site.advertise import AddressError
+from malletrain.daemon.site.backends import backend, pbs_settings
 from scavenger.interface import SchedulerError
 from scavenger.pbs.scavenger import PbsScavenger
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from malletrain.config.model import ConfigError, parse_config
-from malletrain.daemon.advertise import AddressError
-from malletrain.daemon.backends import backend
-from malletrain.daemon.batch import slurm_settings
+from malletrain.daemon.site.advertise import AddressError
+from malletrain.daemon.site.backends import backend, slurm_settings
 from malletrain.identity.keys import KeyRing
 from scavenger.interface import SchedulerError
 from scavenger.slurm.scavenger import SlurmScavenger

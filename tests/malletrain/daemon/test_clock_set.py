@@ -12,10 +12,11 @@ import pytest
 
 from malletrain.client import ClientError
 from malletrain.core.shares import PartyService
-from malletrain.daemon import clock, clock_set
-from malletrain.daemon.clock import MIN_CHANGE_S
-from malletrain.daemon.retention import Retention
-from malletrain.daemon.share_keeper import ShareKeeper
+from malletrain.daemon import main
+from malletrain.daemon.engine.parties import ShareKeeper
+from malletrain.daemon.jobs.repository import Retention
+from malletrain.daemon.site import clock
+from malletrain.daemon.site.clock import MIN_CHANGE_S
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 
@@ -110,7 +111,7 @@ def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
     training, wall, monkeypatch
 ):
     daemon, *_ = training
-    monkeypatch.setattr(clock_set, "MAX_CHANGES", 2)
+    monkeypatch.setattr(main, "MAX_CHANGES", 2)
     for number in (1, 2):
         wall.by_s = HOUR_S * (number % 2)
         events = until(

@@ -11,7 +11,7 @@ from jpa import MeasuredCurve, RescaleCosts
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, NodeLost
 from malletrain.core.scaling_model import MAX_POINTS, ScalingModel, named
-from malletrain.daemon.curves import NEWS_EVERY_S, Curves
+from malletrain.daemon.jobs.curves import NEWS_EVERY_S, Curves
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, JobRow
 from malletrain.store.store import Store

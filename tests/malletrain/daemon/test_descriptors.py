@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from malletrain.daemon.descriptors import allow_many
+from malletrain.daemon.site.process import allow_many
 soft, hard, target = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 print(allow_many(target), *resource.getrlimit(resource.RLIMIT_NOFILE))

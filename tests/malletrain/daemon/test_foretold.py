@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from malletrain.core.commands import LossExpected
-from malletrain.daemon.commands import CommandRunner
+from malletrain.daemon.engine.transactions import CommandRunner
 from malletrain.protocol import messages, wire
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.reports import MAX_METRICS, MAX_NAME_LENGTH, TOO_MANY_METRICS
+from malletrain.daemon.nodes.reports import MAX_METRICS, MAX_NAME_LENGTH, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
 from malletrain.protocol.discretion import FAILED_REASON
 from malletrain.protocol.payloads import NodeNetwork

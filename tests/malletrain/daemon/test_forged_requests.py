@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.admission import (
+from malletrain.daemon.jobs.admission import (
     MAX_SPEC_BYTES,
     RequestRefused,
     number,

@@ -11,8 +11,8 @@ from malletrain.core.forecast import Forecast
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.past_forecasts import Made
 from malletrain.core.settings import ControllerSettings
-from malletrain.daemon.goals import JobGoals, goals_problem
-from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.jobs.goals import JobGoals, goals_problem
+from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.render.goals import sentence
 from malletrain.store.records import EventRow, GoalRow, JobRow

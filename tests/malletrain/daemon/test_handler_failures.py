@@ -8,13 +8,13 @@ import weakref
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.handler_failures import (
+from malletrain.daemon.site.handler_failures import (
     MAX_RESTARTS,
     MEMORY_S,
     REFUSAL_S,
     HandlerFailures,
 )
-from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages, wire
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from malletrain.core.events import WorkersFailed
-from malletrain.daemon.hung import (
+from malletrain.daemon.nodes.stuck import (
     ANSWER_S,
     MAX_NODES_PER_CHECK,
     MIN_REPORTS,

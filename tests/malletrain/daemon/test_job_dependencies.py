@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from malletrain.client import ClientError
-from malletrain.daemon.job_dependencies import NODE_EVENTS, running_s
+from malletrain.daemon.api.job_dependencies import NODE_EVENTS, running_s
 from malletrain.protocol import messages
 from malletrain.store.records import EventRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
@@ -246,7 +246,7 @@ def test_owners_are_told_once_each_of_what_they_asked_for(tmp_path):
 )
 def test_other_users_have_nothing_run_on_the_daemons_host(tmp_path_factory, one, why):
     from malletrain.config.notify import NotifySection
-    from malletrain.daemon.notices import refused
+    from malletrain.daemon.api.notices import refused
 
     class SomebodyElse:
         def of(self, user):

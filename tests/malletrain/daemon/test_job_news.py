@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from malletrain.client import ClientError, operations
-from malletrain.daemon.job_news import JobNews
+from malletrain.daemon.engine.state import JobNews
 from malletrain.protocol import messages
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S, until

@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 
-from malletrain.daemon.job_repository import JobRepository
-from malletrain.daemon.monitor import JobMonitor
+from malletrain.daemon.jobs.monitor import JobMonitor
+from malletrain.daemon.jobs.repository import JobRepository
 from malletrain.store.records import JobRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.test_monitor import progress

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from malletrain.daemon.batch import output_dir
+from malletrain.daemon.site.backends import output_dir
 from scavenger.interface import LeaseState
 from tests.malletrain.daemon.forged import Imagined, RunningDaemon, until
 

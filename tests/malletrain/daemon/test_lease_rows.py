@@ -1,6 +1,6 @@
 """The rows of leases, in the store and at hand."""
 
-from malletrain.daemon.lease_rows import LeaseRows
+from malletrain.daemon.engine.state import LeaseRows
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store.records import LeaseRow
 from malletrain.store.store import Store

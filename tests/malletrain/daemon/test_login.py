@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from malletrain.daemon.login import MAX_WAITING, UNAUTHENTICATED, Login
+from malletrain.daemon.server.message_router import MAX_WAITING, UNAUTHENTICATED, Login
 from malletrain.identity.keys import KeyRing, new_pair
 from malletrain.identity.users import UsersError, login_payload
 from malletrain.protocol import wire

@@ -5,7 +5,7 @@ import re
 import pytest
 import structlog
 
-from malletrain.daemon import logs
+from malletrain.daemon.site import logs
 from tests.disks import fill, small_disk
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from malletrain.daemon.logsink import LogSink
+from malletrain.daemon.jobs.logsink import LogSink
 
 
 @pytest.fixture

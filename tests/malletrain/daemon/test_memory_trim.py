@@ -4,7 +4,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from malletrain.daemon.memory_trim import (
+from malletrain.daemon.site.process import (
     GROWTH_BYTES,
     MIN_TRIM_INTERVAL_S,
     SWOLLEN_BYTES,
@@ -14,7 +14,7 @@ from malletrain.daemon.memory_trim import (
 
 HOLES = """
 import os
-from malletrain.daemon.memory_trim import MemoryTrim
+from malletrain.daemon.site.process import MemoryTrim
 
 def held():
     with open("/proc/self/statm") as file:
@@ -32,7 +32,7 @@ print(full - freed, full - held())
 
 LARGE = """
 import os
-from malletrain.daemon.memory_trim import MMAP_BYTES, MemoryTrim, resident_bytes
+from malletrain.daemon.site.process import MMAP_BYTES, MemoryTrim, resident_bytes
 
 MemoryTrim()
 first = [os.urandom(16 * MMAP_BYTES) for _ in range(20)]
@@ -45,7 +45,7 @@ print(full - resident_bytes())
 
 SETTLED = """
 import gc
-from malletrain.daemon.memory_trim import (
+from malletrain.daemon.site.process import (
     COLLECT_INTERVAL_S,
     MemoryTrim,
     collection_disabled,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malletrain.core.thinning import MAX_POINTS, thinned
-from malletrain.daemon.metric_series import (
+from malletrain.daemon.jobs.repository import (
     MIN_VALUES_PER_METRIC,
     GrowingSeries,
     Value,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.daemon.metrics import JOB_STATES, MAX_SHOWN_JOBS, Metrics, MetricsError
+from malletrain.daemon.site.metrics import JOB_STATES, MAX_SHOWN_JOBS, Metrics, MetricsError
 from tests.waiting import PATIENCE_S
 
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from malletrain.daemon.monitor import KEPT_ROUNDS, WINDOW_S, JobMonitor
+from malletrain.daemon.jobs.monitor import KEPT_ROUNDS, WINDOW_S, JobMonitor
 from tests.malletrain.daemon.worker_counts import progress, trained
 
 # --- totals ---

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from malletrain.daemon.monitor import JobMonitor
+from malletrain.daemon.jobs.monitor import JobMonitor
 from malletrain.protocol.messages import Mark, Progress
 from tests.malletrain.daemon.worker_counts import progress, trained
 

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from malletrain.daemon import lease_actions
+from malletrain.daemon.leases import actions
 from malletrain.protocol import messages
 from scavenger.interface import LeaseState, SchedulerError
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
@@ -94,7 +94,7 @@ def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monke
     """On PBS a ``qdel`` for a job that ended in the same moment was never answered. The other tests
     show that the daemon does ask where the agent stays.
     """
-    monkeypatch.setattr(lease_actions, "EXIT_WAIT_S", NEVER_S)
+    monkeypatch.setattr(actions, "EXIT_WAIT_S", NEVER_S)
     machine = Deaf("n0")
     daemon = RunningDaemon(tmp_path, machine, allocation=SOON)
     try:

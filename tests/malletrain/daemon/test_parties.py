@@ -4,8 +4,8 @@ import pytest
 
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.core.events import Quota
-from malletrain.daemon.parties import Parties, primary_group
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.engine.parties import Parties, primary_group
+from malletrain.daemon.site.settings import controller_settings
 from scavenger.slurm.associations import parse_associations
 from tests.scavenger.slurm.test_associations import TREE, USERS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.daemon.rates import (
+from malletrain.daemon.server.rates import (
     BURST_S,
     MAX_DELAY_BY_ONE_S,
     MAX_PROCESSOR_FRACTION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.daemon.receive_queue import (
+from malletrain.daemon.server.receive_queue import (
     CROWDING_BYTES,
     CROWDING_MESSAGES,
     MESSAGE_OVERHEAD_BYTES,

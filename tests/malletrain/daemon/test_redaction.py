@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from malletrain.daemon.redaction import fitting, slim
+from malletrain.daemon.api.job_views import fitting, slim
 from malletrain.protocol.discretion import PRIVATE, event_for_others
 from malletrain.protocol.views import EventView, JobView
 

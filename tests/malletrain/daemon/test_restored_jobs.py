@@ -9,11 +9,11 @@ import pytest
 
 from malletrain.config.model import parse_config
 from malletrain.core.events import JobSubmitted
-from malletrain.daemon.clock import Clock
-from malletrain.daemon.core import Core
-from malletrain.daemon.daemon_state import make_daemon_state
-from malletrain.daemon.job_repository import decode_spec
-from malletrain.daemon.metrics import Metrics
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import make_daemon_state
+from malletrain.daemon.jobs.repository import decode_spec
+from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, GoalRow, JobRow, ProfileRow
 from malletrain.store.store import Store

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 from malletrain.core.events import RoundInterrupted, WorkersFailed
-from malletrain.daemon.round_shell import RoundShell
+from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.rounds.actions import Broke
 
 RUN = SimpleNamespace(

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from malletrain.daemon.sample_counts import SampleCount
+from malletrain.daemon.jobs.monitor import SampleCount
 from malletrain.protocol import messages
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from malletrain.config.model import Config, parse_config
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.site.settings import controller_settings
 
 
 def site(text: str = "") -> Config:

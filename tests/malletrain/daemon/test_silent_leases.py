@@ -1,6 +1,11 @@
 """A lease that runs without a word of its agent is cancelled, and its node left alone."""
 
-from malletrain.daemon.silent_leases import SilentLeases, last_output, likely_cause, node_problem
+from malletrain.daemon.leases.silent_leases import (
+    SilentLeases,
+    last_output,
+    likely_cause,
+    node_problem,
+)
 from malletrain.protocol import messages
 from scavenger.batch.rules import Choice, Explanations, GapRules, NodeFacts
 from scavenger.interface import LeaseState

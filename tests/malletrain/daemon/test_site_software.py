@@ -5,9 +5,8 @@ kind of job.
 import pytest
 
 from malletrain.config.model import ConfigError, parse_config
-from malletrain.daemon.admission import problem_of
-from malletrain.daemon.job_repository import decode_spec
-from malletrain.daemon.site_software import with_site_software
+from malletrain.daemon.jobs.admission import problem_of, with_site_software
+from malletrain.daemon.jobs.repository import decode_spec
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 
 SITE = """

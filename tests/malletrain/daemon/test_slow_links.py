@@ -8,8 +8,8 @@ import pytest
 from malletrain.config.model import parse_config
 from malletrain.core.events import JobState
 from malletrain.core.slow_nodes import SlowNodes
-from malletrain.daemon.sickbay import slow_nodes
-from malletrain.daemon.slow_links import SEND_S, SlowLinkWatch
+from malletrain.daemon.engine.sickbay import slow_nodes
+from malletrain.daemon.nodes.slow_nodes import SEND_S, SlowLinkWatch
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.payloads import ProbeResult
 from malletrain.rounds.interface import RoundStage
@@ -75,7 +75,7 @@ class LinkSite:
         self.watch = SlowLinkWatch(core, lease_actions, self)
 
     def begin(self, places, tries, now, done, seconds):
-        """Stands where :class:`malletrain.daemon.probes.Probes` does."""
+        """Stands where :class:`malletrain.daemon.nodes.probes.Probes` does."""
         assert seconds == SEND_S
         assert set(places) == set(tries[0])
         self.pairs.append(tries[0])

@@ -9,7 +9,7 @@ from malletrain.config.model import parse_config
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, Tick
 from malletrain.core.slow_nodes import MIN_SLOW_WINDOWS, SlowNode, SlowNodes
-from malletrain.daemon.slow_nodes import SlowNodeWatch
+from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Progress
 from malletrain.rounds.interface import RoundStage

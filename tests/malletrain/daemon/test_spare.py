@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from malletrain.daemon import settings
-from malletrain.daemon.agents import Agents, LeasedAgent
+from malletrain.daemon.engine.agents import Agents, LeasedAgent
+from malletrain.daemon.site import settings
 from malletrain.protocol import messages
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
-from malletrain.daemon.probes import LISTEN_S, TRY_S, Probes
-from malletrain.daemon.stuck import StuckRounds
+from malletrain.daemon.nodes.probes import LISTEN_S, TRY_S, Probes
+from malletrain.daemon.nodes.stuck import StuckRounds
 from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
 from malletrain.protocol.payloads import ProbeResult
 from malletrain.rounds.interface import RoundStage

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from malletrain.daemon.timed import TimedCall
+from malletrain.daemon.server.rates import TimedCall
 
 
 def busy(seconds):

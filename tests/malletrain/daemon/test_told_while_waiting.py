@@ -14,11 +14,11 @@ from malletrain.config.model import parse_config
 from malletrain.core.commands import KeepScalingModel
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCostMeasured
-from malletrain.daemon.clock import Clock
-from malletrain.daemon.core import Core
-from malletrain.daemon.daemon_state import make_daemon_state
-from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.settings import controller_settings
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import make_daemon_state
+from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.metrics import Metrics
+from malletrain.daemon.site.settings import controller_settings
 from malletrain.protocol import messages
 from malletrain.sim.costs import CostModel, SimRun
 from malletrain.sim.reports import Reports

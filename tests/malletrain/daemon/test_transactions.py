@@ -7,10 +7,10 @@ import sqlite3
 import pytest
 
 from malletrain.config.model import parse_config
-from malletrain.daemon.clock import Clock
-from malletrain.daemon.daemon_state import make_daemon_state
-from malletrain.daemon.metrics import Metrics
-from malletrain.daemon.transactions import CoreOver, TransactionRunner
+from malletrain.daemon.engine.state import make_daemon_state
+from malletrain.daemon.engine.transactions import CoreOver, TransactionRunner
+from malletrain.daemon.site.clock import Clock
+from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.database import StoreError

@@ -9,9 +9,9 @@ import time
 import pytest
 import zmq
 
-from malletrain.daemon import transport as transport_module
-from malletrain.daemon.receive_queue import MAX_MESSAGES, ReceiveQueue
-from malletrain.daemon.transport import FRAMES, TURN_S, Transport
+from malletrain.daemon.server import transport as transport_module
+from malletrain.daemon.server.receive_queue import MAX_MESSAGES, ReceiveQueue
+from malletrain.daemon.server.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages
 from malletrain.protocol.wire import MAX_LOGIN_BYTES, MAX_REQUEST_BYTES, encode

@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from malletrain.daemon import transport as transport_module
-from malletrain.daemon.transport import CONNECTION_BYTES, Transport
-from malletrain.daemon.unread import (
+from malletrain.daemon.server import transport as transport_module
+from malletrain.daemon.server.transport import CONNECTION_BYTES, Transport
+from malletrain.daemon.server.unread import (
     FRAME_BYTES,
     GREETING_BYTES,
     MAX_BYTES,

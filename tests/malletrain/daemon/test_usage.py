@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.daemon.usage import (
+from malletrain.daemon.api.usage import (
     JobHistory,
     Key,
     LeasedSpan,

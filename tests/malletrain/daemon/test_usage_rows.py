@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from malletrain.daemon import usage_rows
-from malletrain.daemon.usage import NodePower
-from malletrain.daemon.usage_rows import usage_views
+from malletrain.daemon.api import usage
+from malletrain.daemon.api.usage import NodePower, usage_views
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.records import EventRow, JobRow, LeaseRow, RescaleRow
 from malletrain.store.store import Store
@@ -109,7 +108,7 @@ def test_a_long_past_is_added_up_piece_by_piece_and_others_go_on_meanwhile(store
         store.add_job(row)
         store.put_rescale(RescaleRow(row.id, 1, "start", 0, 1, T, T + number, 0.0))
     together = rows(store)
-    monkeypatch.setattr(usage_rows, "AT_ONCE", 1)
+    monkeypatch.setattr(usage, "AT_ONCE", 1)
     turns = 0
 
     async def counted():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from malletrain.daemon.waiting import happens
+from malletrain.daemon.site.clock import happens
 from tests.waiting import NEVER_S, PATIENCE_S
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.daemon.job_views import missing_nodes_clause, pending_leases_clause
+from malletrain.daemon.api.job_views import missing_nodes_clause, pending_leases_clause
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from malletrain.daemon.zap_authenticator import ENDPOINT, ZapAuthenticator
+from malletrain.daemon.server.transport import ENDPOINT, ZapAuthenticator
 from malletrain.identity.keys import new_pair
 from tests.waiting import PATIENCE_S
 

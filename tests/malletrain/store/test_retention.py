@@ -1,6 +1,6 @@
 """What is kept no longer."""
 
-from malletrain.daemon.retention import INTERVAL_S, NEXT_BATCH_S, Retention
+from malletrain.daemon.jobs.repository import INTERVAL_S, NEXT_BATCH_S, Retention
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store import copies, retention
 from malletrain.store.records import (

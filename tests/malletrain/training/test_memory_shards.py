@@ -79,10 +79,10 @@ def test_fetched_shards_take_no_more_memory_than_the_limit(
     reader = fetching_reader(str(view), {METADATA}, remote)
     reader.set_up_storage_reader(reader.read_metadata(), True)
     expected = {key: boxes(tuple(t.shape), layout[key], 1)[0] for key, t in tensors.items()}
-    receiver = Receiver(wanted, tensors)
-    reader.read_data(plan_of(metadata, wanted), receiver).wait()
+    receiver = Receiver(expected, tensors)
+    reader.read_data(plan_of(metadata, expected), receiver).wait()
 
-    assert same(receiver.found, tensors, wanted)
+    assert same(receiver.found, tensors, expected)
     assert folder.used() <= folder.limit
     fetched = [path for path in view.iterdir() if path.name != METADATA]
     assert len(fetched) == 2

@@ -1,0 +1,1 @@
+"""The requests of clients: what they may see and change."""

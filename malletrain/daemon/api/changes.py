@@ -1,0 +1,442 @@
+"""Changes at run time: owners change their jobs, operators what is leased.
+
+Decides which user may change what and which requests are valid, and records a change before it
+takes effect. :mod:`malletrain.core` decides what a change does to the plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+
+from malletrain.config.model import ConfigError
+from malletrain.core.events import JobState, LimitsChanged
+from malletrain.core.goals import OwnerGoals
+from malletrain.core.restraint import EVERY_NODE, Restriction
+from malletrain.daemon.api.job_dependencies import outcome
+from malletrain.daemon.api.job_views import JobViews
+from malletrain.daemon.api.reload import Reload, sentence
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.jobs.admission import (
+    MAX_TEXT_LENGTH,
+    RequestRefused,
+    number,
+    problem_of,
+    text,
+    weighed,
+    whole,
+)
+from malletrain.daemon.jobs.goals import HOUR_S, goals_problem
+from malletrain.daemon.jobs.repository import decode_spec, not_completed
+from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.protocol import env, messages
+from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.messages import JobSpec
+from malletrain.protocol.views import JobView
+from malletrain.store.records import JobRow
+from scavenger.hostlist import HostlistError, expand, named
+
+
+class JobChanges:
+    """Operations on one unfinished job.
+
+    Args:
+        core: the daemon's core.
+        views: creates the answers.
+        find: returns the job that a user means by a name or id; arguments: name, user. Raises
+            RequestRefused.
+        transaction: opens a transaction of the core as the API does.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        views: JobViews,
+        find: Callable[[str, str], JobRow],
+        transaction: Callable[[], AbstractContextManager[float]],
+    ) -> None:
+        self._core = core
+        self._views = views
+        self._find = find
+        self._transaction = transaction
+        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+            "weigh": self._weigh,
+            "extend": self._extend,
+        }
+
+    async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
+        """Change the weight of an unfinished job."""
+        row = self._find_managed(user, params, "weigh")
+        if row.id not in self._core.runs:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        spec = weighed(decode_spec(row.spec), params.get("weight"))
+        with self._transaction():
+            self._core.reweigh(row.id, spec)
+        return self._views.view(user, self._core.store.get_job(row.id) or row, spec)
+
+    async def _extend(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
+        row = self._find_managed(user, params, "extend")
+        if JobState(row.state).ended:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        changes = msgspec.convert(params["changes"], dict[str, float | None])
+        new_goals, stated = extended(self._core, row, changes)
+        with self._transaction():
+            extend(self._core, row, new_goals, stated)
+        return {"job": self._views.view(user, self._core.store.get_job(row.id) or row)}
+
+    def _find_managed(self, user: str, params: Mapping[str, Any], operation: str) -> JobRow:
+        row = self._find(text(params, "job"), user)
+        if not self._core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can "
+                f"{operation} it."
+            )
+        return row
+
+
+def arrays_of(jobs: Iterable[tuple[str, JobSpec]]) -> dict[tuple[str, int], list[str]]:
+    """Return (prefix of the job names, number of digits of the index) → ids of the jobs, for each
+    array.
+    """
+    arrays: dict[tuple[str, int], list[str]] = {}
+    for job, spec in jobs:
+        index = spec.env.get(env.ARRAY_INDEX, "")
+        if index and spec.name.endswith(f"-{index}"):
+            arrays.setdefault((spec.name[: -len(index) - 1], len(index)), []).append(job)
+    return arrays
+
+
+def jobs_of_array(arrays: Mapping[tuple[str, int], list[str]], name: str) -> list[str]:
+    """Return the ids of the jobs of the array that was submitted as ``name``."""
+    digits = sorted({count for _, count in arrays})
+    return [job for n in digits for job in arrays.get((name[: 63 - n], n), ())]
+
+
+def dependencies(core: Core, predecessors: Sequence[JobRow]) -> tuple[str, ...]:
+    """Return the ids of the jobs that a new job waits for. Raises RequestRefused."""
+    for row in not_completed(core.store, [row.id for row in predecessors]):
+        if JobState(row.state).ended:
+            raise RequestRefused(
+                f"Job {row.id} ({row.name}) {outcome(row)}, so a job after it would never start."
+            )
+    return tuple(dict.fromkeys(row.id for row in predecessors))
+
+
+KEYS = ("deadline", "budget_nh", "more_nh", "work")
+
+
+def goals_of(spec: messages.JobSpec) -> OwnerGoals:
+    """Return the goals in a job's specification."""
+    budget_s = None if spec.budget_nh is None else spec.budget_nh * HOUR_S
+    return OwnerGoals(spec.deadline, budget_s, spec.work)
+
+
+def extended(
+    core: Core, row: JobRow, changes: Mapping[str, float | None]
+) -> tuple[OwnerGoals, bool]:
+    """Return the new goals of the job, and whether its owner stated its work. Raises
+    RequestRefused.
+
+    Args:
+        core: the daemon's core.
+        row: row of the job.
+        changes: goal (one of ``KEYS``) → new value; None removes the goal.
+    """
+    unknown = sorted(set(changes) - set(KEYS))
+    if unknown or not changes:
+        raise RequestRefused(f"A job is extended by some of {', '.join(KEYS)}.", "usage")
+    goals, stated = core.goals.of(row.id)
+    fields: dict[str, Any] = {}
+    if "deadline" in changes:
+        fields["deadline"] = changes["deadline"]
+    if "budget_nh" in changes:
+        hours = changes["budget_nh"]
+        fields["budget_s"] = None if hours is None else hours * HOUR_S
+    if (more := changes.get("more_nh")) is not None:
+        if goals.budget_s is None:
+            raise RequestRefused(
+                f"Job {row.id} has no budget that could be raised; give one, such as 200nh.",
+                "usage",
+            )
+        fields["budget_s"] = goals.budget_s + more * HOUR_S
+    if "work" in changes:
+        fields["work"], stated = changes["work"], changes["work"] is not None
+    new_goals = replace(goals, **fields)
+    changed = OwnerGoals(**fields)  # unchanged goals may be invalid by now
+    if problem := goals_problem(changed, decode_spec(row.spec).mode, core.clock.now()):
+        raise RequestRefused(problem, "usage")
+    return new_goals, stated
+
+
+def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None:
+    """Set the goals of the job. Call it within a transaction.
+
+    Args:
+        core: the daemon's core.
+        row: row of the job.
+        new_goals: the goals.
+        stated: whether the owner stated the work.
+    """
+    data: dict[str, Any] = {
+        "deadline": new_goals.deadline,
+        "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
+        "work": new_goals.work,
+    }
+    core.audit.record(EventKind.JOB_EXTENDED, _sentence(new_goals), job=row.id, **data)
+    core.feed(core.goals.extend(row.id, new_goals, stated=stated))
+
+
+def _sentence(goals: OwnerGoals) -> str:
+    parts = [
+        "no deadline" if goals.deadline is None else f"the deadline {_utc(goals.deadline)}",
+        "no budget" if goals.budget_s is None else f"a budget of {goals.budget_s / HOUR_S:.4g} nh",
+    ]
+    return f"The job has {parts[0]} and {parts[1]} from now on."
+
+
+def _utc(moment: float) -> str:
+    return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+Operation = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+
+
+class OperatorActions:
+    """The operations by which users change running jobs and leases.
+
+    Args:
+        core: the daemon's core.
+        leases: requests leases from the main scheduler.
+        find: returns the job that a user means by a name or id; arguments: name, user. Raises
+            RequestRefused.
+        transaction: opens a transaction of the core as the API does.
+        reload: reloads the configuration.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        leases: LeaseReconciler,
+        find: Callable[[str, str], JobRow],
+        transaction: Callable[[], AbstractContextManager[float]],
+        reload: Reload,
+    ) -> None:
+        self._core, self._leases, self._find, self._transaction = core, leases, find, transaction
+        self._reloader = reload
+        self.operations: dict[str, Operation] = {
+            "scale": self._scale,
+            "pause": self._pause,
+            "resume": self._resume,
+            "drain": self._drain,
+            "exclude": self._exclude,
+            "reload": self._reload,
+        }
+
+    async def _scale(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Change the limits of a job's scale."""
+        core, row = self._core, self._find(text(params, "job"), user)
+        if not core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can change "
+                "its limits."
+            )
+        run = core.runs.get(row.id)
+        if run is None or JobState(row.state).ended:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        if row.state == JobState.PROFILING.value:
+            raise RequestRefused(
+                f"Job {row.id} is being profiled; its limits can be changed when that is over."
+            )
+        low, high = (whole(params, n, 0, 0, MAX_NODES + 1) for n in ("min_nodes", "max_nodes"))
+        largest = run.spec.largest
+        sized = run.spec.mode != "service" and row.started is not None
+        if sized and high > largest:
+            raise RequestRefused(
+                f"Job {row.id} has started with at most {largest} nodes: its batches and the ends "
+                f"of its epochs are sized for that number ({env.MAX_WORLD_SIZE}), and more would "
+                f"drop or repeat samples. Give it {largest} at most, or cancel it and submit it "
+                f"again with --nodes {low}:{high}; it resumes from its snapshot.",
+                "usage",
+            )
+        sizes = run.spec.profile_sizes
+        if sizes is not None:
+            sizes = tuple(k for k in sizes if low <= k <= high) or None
+        spec = msgspec.structs.replace(
+            run.spec,
+            min_nodes=low,
+            max_nodes=high,
+            profile_sizes=sizes,
+            sized_for=largest if sized and high < largest else 0,
+        )
+        if problem := problem_of(spec, files=False):
+            raise RequestRefused(problem, "usage")
+        before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
+        sentence = f"Job {row.id} ({row.name}) may use {low}:{high} nodes, not {before}."
+        with self._transaction():
+            core.repository.save(run, spec=msgspec.json.encode(spec).decode())
+            run.spec, run.rounds.min_nodes = spec, low
+            core.audit.record(
+                EventKind.JOB_LIMITED, sentence, job=row.id, min_nodes=low, max_nodes=high, by=user
+            )
+            core.feed(LimitsChanged(row.id, low, high))
+        return {"job": row.id, "sentence": sentence}
+
+    # --- restrictions of leasing ---
+
+    async def _pause(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Stop leasing; with ``release`` give all leases back."""
+        hold, release = self._restriction(user, params), params.get("release") is True
+        leased = self._leased_nodes() if release else []
+        sentence = "Nothing new is leased until 'malletrain resume'. " + (
+            _release_sentence(len(leased)) if release else "What is held stays."
+        )
+        with self._transaction():
+            restraint = self._leases.restraints.now.pausing(hold)
+            self._core.audit.record(
+                EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
+            )
+            self._leases.restrain(restraint, leased, f"{user} paused MalleTrain.")
+        return {"sentence": sentence}
+
+    async def _resume(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """End a pause, or the restrictions of ``nodes``."""
+        self._require_operator(user)
+        nodes = self._nodes(params)
+        before = self._leases.restraints.now
+        if nodes:
+            sick = self._core.sick.now(self._core.clock.now()).keys() & set(nodes)
+            resumed_nodes = sorted({*before.drained, *before.excluded} & set(nodes) | sick)
+            after = before.resuming(resumed_nodes)
+            missing = sorted(set(nodes) - set(resumed_nodes))
+            sentence = f"May be leased again: {_named(resumed_nodes) or 'nothing'}." + (
+                f" Neither drained nor excluded, nor sick: {_named(missing)}." if missing else ""
+            )
+        else:
+            resumed_nodes, after, sick = [], before.pausing(None), set()
+            remaining = after.sentence()
+            word = "is over" if before.paused else "was not there"
+            sentence = f"The pause {word}.{f' Still so: {remaining}' if remaining else ''}"
+        if after == before and not sick:
+            raise RequestRefused(sentence)
+        with self._transaction():
+            for node in sick:
+                self._core.sick.forget(node)
+            if not nodes:
+                self._core.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
+            self._record(EventKind.NODE_RESUMED, resumed_nodes, f"By {user}.", user)
+            self._leases.restrain(after, (), "")
+        return {"sentence": sentence}
+
+    async def _drain(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Give nodes back, and leave them alone until a time or until they are resumed."""
+        hold, nodes = self._restriction(user, params), self._nodes(params)
+        if not nodes:
+            raise RequestRefused("Name the nodes to drain, or all of them (--all).", "usage")
+        leased = [node for node in self._leased_nodes() if EVERY_NODE in nodes or node in nodes]
+        restraint = self._leases.restraints.now.draining(nodes, hold)
+        sentence = restraint.refusal(nodes[0])
+        with self._transaction():
+            self._record(EventKind.NODE_DRAINED, nodes, sentence, user, until=hold.until)
+            self._leases.restrain(restraint, leased, sentence)
+        return {"sentence": f"{_named(nodes)}: {sentence} {_release_sentence(len(leased))}"}
+
+    async def _exclude(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Take no more leases on nodes."""
+        hold, nodes = self._restriction(user, params), self._nodes(params)
+        if not nodes or EVERY_NODE in nodes:
+            raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
+        restraint = self._leases.restraints.now.excluding(nodes, hold)
+        sentence = restraint.refusal(nodes[0])
+        with self._transaction():
+            self._record(EventKind.NODE_EXCLUDED, nodes, sentence, user)
+            self._leases.restrain(restraint, (), "")
+        return {"sentence": f"{_named(nodes)}: {sentence} A lease that is held there stays."}
+
+    async def _reload(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Reload the configuration."""
+        self._require_operator(user)
+        try:
+            config = await asyncio.to_thread(self._reloader.read)
+        except ConfigError as error:
+            self._reloader.failed(str(error), user)
+            raise RequestRefused(f"Nothing has changed. {error}") from None
+        with self._transaction():
+            changes_ = self._reloader.apply(config, user)
+        return {"sentence": sentence(changes_), **changes_}
+
+    def _require_operator(self, user: str) -> None:
+        if not self._core.accounts.operates(user):
+            raise RequestRefused(
+                "Only operators ([daemon] operators in the daemon's configuration) and the user "
+                "who runs the daemon can do this."
+            )
+
+    def _restriction(self, user: str, params: Mapping[str, Any]) -> Restriction:
+        self._require_operator(user)
+        now = self._core.clock.now()
+        until = None
+        if params.get("until") is not None:
+            until = number(params, "until", 0.0, 0.0, 1e11)
+            if until <= now:
+                raise RequestRefused("The end of the restriction is in the past.", "usage")
+        return Restriction(user, now, until, text(params, "why", ""))
+
+    def _nodes(self, params: Mapping[str, Any]) -> list[str]:
+        nodes = msgspec.convert(params.get("nodes", []), list[str])
+        if len(nodes) > MAX_NODES or any(not 0 < len(name) <= MAX_TEXT_LENGTH for name in nodes):
+            raise RequestRefused("The request's 'nodes' is not a valid list of nodes.", "usage")
+        names = {row.node for row in self._leases.active.values()}
+        if self._leases.last_poll is not None:
+            names |= {each.node for each in self._leases.last_poll.explanations}
+            restraint = self._leases.restraints.now
+            names |= {EVERY_NODE, *restraint.drained, *restraint.excluded}
+            nodes = [each for name in nodes for each in _expanded(name, names)]
+            if unknown := [name for name in nodes if name not in names]:
+                raise RequestRefused(
+                    f"The main scheduler knows no node {named(unknown)}; 'malletrain nodes "
+                    "--explain' lists all."
+                )
+        return nodes
+
+    def _leased_nodes(self) -> list[str]:
+        return [row.node for row in self._leases.active.values()]
+
+    def _record(
+        self, kind: EventKind, nodes: list[str], sentence: str, user: str, **data: Any
+    ) -> None:
+        for node in nodes:
+            name = "" if node == EVERY_NODE else node
+            self._core.audit.record(kind, sentence, node=name, by=user, **data)
+
+
+def _expanded(name: str, names: Collection[str]) -> tuple[str, ...]:
+    """Return the nodes that an operator names: one node, or a list such as n[1-4]."""
+    if name in names:
+        return (name,)
+    try:
+        return expand(name)
+    except HostlistError as error:
+        raise RequestRefused(str(error), "usage") from None
+
+
+def _named(nodes: list[str]) -> str:
+    if EVERY_NODE not in nodes:
+        return named(nodes)
+    others = [node for node in nodes if node != EVERY_NODE]
+    return f"all nodes, {named(others)}" if others else "all nodes"
+
+
+def _release_sentence(leases: int) -> str:
+    """Return what happens to a number of leases, as a sentence."""
+    if leases == 0:
+        return "There is no lease to give back."
+    if leases == 1:
+        return "1 lease is given back once its job has moved off."
+    return f"{leases} leases are given back once their jobs have moved off."

@@ -1,0 +1,494 @@
+"""The operations of clients: one function for each, data in, data out.
+
+Decides what an operation does, and when a client that waits for news of its jobs is answered.
+:mod:`malletrain.daemon.jobs.admission` decides which requests are valid,
+:mod:`malletrain.protocol.discretion` who sees what of a job. The command line renders the answers.
+
+A request that fails is answered with an error. After a failed transaction
+(:class:`TransactionFailed`) memory and store may differ: see
+:mod:`malletrain.daemon.site.handler_failures`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from malletrain import __version__
+from malletrain.core.events import JobCancelled, JobState
+from malletrain.core.thinning import MAX_POINTS
+from malletrain.daemon.api.changes import (
+    JobChanges,
+    OperatorActions,
+    arrays_of,
+    dependencies,
+    goals_of,
+    jobs_of_array,
+)
+from malletrain.daemon.api.job_dependencies import JobDependencies
+from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
+from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
+from malletrain.daemon.api.notices import refused
+from malletrain.daemon.api.reload import Reload
+from malletrain.daemon.api.usage import NodePower, usage_views
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.jobs.admission import (
+    MAX_TEXT_LENGTH,
+    RequestRefused,
+    cancelled,
+    for_trainer,
+    number,
+    problem_of,
+    text,
+    whole,
+    why_cancelled,
+    with_site_software,
+)
+from malletrain.daemon.jobs.goals import goals_problem
+from malletrain.daemon.jobs.logsink import LogSink
+from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
+from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.site.clock import MAX_WAIT_S
+from malletrain.daemon.site.handler_failures import HandlerFailures
+from malletrain.daemon.site.process import collection_disabled
+from malletrain.identity.keys import user_name
+from malletrain.protocol import messages
+from malletrain.protocol.discretion import event_for_others
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    LogView,
+    MembersView,
+    MemberView,
+    NewsView,
+    NodeView,
+    SeriesView,
+    StatusView,
+    UsageView,
+)
+from malletrain.store.records import STARTED, JobRow
+
+MAX_WATCHED_JOBS = 10_000
+"""Maximum number of jobs in one request."""
+_NOTHING_HEARD = -1
+
+
+def news_operations(
+    core: Core, boot: str
+) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
+    """Return name → operation of clients. ``boot``: id of this start of the daemon."""
+
+    async def news(user: str, params: Mapping[str, Any]) -> NewsView:
+        """Return those of ``jobs`` with news since ``cursor``: at once if there are any, else at
+        the first news within ``wait_s``. With a cursor of another start of the daemon, all of them
+        may have news.
+        """
+        jobs = msgspec.convert(params["jobs"], list[str])
+        if len(jobs) > MAX_WATCHED_JOBS or any(len(job) > MAX_TEXT_LENGTH for job in jobs):
+            raise RequestRefused(
+                f"One request watches {MAX_WATCHED_JOBS} jobs at most, each named by "
+                f"{MAX_TEXT_LENGTH} characters at most.",
+                "usage",
+            )
+        unknown = [job for job in jobs if not _exists(core, user, job)]
+        last_number = _number(text(params, "cursor", ""), boot)
+        deadline = core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
+        while True:
+            jobs_ = [*unknown, *core.news.since(last_number, jobs)]
+            remaining_s = deadline - core.clock.now()
+            if jobs_ or remaining_s <= 0:
+                return NewsView(f"{boot}:{core.news.number}", tuple(dict.fromkeys(jobs_)))
+            await core.news.more(remaining_s)
+
+    return {"news": news}
+
+
+def _exists(core: Core, user: str, job: str) -> bool:
+    """Whether the job exists. Raises RequestRefused if the user may not manage it."""
+    run = core.runs.get(job)
+    row = run.row if run is not None else core.store.get_job(job)
+    if row is not None and not core.accounts.may_manage(user, row.owner):
+        raise RequestRefused(
+            f"Job {job} belongs to {row.owner}; only its owner or an operator can watch it."
+        )
+    return row is not None
+
+
+def _number(cursor: str, boot: str) -> int:
+    start, _, count = cursor.rpartition(":")
+    valid = start == boot and count.isascii() and count.isdigit() and len(count) < 16
+    return int(count) if valid else _NOTHING_HEARD
+
+
+MAX_JOBS_PER_REQUEST = 1000
+"""Default number of ended jobs in one answer, and maximum number of jobs cancelled by one
+request.
+"""
+MAX_ENDED_JOBS = 100_000
+"""Maximum number of ended jobs in one answer."""
+MAX_TIME = 2**53
+"""Maximum time or event number in a request."""
+
+
+class TransactionFailed(Exception):
+    """A transaction of the core failed; see the cause."""
+
+
+class Api:
+    """Answers the requests of clients.
+
+    Args:
+        core: the daemon's core.
+        state: the daemon's state.
+        leases: requests leases from the main scheduler.
+        dependencies: jobs that wait for others.
+        logs: the logs of jobs.
+        boot: id of this start of the daemon.
+        scheduler: name of the main scheduler.
+        handler_failures: messages that could not be handled.
+        reload: reloads the configuration.
+        users_problems: returns what is wrong with the list of users, as sentences.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        state: DaemonState,
+        leases: LeaseReconciler,
+        dependencies: JobDependencies,
+        logs: LogSink,
+        boot: str,
+        scheduler: str,
+        handler_failures: HandlerFailures,
+        reload: Reload,
+        users_problems: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self.core = core
+        self.dependencies = dependencies
+        self.state = state
+        self.views = JobViews(core, state.refusals, state.pending_leases)
+        self.leases = leases
+        self.logs = logs
+        self.boot = boot
+        self.scheduler = scheduler
+        self.handler_failures = handler_failures
+        self._users_problems = users_problems
+        self.began = core.clock.now()
+        self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
+            "submit": self._submit,
+            "cancel": self._cancel,
+            "jobs": self._jobs,
+            "job": self._job,
+            "nodes": self._nodes,
+            "events": self._events,
+            "logs": self._logs,
+            "members": self._members,
+            "metrics": self._metrics,
+            "status": self._status,
+            "usage": self._usage,
+            **JobChanges(core, self.views, self._find, self._transaction).operations,
+            **forecast_operations(core),
+            **news_operations(core, boot),
+            **OperatorActions(core, leases, self._find, self._transaction, reload).operations,
+        }
+
+    async def answer(self, user: str, request: messages.Request) -> messages.Reply:
+        """Return the reply to one request of ``user``."""
+        operation = self.operations.get(request.op)
+        try:
+            if operation is None:
+                raise RequestRefused(
+                    f"The daemon knows no operation '{request.op}'; it knows "
+                    f"{', '.join(sorted(self.operations))}.",
+                    "usage",
+                )
+            with collection_disabled():
+                params = request.parameters()
+            return messages.Reply(
+                request.id, True, msgspec.to_builtins(await operation(user, params))
+            )
+        except RequestRefused as e:
+            return messages.Reply(request.id, False, error=str(e), code=e.code)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as e:
+            return messages.Reply(
+                request.id,
+                False,
+                error=f"The request '{request.op}' is malformed: {e}.",
+                code="usage",
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[float]:
+        try:
+            with self.core.transaction() as now:
+                yield now
+        except Exception as error:
+            raise TransactionFailed(str(error)) from error
+
+    # --- jobs ---
+
+    async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
+        spec = msgspec.convert(params["spec"], messages.JobSpec)
+        spec, core = msgspec.structs.replace(spec, owner=user), self.core
+        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
+        if spec.key and (earlier := submitted_before(core.store, spec)) is not None:
+            return {"job": self.views.view(user, earlier)}
+        if refusal := core.accounts.refusal(user):
+            raise RequestRefused(refusal)
+        # The daemon may be unable to read files of other users. Their client has checked them.
+        if problem := problem_of(spec, files=not core.accounts.of(user)):
+            raise RequestRefused(problem, "usage")
+        if problem := refused(spec, user, core.accounts, core.config.notify):
+            raise RequestRefused(problem)
+        if problem := goals_problem(goals_of(spec), spec.mode, core.clock.now()):
+            raise RequestRefused(problem, "usage")
+        if problem := core.goals.too_small(spec.budget_nh, spec.min_nodes):
+            raise RequestRefused(problem, "usage")
+        unfinished = [run.spec.owner for run in core.runs.values()]
+        if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
+            raise RequestRefused(refusal)
+        spec = with_site_software(spec, core.config.containers)
+        spec = msgspec.structs.replace(
+            spec, after=dependencies(core, [self._find(name, user) for name in spec.after])
+        )
+        with self._transaction() as now:
+            row = core.store.add_job(
+                JobRow(
+                    core.store.new_job_id(),
+                    spec.name,
+                    user,
+                    msgspec.json.encode(spec).decode(),
+                    JobState.QUEUED.value,
+                    submitted=now,
+                    account=core.parties.account(user),
+                )
+            )
+            core.audit.record(
+                EventKind.JOB_SUBMITTED,
+                f"{spec.min_nodes}:{spec.max_nodes} nodes, {spec.script}",
+                job=row.id,
+                name=spec.name,
+            )
+            self.dependencies.submitted(row)
+        reached(FaultPoint.DAEMON_SUBMITTED)
+        return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
+
+    async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        results = []
+        names = msgspec.convert(params["jobs"], list[str])
+        if len(names) > MAX_JOBS_PER_REQUEST or any(len(name) > MAX_TEXT_LENGTH for name in names):
+            raise RequestRefused(
+                f"One request cancels {MAX_JOBS_PER_REQUEST} jobs at most, each named by "
+                f"{MAX_TEXT_LENGTH} characters at most.",
+                "usage",
+            )
+        why = why_cancelled(params)
+        for name in self._with_arrays(names, user):
+            try:
+                row = self._find(name, user)
+            except RequestRefused as e:
+                results.append({"job": name, "ok": False, "sentence": str(e)})
+                continue
+            if not self.core.accounts.may_manage(user, row.owner):
+                sentence = (
+                    f"Job {row.id} belongs to {row.owner}; only its owner or an operator "
+                    "can cancel it."
+                )
+                results.append({"job": row.id, "ok": False, "sentence": sentence})
+            elif JobState(row.state).ended:
+                sentence = f"Job {row.id} is {row.state} already."
+                results.append({"job": row.id, "ok": False, "sentence": sentence})
+            else:
+                reason = cancelled(user, row.owner, why)
+                with self._transaction():
+                    if self.dependencies.waits(row.id):
+                        self.dependencies.cancel(row.id, reason)
+                    else:
+                        self.core.feed(JobCancelled(row.id, reason))
+                sentence = f"Job {row.id} ({row.name}) is cancelled."
+                results.append({"job": row.id, "ok": True, "sentence": sentence})
+        return {"results": results}
+
+    async def _jobs(self, user: str, params: Mapping[str, Any]) -> list[JobView]:
+        """Return all unfinished jobs and the newest ``ended`` others, as many as fit into one
+        answer.
+        """
+        ended = [state.value for state in JobState if state.ended]
+        unfinished = [state.value for state in JobState if not state.ended]
+        store = self.core.store
+        rows = store.list_jobs(
+            ended, newest=whole(params, "ended", MAX_JOBS_PER_REQUEST, 0, MAX_ENDED_JOBS)
+        ) + store.list_jobs(unfinished)
+        counts, goals = store.rescale_counts(), store.goals.all()
+        views = [
+            self.views.view(user, row, rescales=counts.get(row.id, 0), goal=goals.get(row.id))
+            for row in sorted(rows, key=lambda row: natural(row.id))
+        ]
+        return fitting(views, unfinished)
+
+    async def _job(self, user: str, params: Mapping[str, Any]) -> JobDetail:
+        return self.views.detail(user, self._find(text(params, "job"), user))
+
+    async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
+        row = self._find(text(params, "job"), user)
+        run = self.core.runs.get(row.id)
+        if decode_spec(row.spec).mode != "service":
+            raise RequestRefused(
+                f"Job {row.id} is no service; its workers are not members of anything."
+            )
+        rounds = run.rounds if run else None
+        view = rounds.view if rounds else ()
+        members = tuple(
+            MemberView(p.node, p.host, p.address, p.gone_in_s) for p in self.core.rounds.peers(view)
+        )
+        key = self.core.rounds.job_key_of(row.id) if user == row.owner else ""
+        return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
+
+    def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
+        """Yield the names. A name of an array of ``user`` is replaced by the ids of the array's
+        unfinished jobs.
+        """
+        store = self.core.store
+        arrays: dict[tuple[str, int], list[str]] | None = None
+        for name in names:
+            if any(name in (row.id, row.name) for row in store.find_jobs(name)):
+                yield name
+                continue
+            if arrays is None:
+                unfinished = [state.value for state in JobState if not state.ended]
+                rows = store.list_jobs(unfinished)
+                arrays = arrays_of((r.id, decode_spec(r.spec)) for r in rows if r.owner == user)
+            yield from jobs_of_array(arrays, name) or (name,)
+
+    def _find(self, name: str, user: str) -> JobRow:
+        """Return the job with this name or id. Jobs of ``user`` come before those of others."""
+        all_rows = self.core.store.find_jobs(name)
+        rows = [row for row in all_rows if row.owner == user] or all_rows
+        if not rows:
+            raise RequestRefused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
+        if len({row.name for row in rows}) > 1:
+            raise RequestRefused(
+                f"'{name}' may mean {', '.join(f'{row.id} ({row.name})' for row in rows[:5])}; "
+                "name one of them."
+            )
+        return rows[-1]
+
+    # --- the machine ---
+
+    async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
+        return node_views(self.core, self.state, self.leases, bool(params.get("explain")))
+
+    async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
+        since, limit = (
+            whole(params, "since", 0, -MAX_TIME, MAX_TIME),
+            whole(params, "limit", 100, 0, 1000),
+        )
+        job = self._find(text(params, "job"), user).id if params.get("job") else None
+        deadline = self.core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
+        while (
+            not (events := self.core.audit.since(since, limit, job))
+            and (remaining_s := deadline - self.core.clock.now()) > 0
+        ):
+            await self.core.audit.news(remaining_s)
+        visible: dict[str, bool] = {"": True}
+        for event in events:
+            if event.job not in visible:
+                row = self.core.store.get_job(event.job)
+                visible[event.job] = row is None or self.core.accounts.may_manage(user, row.owner)
+        return slim([event if visible[event.job] else event_for_others(event) for event in events])
+
+    async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
+                "its logs."
+            )
+        ended = JobState(row.state).ended
+        arriving = ended and self.core.agents.shipping(row.id)  # checked before the log is read
+        limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
+        piece = self.logs.read(
+            row.id,
+            text(params, "stream", "rank0"),
+            text(params, "cursor", ""),
+            limit,
+            ended and not arriving,
+        )
+        return msgspec.structs.replace(piece, arriving=arriving)
+
+    async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
+        """Return the metrics that a job's script reported, over time."""
+        row = self._find(text(params, "job"), user)
+        if not self.core.accounts.may_manage(user, row.owner):
+            raise RequestRefused(
+                f"Job {row.id} belongs to {row.owner}; only its owner or an operator can see its "
+                "metrics."
+            )
+        return series_views(
+            self.core.store.series,
+            row,
+            msgspec.convert(params.get("names", ()), list[str]),
+            number(params, "since", 0.0, 0.0, MAX_TIME),
+            whole(params, "most", 0, 0, MAX_POINTS),
+        )
+
+    async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
+        """Return the usage of the users whose jobs ``user`` may manage."""
+        core = self.core
+        now = core.clock.now()
+        since, until = (
+            number(params, n, d, 0.0, MAX_TIME) for n, d in (("since", 0.0), ("until", now))
+        )
+        watts = core.config.accounting.watts_by_class
+        return await usage_views(
+            core.store.history,
+            since,
+            min(until, now),
+            user_name(),
+            {name: NodePower(*each) for name, each in watts.items()},
+            None if core.accounts.operates(user) else user,
+            now,
+        )
+
+    async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
+        core = self.core
+        now = core.clock.now()
+        totals = core.store.totals()
+        unsaved = sum(run.monitor.total - run.row.samples for run in core.runs.values())
+        # What was idle at the last poll may have been leased since.
+        leased = {row.node for row in self.leases.active.values()}
+        leased.update(agent.node for agent in core.agents)
+        return StatusView(
+            __version__,
+            os.getpid(),
+            self.boot,
+            self.began,
+            now,
+            self.scheduler,
+            len(self.state.gaps.keys() - leased),
+            sum(1 for _ in core.agents),
+            sum(agent.holds is not None for agent in core.agents),
+            dict(totals.jobs),
+            totals.samples + unsaved,
+            sum(run.rate(now) for run in core.runs.values()),
+            sum(n for kind, n in totals.rescales.items() if kind != STARTED),
+            totals.events.get(EventKind.NODE_LEAVING, 0)
+            + totals.events.get(EventKind.NODE_VANISHED, 0),
+            self.leases.last_poll.time if self.leases.last_poll else None,
+            self.leases.polls.trouble(now),
+            tuple(core.rounds.measured.values()),
+            self.views.shares(user),
+            self.leases.restraints.now.sentence(),
+            self.handler_failures.summary() if core.accounts.operates(user) else "",
+            trainer_views(core),
+            self.views.late_hand_overs(user),
+            self._users_problems() if core.accounts.operates(user) else (),
+        )

@@ -1,0 +1,296 @@
+"""The state that one transaction of the daemon works on: the controller, the rows in the store, the
+agents, pending events and pending messages.
+
+Decides which news about jobs are kept for clients that wait for them, and nothing else.
+:mod:`malletrain.daemon.engine.transactions` opens and ends transactions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from jpa.costs import RescaleCosts
+from malletrain.config.model import Config
+from malletrain.core.controller import Controller
+from malletrain.core.events import Event
+from malletrain.core.failing_nodes import FailingNodes
+from malletrain.core.sick_nodes import SickNodes
+from malletrain.core.slow_nodes import SlowNodes
+from malletrain.daemon.engine.agents import Agents
+from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
+from malletrain.daemon.engine.round_shell import RoundShell
+from malletrain.daemon.engine.sickbay import sick_nodes, slow_nodes
+from malletrain.daemon.jobs.curves import Curves
+from malletrain.daemon.jobs.goals import JobGoals
+from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
+from malletrain.daemon.site.audit_log import AuditLog
+from malletrain.daemon.site.clock import Clock, happens
+from malletrain.daemon.site.metrics import Metrics
+from malletrain.daemon.site.settings import controller_settings, planner
+from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import LeaseStatus
+from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.store.records import LeaseRow
+from malletrain.store.store import Store
+from scavenger.interface import Gap
+
+
+class LeaseRows:
+    """Rows of leases by id. Change them within a transaction of the core."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.active: dict[str, LeaseRow] = {row.id: row for row in store.active_leases()}
+
+    def add(self, rows: Sequence[LeaseRow]) -> None:
+        """Add new leases."""
+        self._store.add_leases(rows)
+        self.active.update((row.id, row) for row in rows)
+
+    def update(self, lease: str, **changes: Any) -> LeaseRow:
+        """Change fields of a lease that has not ended. Returns the new row."""
+        self.update_all({lease: changes})
+        return self.active[lease]
+
+    def update_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change leases (by id) that have not ended: the same fields of each. Unchanged rows are
+        not written, because after a restart all agents report what the store already has.
+        """
+        updates = [
+            (row, fields)
+            for row, fields in ((self.active[lease], fields) for lease, fields in changes.items())
+            if any(getattr(row, name) != value for name, value in fields.items())
+        ]
+        self.active.update((row.id, row) for row in self._store.change_leases(updates))
+
+    def end(self, lease: str, reason: str, now: float) -> LeaseRow | None:
+        """Record the end of a lease.
+
+        Args:
+            lease: id of the lease.
+            reason: why it ended, words without a full stop.
+            now: time of its end, seconds.
+
+        Returns:
+            Its previous row; None if it had ended already.
+        """
+        row = self.active.pop(lease, None)
+        if row is not None:
+            ended = {"state": LeaseStatus.ENDED, "ended": now, "end_reason": reason}
+            self._store.change_leases([(row, ended)])
+        return row
+
+    def on(self, node: str) -> str | None:
+        """Return the first lease on the node; None if there is none."""
+        return next((row.id for row in self.active.values() if row.node == node), None)
+
+
+MAX_JOBS = 10_000
+"""Maximum number of jobs whose newest number is kept."""
+
+
+class JobNews:
+    """The news of all jobs since the daemon's start."""
+
+    def __init__(self, most: int = MAX_JOBS) -> None:
+        self._most = most
+        self._newest: OrderedDict[str, int] = OrderedDict()
+        self._newest_dropped = 0
+        """Newest number of the jobs that are no longer kept."""
+        self._news = asyncio.Event()
+        self.number = 0
+        """Number of the newest piece of news."""
+
+    def came(self, job: str) -> None:
+        """Record news of ``job``."""
+        self.number += 1
+        self._newest[job] = self.number
+        self._newest.move_to_end(job)
+        while len(self._newest) > self._most:
+            _, self._newest_dropped = self._newest.popitem(last=False)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def since(self, number: int, jobs: Sequence[str]) -> list[str]:
+        """Return those of ``jobs`` with news after ``number``, and those that may have had news."""
+        return [job for job in jobs if self._newest.get(job, self._newest_dropped) > number]
+
+    async def more(self, wait_s: float) -> None:
+        """Return at the next news, or after ``wait_s``."""
+        await happens(self._news, wait_s)
+
+
+Send = Callable[[bytes, messages.Message], bool]
+"""Sends a message to a peer; returns False if the peer cannot be reached."""
+
+
+class TransactionOutbox:
+    """Holds the messages and the answers of a batch, in order, until its transactions are saved.
+    Outside a batch it sends at once.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self._is_batching = False
+        """Whether a batch is open."""
+        self._waiting: list[tuple[bytes, messages.Message, bool]] = []
+
+    def begin_batch(self) -> None:
+        """Hold messages from now on."""
+        self._is_batching = True
+
+    def end_batch(self) -> None:
+        """Send messages at once from now on. Call :meth:`flush` or :meth:`rollback` for those that
+        are held.
+        """
+        self._is_batching = False
+
+    def post(self, peer: bytes, message: messages.Message) -> bool:
+        """Send a message now, or after the batch. Returns whether the peer was reached; True if
+        that is not known yet.
+        """
+        if not self._is_batching:
+            return self.send(peer, message)
+        self._waiting.append((peer, message, True))
+        return True
+
+    def answer(self, peer: bytes, message: messages.Message) -> None:
+        """Send an answer now, or after the batch. The requester asks again if it does not
+        arrive.
+        """
+        if self._is_batching:
+            self._waiting.append((peer, message, False))
+        else:
+            self.send(peer, message)
+
+    def savepoint(self) -> int:
+        """Return the number of held messages, for :meth:`rollback`."""
+        return len(self._waiting)
+
+    def rollback(self, savepoint: int = 0) -> None:
+        """Drop the messages that were added since ``savepoint``; by default all."""
+        del self._waiting[savepoint:]
+
+    def flush(self) -> list[bytes]:
+        """Send the held messages. Returns the peers that a message of :meth:`post` did not
+        reach.
+        """
+        waiting, self._waiting = self._waiting, []
+        failed_peers = []
+        for peer, message, is_posted in waiting:
+            is_sent = self.send(peer, message)
+            if is_posted:
+                if not is_sent:
+                    failed_peers.append(peer)
+                reached(FaultPoint.DAEMON_SENDING)
+        return failed_peers
+
+
+@dataclass(kw_only=True)
+class DaemonState:
+    """The state of one daemon. It changes only within transactions."""
+
+    config: Config
+    """Current configuration, including reloaded settings (:mod:`malletrain.daemon.api.reload`)."""
+    store: Store
+    clock: Clock
+    metrics: Metrics
+    accounts: Accounts
+    parties: Parties
+    controller: Controller
+    audit: AuditLog
+    repository: JobRepository
+    curves: Curves
+    goals: JobGoals
+    lease_rows: LeaseRows
+    shares: ShareKeeper
+    agents: Agents
+    rounds: RoundShell
+    outbox: TransactionOutbox
+    events: deque[Event]
+    """Events of the open transaction, for the controller."""
+    sick: SickNodes
+    """Nodes that failed a health check, or on which several jobs failed."""
+    failing: FailingNodes
+    """Nodes on which jobs failed."""
+    slow: SlowNodes
+    """Nodes that hold up the others of their jobs."""
+    runs: dict[str, ActiveJob] = field(default_factory=dict)
+    """Unfinished jobs, by id."""
+    gaps: dict[str, Gap] = field(default_factory=dict)
+    """Gaps of the last poll, by node."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Owner of leases → why the newest request failed. Removed when a request succeeds."""
+    pending_leases: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
+    news: JobNews = field(default_factory=JobNews)
+    poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
+
+
+def make_daemon_state(
+    config: Config,
+    store: Store,
+    clock: Clock,
+    metrics: Metrics,
+    send: Send,
+    job_key_of: Callable[[str], str],
+) -> DaemonState:
+    """Create the state of a daemon.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        clock: the daemon's clock.
+        metrics: counters for Prometheus.
+        send: sends a message to a peer, and returns whether it could be reached.
+        job_key_of: returns the secret that the processes of a service share; argument: id of the
+            job.
+    """
+    events: deque[Event] = deque()
+    outbox = TransactionOutbox(send)
+    accounts = Accounts(config)
+    audit = AuditLog(store, clock)
+    repository = JobRepository(store, clock, metrics, audit)
+    controller = Controller(controller_settings(config), planner(config, perf_counter))
+    agents = Agents(outbox.post, accounts.of)
+    failing = FailingNodes()
+    cost = controller.settings.planning.cost
+    rounds = RoundShell(
+        config,
+        clock,
+        agents,
+        repository,
+        audit,
+        events.append,
+        job_key_of,
+        controller.state.lasts_s,
+        failing,
+    )
+    return DaemonState(
+        config=config,
+        store=store,
+        clock=clock,
+        metrics=metrics,
+        accounts=accounts,
+        parties=Parties(config),
+        controller=controller,
+        audit=audit,
+        repository=repository,
+        curves=Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        goals=JobGoals(store, clock, controller, metrics),
+        lease_rows=LeaseRows(store),
+        shares=ShareKeeper(controller, store),
+        agents=agents,
+        rounds=rounds,
+        outbox=outbox,
+        events=events,
+        sick=sick_nodes(config, store, clock.now()),
+        failing=failing,
+        slow=slow_nodes(config, store, clock.now()),
+    )

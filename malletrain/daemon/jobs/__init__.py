@@ -1,0 +1,1 @@
+"""What is stored and measured of each job."""

@@ -1,0 +1,1 @@
+"""The leases: requests to the main scheduler, its answers, and nodes that leave."""

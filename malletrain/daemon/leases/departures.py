@@ -1,0 +1,193 @@
+"""Handles nodes that leave: preempted with notice, reclaimed for another owner's jobs, or lost
+without notice.
+
+Decides the events and messages of a departure, and whether a closed connection means the loss of a
+node. Everything here runs within a transaction of the core; the controller and the rounds decide
+what follows for the jobs.
+
+An agent's connection may end while the agent lives; the agent reconnects soon. But if workers on
+another node of its job fail at the same time because of a lost peer, connections to two hosts have
+been closed, and the node counts as lost at once. This does not apply if workers of the job failed
+by themselves, because then others report a lost peer, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from malletrain.core.events import NodeLeaving, NodeLost
+from malletrain.daemon.engine.agents import Agents, LeasedAgent
+from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.jobs.logsink import LogSink
+from malletrain.daemon.jobs.repository import ActiveJob
+from malletrain.protocol.event_kinds import EventKind, LeaseStatus
+from malletrain.protocol.failures import no_way, secondary
+from malletrain.protocol.messages import Assignment, Failure, Goodbye
+from malletrain.protocol.phases import AssignmentPhase
+from malletrain.rounds.failure_grace import LAST_RESORT_CODE
+
+
+def of_a_peer(assignment: Assignment) -> bool:
+    """Whether the workers on a node died or gave up because of a lost peer."""
+    if assignment.phase is AssignmentPhase.LOST:
+        return True
+    failed = assignment.phase is AssignmentPhase.FAILED and assignment.failures
+    return bool(failed) and all(secondary(f) and f.exitcode > 0 for f in assignment.failures)
+
+
+def note_failures(run: ActiveJob, node: str, assignment: Assignment) -> None:
+    """Record the cause of the failure of the workers on ``node``.
+
+    Args:
+        run: the job.
+        node: name of the node.
+        assignment: state of the job on the node.
+    """
+    if of_a_peer(assignment):
+        run.bereft[node] = assignment.generation
+    elif assignment.phase is AssignmentPhase.FAILED and any(map(_by_itself, assignment.failures)):
+        run.crashed = max(run.crashed, assignment.generation)
+    if any(no_way(f.tail) for f in assignment.failures):
+        run.barred = max(run.barred, assignment.generation)
+
+
+def _by_itself(failure: Failure) -> bool:
+    """Whether the loss of a node, its own or a peer's, does not explain the death of a worker."""
+    return failure.exitcode not in (-9, LAST_RESORT_CODE) and not secondary(failure)
+
+
+def lost_to_peers(agents: Agents, runs: Iterable[ActiveJob]) -> list[LeasedAgent]:
+    """Return the agents whose connection ended and whose peers report a loss in the newest round.
+    An agent that reports a lost peer itself is not the lost one.
+    """
+    lost_agents = []
+    for run in runs:
+        if not run.bereft:
+            continue
+        newest = run.rounds.generation
+        bereft = {node for node, generation in run.bereft.items() if generation == newest}
+        if newest and bereft and run.crashed != newest:
+            members = (agents.on(n) for n in run.rounds.members if n not in bereft)
+            lost_agents += [a for a in members if a is not None and a.unreachable_since is not None]
+    return lost_agents
+
+
+RELEASED, RECLAIMED, UNHEARD = "released", "reclaimed", "nothing was heard of its agent"
+SICK = "its node is not fit for jobs"
+"""Stored end reasons of a lease that MalleTrain itself ended: no job needs the node; another
+owner's job needs it more; its agent does not report; the node failed a health check.
+"""
+SPARE_SENTENCE = "No job needs the node."
+RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
+
+
+class Departures:
+    """The departures of all agents of one daemon."""
+
+    def __init__(self, state: DaemonState, logs: LogSink) -> None:
+        self._state = state
+        self._logs = logs
+
+    def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
+        """Handle the notice that the main scheduler takes the node back within ``in_s`` seconds.
+        Repeated notices have no effect.
+
+        Args:
+            agent: agent of the node.
+            in_s: seconds until the node is gone.
+            reason: end reason of the lease; empty for a preemption.
+        """
+        if agent.gone_at is not None and not agent.reclaimed:
+            return
+        self._state.metrics.preemption(notice=True)
+        sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
+        agent.reclaimed = False
+        self._start_departure(EventKind.NODE_LEAVING, agent, in_s, reason or "preempted", sentence)
+        self._state.poll_soon.set()
+
+    def reclaim(
+        self, agent: LeasedAgent, within_s: float, sentence: str = RECLAIM_SENTENCE
+    ) -> None:
+        """Reclaim the agent's node: end its lease as soon as its job has moved off.
+
+        Args:
+            agent: agent of the node.
+            within_s: maximum time for the job to move off, seconds.
+            sentence: why the node is reclaimed.
+        """
+        self._give_back(agent, within_s, RECLAIMED, sentence)
+
+    def sick(self, agent: LeasedAgent, within_s: float, sentence: str) -> None:
+        """Return a node that is unfit for jobs: end its lease as soon as its job has moved off.
+
+        Args:
+            agent: agent of the node.
+            within_s: maximum time for the job to move off, seconds.
+            sentence: what is wrong with the node.
+        """
+        self._give_back(agent, within_s, SICK, sentence)
+
+    def _give_back(self, agent: LeasedAgent, within_s: float, reason: str, sentence: str) -> None:
+        if agent.gone_at is None:
+            agent.reclaimed = True
+            self._start_departure(EventKind.NODE_RECLAIMED, agent, within_s, reason, sentence)
+
+    def _start_departure(
+        self, kind: EventKind, agent: LeasedAgent, in_s: float, reason: str, sentence: str
+    ) -> None:
+        state = self._state
+        agent.gone_at = state.clock.now() + in_s
+        state.lease_rows.update(agent.lease, state=LeaseStatus.LEAVING, end_reason=reason)
+        state.audit.record(
+            kind,
+            sentence,
+            node=agent.node,
+            lease=agent.lease,
+            job=agent.holds or "",
+            in_s=in_s,
+        )
+        state.events.append(NodeLeaving(agent.node, in_s))
+        if (run := state.runs.get(agent.holds or "")) is not None:
+            # The agent's signal may end its workers, too. That is no failure of the job.
+            state.rounds.act(run, run.rounds.doubt(agent.node, over=False))
+        self.may_go(agent, sentence)
+
+    def may_go(
+        self, agent: LeasedAgent, sentence: str = "The main scheduler wants the node back."
+    ) -> None:
+        """Send Goodbye to an agent whose node is leaving, if it is free of its job."""
+        if agent.gone_at is not None and agent.holds is None:
+            self._state.agents.reach(agent, Goodbye(sentence))
+
+    def lease_ended(self, lease: str) -> None:
+        """Forget the agent of a released lease that has ended."""
+        agent = self._state.agents.forget(lease)
+        if agent is not None:
+            self._logs.gone(agent.node)
+
+    def lost_to_peers(self, runs: Iterable[ActiveJob]) -> None:
+        """Declare nodes of ``runs`` lost whose loss is confirmed by their peers' reports."""
+        for agent in lost_to_peers(self._state.agents, runs):
+            self.lost(agent, "its connection was closed, and its peers lost it too")
+
+    def lost(self, agent: LeasedAgent, why: str) -> None:
+        """Handle the loss of a node, with an earlier notice or without."""
+        state, node, lease = self._state, agent.node, agent.lease
+        state.agents.remove(agent)
+        self._logs.gone(node)
+        if agent.gone_at is None:
+            state.metrics.preemption(notice=False)
+            sentence = "The node was taken without notice."
+            state.audit.record(EventKind.NODE_VANISHED, sentence, node=node, lease=lease)
+        state.audit.record(
+            EventKind.NODE_LOST,
+            f"The node is gone: {why}.",
+            node=node,
+            lease=lease,
+            job=agent.holds or "",
+            notice=agent.gone_at is not None,
+        )
+        for run in state.runs.values():
+            state.rounds.act(run, run.rounds.gone(node, state.clock.now()))
+        state.events.append(NodeLost(node))
+        state.poll_soon.set()

@@ -1,0 +1,1 @@
+"""The leased nodes and their agents: messages, work, links, and what is wrong with them."""

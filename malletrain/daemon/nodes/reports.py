@@ -1,0 +1,216 @@
+"""Stores what agents report of the work of jobs, in the database and on the daemon's disk:
+progress, metrics, notices, logs.
+
+Decides what is stored: a limited number of metric names, and only logs that an agent of the job's
+owner reports of its own node. :mod:`malletrain.protocol.messages` limits single fields;
+:mod:`malletrain.daemon.nodes.agent_handlers` checks that an agent reports on the job that it holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+import structlog
+
+from malletrain.core.events import JobState, ModelChanged, PriorSuggested
+from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.core import Core
+from malletrain.daemon.jobs.admission import RequestRefused, valued
+from malletrain.daemon.jobs.logsink import LogSink
+from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
+from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
+from malletrain.protocol import messages
+from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.store.rows import stored_text
+
+log = structlog.get_logger(__name__)
+
+SAVE_EVERY_S = 2.0
+"""Minimum interval at which a job's progress is stored, seconds."""
+MAX_METRICS, MAX_NAME_LENGTH = 100, 100
+"""Maximum number of metrics of one job, and of characters in a name."""
+TOO_MANY_METRICS = (
+    f"A job has {MAX_METRICS} metrics at most, with names of {MAX_NAME_LENGTH} "
+    "characters at most; the others are not kept."
+)
+MAX_GPUS = 64
+"""Assumed maximum number of processes per node if a job starts one for each GPU."""
+_MAX_CACHED = 256
+"""Number of ended jobs whose facts are cached."""
+
+
+class AgentReports:
+    """Handles the reports of every agent."""
+
+    def __init__(self, core: Core, logs: LogSink, slow: SlowNodeWatch) -> None:
+        self._core = core
+        self._logs = logs
+        self._slow = slow
+        self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
+
+    def progress(self, agent: LeasedAgent, run: ActiveJob, message: messages.Progress) -> None:
+        """Handle the counts of one worker."""
+        core = self._core
+        before = run.monitor.total
+        run.monitor.progress(message)
+        self._slow.heard(agent.node, run, message)
+        core.metrics.samples(run.monitor.total - before)
+        core.keep_rescales(run)
+        if (
+            run.starting_until is not None
+            and message.generation == run.rounds.generation
+            and message.samples > 0
+        ):
+            core.first_sample(run)
+        core.progressed(run, message)
+        now = core.clock.now()
+        if now - run.checkpointed_at > SAVE_EVERY_S:
+            run.checkpointed_at = now
+            core.save_soon(run)
+
+    def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
+        """Store the value of a metric. Names that are equal in the store are one metric."""
+        message = msgspec.structs.replace(message, name=stored_text(message.name))
+        metrics = run.row.metrics
+        with self._core.transaction():
+            if len(message.name) > MAX_NAME_LENGTH or (
+                message.name not in metrics and len(metrics) >= MAX_METRICS
+            ):
+                self._core.repository.notice(run, TOO_MANY_METRICS)
+            else:
+                self._core.repository.save(run, metrics={**metrics, message.name: message.value})
+                self._append_values(run, message)
+                self._core.news.came(run.row.id)
+
+    def worth(self, agent: LeasedAgent, run: ActiveJob, message: messages.Worth) -> None:
+        """Handle new values of nodes for a service, which its process reports."""
+        if run.spec.mode != "service":
+            return
+        try:
+            spec = valued(run.spec, message.nodes)
+        except RequestRefused as error:
+            with self._core.transaction():
+                self._core.repository.notice(
+                    run, f"Its process reported invalid values of nodes: {error}"
+                )
+            return
+        if spec.curve != run.spec.curve:
+            with self._core.transaction():
+                self._core.revalue(run.row.id, spec)
+
+    def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
+        """Append values to a metric's stored series."""
+        points = message.points or (messages.MetricSample(self._core.clock.now(), message.value),)
+        rank, monitor = message.rank, run.monitor
+        values = [
+            Value(
+                point.time,
+                point.value,
+                point.step,
+                monitor.total_at(message.generation, rank, point.samples),
+                monitor.nodes,
+            )
+            for point in points
+        ]
+        table = self._core.store.series
+        if message.name not in run.series:
+            run.series[message.name] = GrowingSeries(table, run.row.id, message.name)
+        run.series[message.name].add(message.generation, rank, values)
+
+    def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
+        """Handle a notice for the owner, or a fact about the job."""
+        core = self._core
+        with core.transaction():
+            if message.sentence:
+                core.repository.notice(run, message.sentence)
+            if message.kind == "snapshot" and message.data:
+                core.repository.save(run, snapshot=message.data)
+            elif message.kind == "work":
+                for event in core.goals.work_left(run, message.data):
+                    core.feed(event)
+            elif message.kind == "profile" and core.config.profiling.enabled:
+                if name := core.curves.another_model(run.row.id, message.data):
+                    core.feed(ModelChanged(run.row.id, name))
+                model = core.curves.described(run.row.id, run.spec, message.data)
+                if model is not None:
+                    core.feed(PriorSuggested(run.row.id, model))
+
+    def log_chunk(self, agent: LeasedAgent, chunk: messages.LogChunk) -> None:
+        """Store a piece of a log. The job may have ended already."""
+        if not self._may_write(agent, chunk):
+            log.warning(
+                "log refused",
+                lease=agent.lease,
+                owner=agent.owner,
+                job=chunk.job,
+                stream=chunk.stream,
+                node=chunk.node,
+            )
+            self._core.transmit(
+                agent.peer,
+                messages.Error(
+                    f"The log {chunk.stream} of job {chunk.job} is not this agent's to write."
+                ),
+            )
+            return
+        try:
+            end = self._logs.write(
+                chunk.job,
+                chunk.generation,
+                chunk.stream,
+                chunk.node,
+                chunk.offset,
+                chunk.data,
+                chunk.size,
+            )
+        except OSError as e:
+            log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
+            return
+        reached(FaultPoint.DAEMON_LOGGED)
+        self._core.transmit(
+            agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
+        )
+
+    def log_end(self, agent: LeasedAgent, message: messages.LogEnd) -> None:
+        """Close a log: missing pieces of it will not arrive."""
+        if self._may_write(agent, message):
+            self._logs.ended(
+                message.job, message.generation, message.stream, message.node, message.size
+            )
+
+    def _may_write(self, agent: LeasedAgent, chunk: messages.LogChunk | messages.LogEnd) -> bool:
+        """Whether this agent may write the log: it is of its node, of a job of its user, and of an
+        existing round and rank.
+        """
+        job = self._facts_of(chunk.job)
+        if job is None or chunk.node != agent.node:
+            return False
+        owner, generation, ranks = job
+        if self._core.accounts.of(owner) != agent.owner or chunk.generation > generation:
+            return False
+        rank = chunk.stream.removeprefix("rank")
+        return rank == chunk.stream or int(rank) < ranks
+
+    def _facts_of(self, job: str) -> tuple[str, int, int] | None:
+        """Return the owner, the newest round and the maximum number of ranks of a job; None if the
+        job does not exist.
+        """
+        run = self._core.runs.get(job)
+        if run is not None:
+            return run.spec.owner, run.rounds.generation, _ranks(run.spec)
+        if job in self._ended:
+            return self._ended[job]
+        row = self._core.store.get_job(job)
+        if row is None:
+            return None
+        facts = (row.owner, row.generation, _ranks(decode_spec(row.spec)))
+        if JobState(row.state).ended:  # its facts no longer change
+            self._ended[job] = facts
+            while len(self._ended) > _MAX_CACHED:
+                self._ended.popitem(last=False)
+        return facts
+
+
+def _ranks(spec: messages.JobSpec) -> int:
+    return spec.largest * (spec.nproc_per_node or MAX_GPUS)

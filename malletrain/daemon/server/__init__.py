@@ -1,0 +1,1 @@
+"""The socket: who is admitted, who waits, and which handler gets a message."""

@@ -1,0 +1,234 @@
+"""Limits the share of the daemon's time that one user gets; further requests wait.
+
+Decides when a request is answered, and when too many wait, from requests per second and processor
+time. A client that waits for each answer, as ``malletrain`` does, is slowed down and never refused.
+The user who runs the daemon and its operators do not wait.
+
+Decides also which of several due requests is answered next: users take turns, and the event loop
+does other work in between (:class:`Answering`). In one round of the loop, the answers that begin
+take ROUND_S together. Without this limit all requests that become due at one moment would be
+answered at once, and no message would be read meanwhile. A request does not wait if it is the only
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from time import thread_time
+from typing import Any, Generic, TypeVar
+
+from malletrain.daemon.server.receive_queue import FairQueue
+
+T = TypeVar("T")
+
+
+class TimedCall(Generic[T]):
+    """Wraps a coroutine, to be awaited instead of it. ``seconds``: processor time of this thread
+    that it has taken so far.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.seconds = 0.0
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        error: BaseException | None = None
+        while True:
+            began = thread_time()
+            try:
+                waits_for = (
+                    self._coroutine.send(None) if error is None else self._coroutine.throw(error)
+                )
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            finally:
+                self.seconds += thread_time() - began
+            error = None
+            try:
+                yield waits_for
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as thrown:  # a cancel, which the coroutine has to receive
+                error = thrown
+
+
+ROUND_S = 0.005
+"""Processor time for the answers that begin in one round of the loop, seconds."""
+MIN_COST_S = 0.0005
+"""Minimum processor time charged for an answer, seconds. Its cost is forecast from earlier
+answers.
+"""
+
+
+class Answering:
+    """The queue of waiting requests of one daemon. Used from its loop."""
+
+    def __init__(self) -> None:
+        self._waiting: FairQueue[str, tuple[asyncio.Future[None], float]] = FairQueue()
+        self._remaining_s = ROUND_S
+        """Processor time that remains in this round of the loop, seconds."""
+        self._round_scheduled = False
+        """Whether the next round is scheduled."""
+
+    async def turn(self, user: str, usual_s: float) -> None:
+        """Wait for the turn of one request of ``user``. ``usual_s``: processor time that its answer
+        usually takes, seconds.
+        """
+        loop = asyncio.get_running_loop()
+        if self._remaining_s > 0.0 and not self._waiting:
+            self._begin(usual_s, loop)
+            return
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.put(user, (turn, usual_s))
+        self._schedule_round(loop)
+        await turn
+
+    def _begin(self, usual_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._remaining_s -= max(usual_s, MIN_COST_S)
+        self._schedule_round(loop)
+
+    def _schedule_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._round_scheduled:
+            self._round_scheduled = True
+            loop.call_soon(self._run_round, loop)
+
+    def _run_round(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._round_scheduled, self._remaining_s = False, ROUND_S
+        while self._waiting and self._remaining_s > 0.0:
+            turn, usual_s = self._waiting.take()
+            if not turn.done():  # else its client no longer waits
+                self._begin(usual_s, loop)
+                turn.set_result(None)
+
+
+MAX_WAITING = 200
+"""Maximum number of waiting requests of one user; more are refused."""
+MAX_WAIT_S = 30.0
+"""Maximum wait of a request for the processor time of earlier ones, seconds. A request that would
+wait longer is refused, else a flood of requests would be answered for hours after its end.
+"""
+MAX_WAITING_BYTES = 1024 * 1024
+"""Maximum size of one user's waiting requests together, unless only one waits."""
+BURST_S = 5.0
+"""Length of the period whose turns a user can save up, seconds."""
+MAX_PROCESSOR_FRACTION = 0.1
+"""Maximum fraction of a processor for the answers to one user in the long run, unless single
+answers take very long.
+"""
+MAX_DELAY_BY_ONE_S = 2.0
+"""Maximum time by which one answer delays the next ones, seconds, however long it took. So a user
+whose answers take longer than MAX_PROCESSOR_FRACTION of this time can exceed it.
+"""
+MAX_CHARGED_S = MAX_PROCESSOR_FRACTION * (BURST_S + 2.0 * MAX_WAIT_S)
+"""Maximum processor time that is charged to a user, seconds. After a flood of expensive requests a
+user is refused for half a minute, not for hours.
+"""
+MAX_EXPECTED_S = 0.05
+"""Maximum processor time that is expected of a request, seconds."""
+MAX_USERS = 10_000
+"""Maximum number of users with an account."""
+
+
+@dataclass
+class _Account:
+    """Use of the daemon by one user."""
+
+    turns: float
+    """Number of requests that may be answered now; negative if requests wait."""
+    at: float
+    """Time of the last update, seconds."""
+    spent_s: float = 0.0
+    """Processor time charged, less what has been allowed since, seconds."""
+    waiting_bytes: int = 0
+    """Size of the requests that are not answered yet."""
+    usual_s: float = 0.005
+    """Processor time that an answer usually takes, seconds: the forecast for waiting requests."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The turn of one request."""
+
+    wait_s: float
+    """Time to wait before the answer, seconds."""
+    taken_s: float
+    """Processor time charged in advance, seconds; see :meth:`Rates.took`."""
+    size: int
+    """Size of the request, bytes."""
+
+
+class Rates:
+    """The turns of all users. ``rate``: requests per second of one user. ``free``: whether a user
+    does not wait. ``now``: returns the time, seconds.
+    """
+
+    def __init__(self, rate: float, free: Callable[[str], bool], now: Callable[[], float]) -> None:
+        self._rate, self._free, self._now = rate, free, now
+        self._accounts: dict[str, _Account] = {}
+
+    def next(self, user: str, size: int = 0) -> Turn | None:
+        """Return the turn of the next request of ``user``; None if too many wait already. ``size``:
+        bytes of the request.
+        """
+        if self._free(user):
+            return Turn(0.0, 0.0, size)
+        account = self._account(user)
+        spent_s = account.spent_s + account.usual_s
+        over_s = spent_s / MAX_PROCESSOR_FRACTION - BURST_S
+        if account.turns <= 1.0 - MAX_WAITING or over_s > MAX_WAIT_S:
+            return None
+        if account.waiting_bytes and account.waiting_bytes + size > MAX_WAITING_BYTES:
+            return None
+        account.turns -= 1.0
+        account.spent_s = spent_s
+        account.waiting_bytes += size
+        wait_s = max(0.0, -account.turns / self._rate, over_s)
+        return Turn(wait_s, account.usual_s, size)
+
+    def took(self, user: str, turn: Turn, seconds: float) -> None:
+        """Charge the processor time of an answer.
+
+        Args:
+            user: user of the request.
+            turn: turn of the request.
+            seconds: processor time of the answer.
+        """
+        account = self._account(user)
+        account.waiting_bytes = max(0, account.waiting_bytes - turn.size)
+        if self._free(user):
+            return
+        charged_s = account.spent_s + seconds - turn.taken_s
+        limit_s = MAX_PROCESSOR_FRACTION * MAX_DELAY_BY_ONE_S + max(
+            account.spent_s, MAX_PROCESSOR_FRACTION * BURST_S
+        )
+        account.spent_s = max(0.0, min(charged_s, limit_s, MAX_CHARGED_S))
+        usual = account.usual_s + (seconds - account.usual_s) / 5.0
+        account.usual_s = min(usual, MAX_EXPECTED_S)
+
+    def at_once(self, user: str) -> bool:
+        """Take a turn of ``user`` if one is available now. Returns whether it was; if not, later
+        turns are not affected.
+        """
+        if self._free(user):
+            return True
+        account = self._account(user)
+        if account.turns < 1.0:
+            return False
+        account.turns -= 1.0
+        return True
+
+    def _account(self, user: str) -> _Account:
+        now, max_turns = self._now(), max(1.0, self._rate * BURST_S)
+        account = self._accounts.pop(user, None) or _Account(max_turns, now)
+        self._accounts[user] = account
+        if len(self._accounts) > MAX_USERS:
+            self._accounts.pop(next(iter(self._accounts)))
+        elapsed_s = max(0.0, now - account.at)
+        account.turns = min(max_turns, account.turns + elapsed_s * self._rate)
+        account.spent_s = max(0.0, account.spent_s - elapsed_s * MAX_PROCESSOR_FRACTION)
+        account.at = now
+        return account

@@ -1,0 +1,417 @@
+"""Tests the conditions for a start of the daemon. The daemon refuses to start for these reasons and
+no others, and ``malletrain check`` reports the same list.
+
+Each test does what the daemon would do, starts nothing and leaves nothing behind. Problems that may
+occur later, or that only deserve attention, are not tested here.
+
+One condition is the database. A state directory records which one it uses, so that a lost database
+is not mistaken for a new one: a daemon that knows no jobs would end their leases. A database
+records which daemon used it last and where that ran. Decides whether leases in the database can
+find this daemon, and what is reported if the database is empty, missing or was moved. The tag by
+which the main scheduler's jobs are recognised as leases is stored in the database.
+"""
+
+from __future__ import annotations
+from pathlib import Path
+from sqlalchemy.engine import make_url
+from malletrain.config.model import Config
+from malletrain.identity.state_directory import write_atomically
+import socket
+from dataclasses import asdict, dataclass
+import msgspec
+from sqlalchemy import Connection, text
+from malletrain.daemon.site.backends import lease_tag, write_lease_tag
+from malletrain.identity.keys import SERVER, KeyFileError, read_key
+from malletrain.store.store import Store
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from malletrain.daemon.site.advertise import AddressError
+from malletrain.daemon.site.backends import backend
+from malletrain.identity.keys import CLIENT, SERVER, read_key
+from malletrain.identity.state_directory import FULL, StateDirError, make_private_dir
+from malletrain.store.database import StoreError, advice, open_engine, schema_version
+from malletrain.store.migrations import versions
+from malletrain.store.schema import HEAD
+from scavenger.interface import SchedulerError
+
+NAME = "database"
+"""File in the state directory with the URL of the database, without password."""
+
+
+def remember_database(config: Config) -> None:
+    """Record that the database of this configuration is in use. Raises OSError."""
+    path, url = _file(config), _shown_url(config)
+    if _read(path) != url:
+        write_atomically(path, url + "\n")
+
+
+def lost_database(config: Config) -> str:
+    """Return why the empty or missing database of this configuration may not be initialised again,
+    as a sentence; empty if it may.
+    """
+    path, url = _file(config), _shown_url(config)
+    if _read(path) != url:
+        return ""
+    return (
+        f"{url} is empty or not there, and the daemon of {config.state_dir} had its jobs and "
+        "leases in it. Restore the newest copy with `malletrain db restore --config FILE "
+        "COPY` (PostgreSQL: pg_restore), or make it reachable again: jobs that it knows continue. "
+        f"To start without jobs instead, and end all leases, delete {path}."
+    )
+
+
+def _file(config: Config) -> Path:
+    return config.state_dir / NAME
+
+
+def _shown_url(config: Config) -> str:
+    return make_url(config.database_url).render_as_string(hide_password=True)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+_POSTGRES = text(
+    "SELECT concat_ws('/', (SELECT system_identifier FROM pg_control_system()), "
+    "(SELECT oid FROM pg_database WHERE datname = current_database()), current_schema())"
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The daemon that used a database last.
+
+    ``tag``: tag by which the main scheduler's jobs are recognised as its leases. ``server_key``:
+    its public key. ``endpoint``: address at which its agents look for it; empty if it has had none.
+    ``place``: location of the database. ``state_dir``: the daemon's state directory.
+    """
+
+    tag: str
+    server_key: str
+    endpoint: str
+    place: str
+    state_dir: str
+
+
+def place_of(connection: Connection) -> str:
+    """Return the location of this database. A copy of it has another location."""
+    if connection.dialect.name == "postgresql":
+        return str(connection.execute(_POSTGRES).scalar())
+    file = connection.engine.url.database
+    return f"{socket.gethostname()}:{Path(file or '').absolute()}"
+
+
+def read_origin(value: str | None) -> Origin | None:
+    """Return the origin that :func:`settle_origin` has stored; None if there is none."""
+    return None if value is None else msgspec.json.decode(value, type=Origin)
+
+
+def moved(config: Config, connection: Connection) -> str:
+    """Return why this daemon may not use the database as its own, as a sentence; empty if it may.
+
+    A copy of a database has the leases of a daemon that may still run. The lock of the database
+    does not separate the two.
+    """
+    value = connection.execute(text("SELECT value FROM meta WHERE key = 'origin'")).scalar()
+    origin = read_origin(value)
+    if origin is None or origin.server_key == _server_key(config):
+        return ""
+    if origin.place == place_of(connection):
+        return ""
+    leases = connection.execute(text("SELECT count(*) FROM leases WHERE ended IS NULL")).scalar()
+    if not leases:
+        return ""
+    return (
+        f"The database was at {origin.place} and belongs to the daemon of {origin.state_dir}, "
+        f"which had leases in it ({leases}). If that one still runs, give this daemon another "
+        f"database. If not, either copy its folder {origin.state_dir}/keys to "
+        f"{config.state_dir}/keys, and jobs continue where they are if this host has its address; "
+        "or run `malletrain db adopt --config FILE`, and its leases are ended and jobs resume from "
+        "their snapshots."
+    )
+
+
+def settle_origin(config: Config, store: Store) -> None:
+    """Make this daemon the owner of the database. Its leases keep their tag."""
+    origin, place = read_origin(store.origin()), store.place(place_of)
+    key = _server_key(config)
+    if origin is None or (origin.server_key != key and origin.place != place):
+        # If it is a copy, it has no leases. The daemon of the original may continue to use its tag.
+        write_lease_tag(config, "")
+        origin = Origin(lease_tag(config), key, "", place, "")
+    write_lease_tag(config, origin.tag)
+    _put(store, origin.tag, origin.server_key, origin.endpoint, place, config)
+
+
+def adopt(config: Config, store: Store) -> None:
+    """Accept the current location of the database: its former daemon no longer runs."""
+    if (origin := read_origin(store.origin())) is not None:
+        place = store.place(place_of)
+        store.put_origin(msgspec.json.encode(asdict(origin) | {"place": place}).decode())
+
+
+def reached_at(config: Config, store: Store, server_key: str, endpoint: str) -> str:
+    """Store the address of this daemon.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        server_key: the daemon's public key.
+        endpoint: address at which agents reach it.
+
+    Returns:
+        Why agents of earlier leases cannot find it, as a sentence; empty if they can.
+
+    """
+    origin = read_origin(store.origin())
+    before = (origin.server_key, origin.endpoint) if origin is not None else ("", "")
+    if origin is not None:
+        _put(store, origin.tag, server_key, endpoint, origin.place, config)
+    if before[1] == "" or before == (server_key, endpoint):
+        return ""
+    difference = f"at {before[1]}" if before[1] != endpoint else "by another key"
+    return f"Its agent looks for the daemon {difference}"
+
+
+def _put(
+    store: Store, tag: str, server_key: str, endpoint: str, place: str, config: Config
+) -> None:
+    origin = Origin(tag, server_key, endpoint, place, str(config.state_dir.absolute()))
+    store.put_origin(msgspec.json.encode(origin).decode())
+
+
+def _server_key(config: Config) -> str:
+    try:
+        return read_key(config.state_dir / "keys" / SERVER).public
+    except KeyFileError:
+        return ""
+
+
+Findings = Iterator[tuple[bool | None, str]]
+"""(whether the test succeeded, a sentence); None instead of True if it succeeded with a warning"""
+
+MIN_FREE_BYTES = 1 << 18
+"""Free space that the state directory needs, bytes: for a new database and the log of a start."""
+ADDRESS = "address"
+"""Name of the test that fails if a daemon already runs here."""
+
+
+def refusals(config: Config) -> list[str]:
+    """Return why the daemon cannot start with ``config``, as sentences; empty if it can."""
+    return [sentence for _, works, sentence in startup_findings(config) if works is False]
+
+
+def startup_findings(
+    config: Config, leave_out: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bool | None, str]]:
+    """Yield (name of the test, its result, a sentence) of all tests except those in
+    ``leave_out``.
+    """
+    for name, test in STARTUP:
+        if name in leave_out:
+            continue
+        try:
+            for works, sentence in test(config):
+                yield name, works, sentence
+        except (StateDirError, StoreError, SchedulerError, OSError) as error:
+            yield name, False, " ".join(str(error).split())
+
+
+def state_directory(config: Config) -> Findings:
+    """Test whether the directory belongs to the daemon's user and has space, or can be created."""
+    path = config.state_dir
+    if path.exists() and not path.is_dir():
+        yield False, f"{path} is not a directory; set state_dir in [daemon] to one."
+        return
+    if path.is_dir() and path.stat().st_mode & stat.S_IWOTH:
+        yield (
+            False,
+            f"Every user can write to {path}, and replace the keys and the address of the daemon; "
+            f"if nobody has done so, run: chmod 700 {path}, else name another directory.",
+        )
+        return
+    with _temporary_directory(path) as new:
+        try:
+            with tempfile.NamedTemporaryFile(dir=path, prefix=".check-") as file:
+                file.write(bytes(MIN_FREE_BYTES))
+        except OSError as error:
+            remedy = "make room there" if error.errno in FULL else "make it yours"
+            problem = f"{path} cannot be written ({error.strerror})"
+            yield False, f"{problem}; {remedy}, or set state_dir in [daemon] to another."
+            return
+    yield True, f"{path} will be created." if new else f"{path} can be written."
+
+
+def keys(config: Config) -> Findings:
+    """Test whether the keys exist and no other user can read them, or can be created."""
+    folder = config.state_dir / "keys"
+    if not folder.exists():
+        yield True, f"Keys will be made in {folder}."
+        return
+    if folder.stat().st_mode & 0o077:
+        yield (
+            False,
+            f"Others may enter {folder}; if nobody has read the keys run: chmod 700 {folder}, "
+            "else delete them.",
+        )
+    for name in (SERVER, CLIENT):
+        try:
+            if (folder / name).exists():
+                read_key(folder / name)
+                yield True, f"{folder / name} can be used."
+            else:
+                yield True, f"{folder / name} will be made."
+        except StateDirError as error:
+            yield False, str(error)
+
+
+def address(config: Config) -> Findings:
+    """Test whether the addresses to listen on are free. The default address of the metrics need not
+    be free, because several daemons of one host cannot share it.
+    """
+    for key, text, remedy in (
+        ("listen", config.daemon.listen.removeprefix("tcp://"), "set another address"),
+        (
+            "metrics_listen",
+            config.daemon.metrics_listen,
+            'set another address, or "" for no metrics,',
+        ),
+    ):
+        if not text:
+            continue
+        host, _, port = text.rpartition(":")
+        host = {"*": "0.0.0.0", "": "0.0.0.0"}.get(host.strip("[]"), host.strip("[]"))
+        try:
+            family, kind, proto, _, where = socket.getaddrinfo(
+                host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+        except OSError as error:
+            why = f"{key} = {text} cannot be listened on ({error.strerror or error})"
+            if key == "metrics_listen" and not config.daemon.metrics_required:
+                yield None, f"{why}, so that there are no metrics; {remedy} in [daemon]."
+            else:
+                yield False, f"{why}; {remedy} in [daemon]."
+        else:
+            yield (
+                True,
+                f"{key}: any free port of {host} will be taken."
+                if port == "0"
+                else f"{key}: {text} is free.",
+            )
+
+
+def database(config: Config) -> Findings:
+    """Test whether the database can be opened, and has the tables of this version or can be
+    migrated. Nothing is created or migrated.
+    """
+    try:
+        url = make_url(config.database_url)
+    except ArgumentError as error:
+        yield False, f"The URL of the database cannot be read: {error}. Correct [daemon] database."
+        return
+    shown = url.render_as_string(hide_password=True)
+    file = url.database if url.get_backend_name() == "sqlite" else None
+    lost = lost_database(config)
+    if file and not Path(file).exists():
+        if lost:
+            yield False, lost
+            return
+        with _temporary_directory(Path(file).parent):
+            yield True, f"{shown} will be created."
+        return
+    engine = open_engine(config.database_url)
+    try:
+        with engine.connect() as connection:
+            current = schema_version(connection)
+            moved_sentence = moved(config, connection) if current in versions() else ""
+    except DBAPIError as error:
+        reason = str(error.orig).strip().partition("\n")[0].rstrip(".")
+        hint = advice(reason) or " Correct [daemon] database, or make it reachable."
+        yield False, f"{shown} cannot be opened: {reason}.{hint}"
+        return
+    finally:
+        engine.dispose()
+    if moved_sentence:
+        yield False, moved_sentence
+    elif current is None:
+        yield not lost, lost or f"{shown} can be opened; its tables will be created."
+    elif current == HEAD:
+        yield True, f"{shown} can be used."
+    elif current in versions():
+        yield (
+            True,
+            f"{shown} is of version {current} and will be migrated to {HEAD}; make a copy of it "
+            "first.",
+        )
+    else:
+        yield (
+            False,
+            f"{shown} was written by a later malletrain (schema {current}); run that version, "
+            "or name another database.",
+        )
+
+
+def announcement(config: Config) -> Findings:
+    """Test whether the file with the daemon's address for other users can be written."""
+    path = config.daemon.announce
+    folder = path.parent if path is not None else None
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        yield (
+            False,
+            f"{path} cannot be written: make {folder} a directory of the daemon's user "
+            "that everybody may read.",
+        )
+
+
+def scheduler(config: Config) -> Findings:
+    """Test what the daemon needs of the main scheduler to start. The scheduler need not answer
+    now.
+    """
+    yield from backend(config).can_prepare(config)
+
+
+@contextlib.contextmanager
+def _temporary_directory(path: Path) -> Iterator[bool]:
+    """Create the directory ``path`` for the body if it does not exist. Yields whether it was
+    created. Raises StateDirError if it cannot be created or used.
+    """
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        make_private_dir(path)
+        yield bool(new)
+    finally:
+        for folder in new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def announced_address(config: Config) -> Findings:
+    """Test whether the address for agents leads to this machine."""
+    try:
+        host = backend(config).host(config)
+    except AddressError as error:
+        yield False, str(error)
+    else:
+        yield True, f"Agents and clients are told to reach the daemon at {host}."
+
+
+STARTUP: tuple[tuple[str, Callable[[Config], Findings]], ...] = (
+    ("state directory", state_directory),
+    ("keys", keys),
+    (ADDRESS, address),
+    ("announced address", announced_address),
+    ("database", database),
+    ("users", announcement),
+    ("main scheduler", scheduler),
+)

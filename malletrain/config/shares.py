@@ -1,7 +1,7 @@
 """The configuration of fair shares and quotas.
 
 Decides which keys exist and what a valid value is. :mod:`malletrain.core.shares` applies shares;
-:mod:`malletrain.core.quotas` and the daemon's handling of submissions apply quotas.
+:mod:`malletrain.core.shares` and the daemon's handling of submissions apply quotas.
 """
 
 from __future__ import annotations

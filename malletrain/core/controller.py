@@ -67,10 +67,9 @@ from malletrain.core.losses import Losses
 from malletrain.core.planning import Plan, Planner, make_plan
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
-from malletrain.core.quotas import Quotas
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.shares import Shares
+from malletrain.core.shares import Quotas, Shares
 from malletrain.core.state import ControllerState
 from malletrain.core.trainer_plans import TrainerPlanner
 from malletrain.core.trainers import Trainers

@@ -2,8 +2,12 @@
 
 Decides when a job has spent its budget and stops, when its deadline is so tight that it moves ahead
 in the admission queue, and when that makes a plan due. :mod:`malletrain.core.forecast` makes
-forecasts, :mod:`malletrain.core.goal_bids` changes bids, :mod:`malletrain.core.ledger` computes
-charges.
+forecasts, :mod:`malletrain.core.goal_bids` changes bids, :mod:`malletrain.core.goal_record`
+computes charges.
+
+Decides also for which class of nodes a job's forecasts are made, and which jobs are assumed to
+compete. A job without nodes is forecast on the most frequent class that its trainer may use. The
+parts of trainers are ignored, because each plan divides the nodes again.
 """
 
 from __future__ import annotations
@@ -14,14 +18,19 @@ from typing import Any
 
 from allocator import NodeInfo
 from malletrain.core.commands import Announce, Command
-from malletrain.core.deadline_admission import DeadlineDemand, admit
 from malletrain.core.events import JobState, JobSubmitted
-from malletrain.core.forecast import Claim, Floats, fair_share, forecast, least_floor
+from malletrain.core.forecast import (
+    Claim,
+    DeadlineDemand,
+    Floats,
+    admit,
+    fair_share,
+    forecast,
+    least_floor,
+)
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_bids import GoalTerms, Need, Purse, rounded, with_goals
-from malletrain.core.goal_places import GoalPlaces
-from malletrain.core.goal_record import GoalRecord
-from malletrain.core.goal_standing import SENTENCES, judged, least_yield
+from malletrain.core.goal_record import SENTENCES, GoalRecord, JobAccount, judged, least_yield
 from malletrain.core.goals import (
     GoalsChanged,
     GoalsSoFar,
@@ -30,7 +39,6 @@ from malletrain.core.goals import (
     WorkReported,
     same_work,
 )
-from malletrain.core.ledger import JobAccount
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
@@ -40,6 +48,39 @@ from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainers
 from malletrain.protocol.event_kinds import EventKind
+
+
+class GoalPlaces:
+    """The classes of one controller's jobs."""
+
+    def __init__(self, state: ControllerState, history: NodeHistory, trainers: Trainers) -> None:
+        self._state = state
+        self._history = history
+        self._trainers = trainers
+
+    def class_of(self, job: JobRecord) -> str:
+        """Return the class of its nodes, or the class that it is likely to get."""
+        nodes = self._state.nodes
+        own_classes = (nodes[n].info.node_class for n in job.nodes if n in nodes)
+        trainer = self._trainers.of(job.submitted.trainer)
+        return next(own_classes, None) or self._history.usual_class(
+            trainer.may_use if trainer else None
+        )
+
+    def rivals(self, node_class: str) -> list[int]:
+        """Return the maximum size of every unfinished job that may use the class, ascending."""
+        may_use = {}
+        for trainer in self._trainers:
+            if trainer is not None:
+                may_use[trainer.name] = trainer.may_use(node_class)
+        jobs = self._state.unfinished.values()
+        return sorted(
+            job.submitted.max_nodes
+            for job in jobs
+            if (trainer := self._trainers.of(job.submitted.trainer)) is None
+            or may_use[trainer.name]
+        )
+
 
 REVIEW_INTERVAL_S = (60.0, 1800.0)
 """Minimum and maximum time between two reviews of a job, seconds."""

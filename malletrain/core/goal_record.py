@@ -1,13 +1,21 @@
-"""Tracks a job with goals or known work: its real throughput and its remaining work.
+"""Tracks a job with goals or known work: its charges, real throughput, remaining work, and whether
+it meets its deadline and budget.
 
-Decides how predicted and real throughput are combined. The *pace* is the fraction of its curve that
-a job achieves on its nodes. It includes pauses, lost work and errors of the curve.
+A job is charged for a node from when it gets it until it leaves it, times the site's factor. If the
+site charges a minimum time for each lease, the job that left the node pays the rest of it, unless
+another job takes the node over before.
+
+Decides how predicted and real throughput are combined, which forecasts are good enough, and whether
+more nodes can improve a bad one. The *pace* is the fraction of its curve that a job achieves on its
+nodes. It includes pauses, lost work and errors of the curve. :mod:`malletrain.core.goal_keeper`
+decides when to evaluate and what follows.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -17,9 +25,165 @@ from allocator import ScalingCurve
 from malletrain.core.forecast import Floats, Forecast
 from malletrain.core.goal_bids import Need, rounded
 from malletrain.core.goals import GoalStanding, OwnerGoals
-from malletrain.core.ledger import JobAccount
 from malletrain.core.planning import neutral_curve
 from malletrain.core.records import JobRecord
+
+
+@dataclass
+class _Hold:
+    """One node of one job."""
+
+    since: float
+    paid_until: float
+    """Time before which staying costs nothing more, because of the lease's minimum charge."""
+
+
+@dataclass
+class JobAccount:
+    """The charges of one job. Times in seconds on the shell's clock, costs in node-seconds."""
+
+    factor: float = 1.0
+    """Charged node-seconds per node-second of a lease."""
+    charged_before: float = 0.0
+    """Charges of ended holds, and of the time before the controller was created."""
+    holds: dict[str, _Hold] = field(default_factory=dict)
+    owed: dict[str, float] = field(default_factory=dict)
+    """Node that it left → end of the minimum charge."""
+    _since: float = 0.0
+    _paid_until: float = -math.inf
+
+    def takes(self, node: str, since: float, paid_until: float) -> None:
+        """Add a node that it holds since ``since``."""
+        self.holds[node] = _Hold(since, paid_until)
+        self.owed.pop(node, None)
+        self._since += since
+        self._paid_until = max(self._paid_until, paid_until)
+
+    def leaves(self, node: str, now: float) -> None:
+        """Remove a node that it no longer holds."""
+        hold = self.holds.pop(node)
+        self._since = self._since - hold.since if self.holds else 0.0
+        self.charged_before += self.factor * (max(now, hold.paid_until) - hold.since)
+        if hold.paid_until > now:
+            self.owed[node] = hold.paid_until
+
+    def taken_over(self, nodes: Collection[str], now: float) -> None:
+        """Drop the rest of the minimum charge of these nodes, which other jobs have now."""
+        for node in [n for n in self.owed if n in nodes]:
+            self.charged_before -= self.factor * max(0.0, self.owed.pop(node) - now)
+
+    def gone(self, node: str) -> None:
+        """Keep the rest of the minimum charge of a node that it left: its lease has ended."""
+        del self.owed[node]
+
+    def charged(self, now: float) -> float:
+        """Return its charge in node-seconds if it leaves all its nodes now."""
+        if now >= self._paid_until:  # nearly always, so no loop is needed
+            open_s = len(self.holds) * now - self._since
+        else:
+            open_s = sum(max(now, hold.paid_until) - hold.since for hold in self.holds.values())
+        return self.charged_before + self.factor * open_s
+
+    def costs_more_at(self, budget_s: float, now: float) -> float:
+        """Return the time at which its charge exceeds ``budget_s`` if it stays on its nodes;
+        infinite without nodes.
+        """
+        remaining_s = budget_s - self.charged(now)
+        if self.holds and remaining_s > 0 and now >= self._paid_until:
+            return now + remaining_s / (self.factor * len(self.holds))
+        ends = sorted(max(now, hold.paid_until) for hold in self.holds.values())
+        if not ends:
+            return math.inf
+        time, paying_nodes = ends[0], 0
+        if remaining_s <= 0:
+            return time
+        for end in [*ends, math.inf]:
+            if paying_nodes and self.factor * paying_nodes * (end - time) >= remaining_s:
+                return time + remaining_s / (self.factor * paying_nodes)
+            remaining_s -= self.factor * paying_nodes * (end - time) if paying_nodes else 0.0
+            time, paying_nodes = end, paying_nodes + 1
+        return math.inf
+
+
+RECOVERY_SLACK = 0.05
+"""A job at risk is on track again when 90 % of its forecast ends leave at least this fraction of
+the remaining time.
+"""
+AT_RISK_FACTOR = 1.15
+"""A budget is at risk if it would not suffice for a job that is slower than expected by this
+factor.
+"""
+
+SENTENCES = {
+    GoalStanding.ON_TRACK: "Nine of ten forecasts hold the job's deadline and budget.",
+    GoalStanding.AT_RISK: "More than one of ten forecasts breaks the job's deadline or budget.",
+    GoalStanding.INFEASIBLE: "The deadline or the budget can no longer be met with as many nodes "
+    "as in the last days.",
+    GoalStanding.MET: "The job is done in time and within its budget.",
+    GoalStanding.MISSED: "The job was not done by its deadline, or ended before it was done.",
+}
+"""Standing → sentence for users."""
+
+
+def judged(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
+    """Return the standing of a job; None without goals or without enough data."""
+    deadline, forecast = record.goals.deadline, record.forecast
+    if deadline is not None and now > deadline:
+        return GoalStanding.MISSED
+    standings = [_by_budget(record, charge_factor, now)]
+    if deadline is not None and forecast is not None:
+        slack = RECOVERY_SLACK if record.standing is GoalStanding.AT_RISK else 0.0
+        late = forecast.high > deadline - slack * (deadline - now)
+        if record.need is None:
+            standings.append(GoalStanding.INFEASIBLE)
+        else:
+            standings.append(GoalStanding.AT_RISK if late else GoalStanding.ON_TRACK)
+    order = (GoalStanding.INFEASIBLE, GoalStanding.AT_RISK, GoalStanding.ON_TRACK)
+    return next((each for each in order if each in standings), None)
+
+
+def _by_budget(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
+    if record.goals.budget_s is None:
+        return None
+    if record.job.halted:
+        return GoalStanding.INFEASIBLE
+    required_yield, pace = least_yield(record, charge_factor, now), record.pace
+    if required_yield is None or pace is None:
+        return None
+    best = record.curve.best_rate_per_node * pace
+    if best < required_yield:
+        return GoalStanding.INFEASIBLE
+    return GoalStanding.AT_RISK if best < AT_RISK_FACTOR * required_yield else GoalStanding.ON_TRACK
+
+
+def more_nodes_help(record: GoalRecord, now: float) -> bool:
+    """Return whether more nodes can still save a deadline that is in danger. False if the job has
+    as many nodes as it can use, if its largest size is too slow, or if its budget is spent.
+    """
+    deadline, sizes = record.goals.deadline, record.sizes()
+    in_danger = record.standing in (GoalStanding.AT_RISK, GoalStanding.INFEASIBLE)
+    if deadline is None or now >= deadline or not in_danger or record.job.halted or not sizes:
+        return False
+    if len(record.job.nodes) >= sizes[-1]:
+        return False
+    remaining_work, rates = record.remaining_work, record.rates()
+    return (
+        remaining_work is None
+        or rates is None
+        or remaining_work <= float(max(rates)) * (deadline - now)
+    )
+
+
+def least_yield(record: GoalRecord, charge_factor: float, now: float) -> float | None:
+    """Return the minimum samples per node-second with which the budget suffices; None if not
+    known.
+    """
+    remaining_work, budget_s = record.remaining_work, record.goals.budget_s
+    if remaining_work is None or budget_s is None or charge_factor <= 0:
+        return None
+    seconds = (budget_s - record.account.charged(now)) / charge_factor
+    return remaining_work / seconds if seconds > 0 else math.inf
+
 
 ASSUMED_PACE = 0.85
 """Assumed pace of a job until it is measured."""
@@ -69,7 +233,7 @@ class GoalRecord:
     node_s: float = 0.0
     """Remaining node-seconds at the size that it needs."""
     admitted: bool = False
-    """Whether its deadline is admitted (:mod:`malletrain.core.deadline_admission`)."""
+    """Whether its deadline is admitted (:mod:`malletrain.core.forecast`)."""
     before: int = 0
     """Number of admitted deadlines that are served earlier."""
     review_at: float = -math.inf

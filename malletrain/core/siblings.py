@@ -3,17 +3,73 @@ new job starts. Pure; storage is behind :class:`SiblingStorage`.
 
 Decides whose curve a job inherits and when a curve is worth storing. :mod:`jpa.reuse` scales curves
 from model to model and estimates their uncertainty.
+
+Jobs that wait and whose owners stated the size of their models get a suggestion once jobs of other
+sizes have run. Decides which jobs get one: the next ones of each owner. Later jobs get theirs
+later, when a curve of a nearer size may exist. A suggestion is not replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from jpa import MeasuredCurve, ModelSize, RescaleCosts, StoredCurve, inherit_curve, prior_from
 from jpa.curve import DEFAULT_PHASE
+from malletrain.core.events import PriorSuggested
+from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
+
+
+@dataclass(frozen=True)
+class SizedJob:
+    """Key, model size and assumed costs of a job before it runs."""
+
+    key: str
+    """Profile key: jobs of one key scale alike."""
+    size: ModelSize
+    """Size of its model, as stated by its owner."""
+    storage: SiblingStorage
+    """Curves of jobs on the class of nodes on which it would run."""
+    costs: RescaleCosts
+    """Assumed costs of its rescales."""
+
+
+def suggestions(
+    unfinished: Iterable[JobRecord],
+    max_jobs: int,
+    sized: Callable[[str], SizedJob | None],
+) -> list[PriorSuggested]:
+    """Return suggestions for waiting jobs without data. Call it when a curve was stored or a job
+    has ended.
+
+    Args:
+        unfinished: the jobs in order of submission.
+        max_jobs: maximum number of waiting jobs considered per owner.
+        sized: returns what is known about a job before it runs; None if its owner stated no size.
+    """
+    suggestions_ = []
+    for name in _next_ones(unfinished, max_jobs):
+        job = sized(name)
+        if job is not None:
+            model = suggested(job.storage, job.key, job.size, job.costs)
+            if model is not None:
+                suggestions_.append(PriorSuggested(name, model))
+    return suggestions_
+
+
+def _next_ones(unfinished: Iterable[JobRecord], max_jobs: int) -> Iterator[str]:
+    """Yield those of the first ``max_jobs`` waiting jobs of each owner that have no data."""
+    considered: Counter[str] = Counter()
+    for record in unfinished:
+        owner = record.submitted.owner
+        if not record.nodes and considered[owner] < max_jobs:
+            considered[owner] += 1
+            if not record.scaling.has_data and record.submitted.curve is None:
+                yield record.submitted.job
+
 
 MAX_KINDS = 1000
 """Maximum number of kinds whose curve is remembered for jobs that are already submitted."""

@@ -23,8 +23,7 @@ from malletrain.core.commands import KeepScalingModel
 from malletrain.core.controller import Controller
 from malletrain.core.events import PriorSuggested, Progressed
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.siblings import Sibling
-from malletrain.core.sized_jobs import SizedJob, suggestions
+from malletrain.core.siblings import Sibling, SizedJob, suggestions
 from malletrain.sim.costs import SimRun
 from malletrain.sim.workloads import SimJob
 

@@ -2,7 +2,7 @@
 
 The pruner and the allocator meet in the bid. The trials on the highest rung have the weight that
 the sweep has; the others have less. When only those on the highest rung remain, they have the whole
-weight and get the nodes that there are. :mod:`malletrain.core.sweep_bids` makes all trials together
+weight and get the nodes that there are. :mod:`malletrain.core.bidders` makes all trials together
 count as one job of that weight beside other jobs.
 
 The weights are close to each other, because a node brings most to a trial that has none: a second

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from malletrain.core.node_forecast import nodes_ahead
+from malletrain.core.forecast import nodes_ahead
 from malletrain.core.node_history import SPAN_S, NodeHistory
 from malletrain.daemon.api.job_views import of_class
 from malletrain.daemon.engine.core import Core

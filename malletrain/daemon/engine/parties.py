@@ -2,7 +2,7 @@
 jobs.
 
 They are derived from the configuration, the system's groups and Slurm's associations.
-:mod:`malletrain.core.shares` and :mod:`malletrain.core.quotas` decide what follows for a plan.
+:mod:`malletrain.core.shares` and :mod:`malletrain.core.shares` decide what follows for a plan.
 :class:`ShareKeeper` decides when the counters of the service to each share are stored.
 """
 

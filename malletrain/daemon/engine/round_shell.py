@@ -20,7 +20,7 @@ from malletrain.core.events import (
     WorkersFailed,
 )
 from malletrain.core.fabric import Fabric, choose
-from malletrain.core.failing_nodes import FailingNodes
+from malletrain.core.sick_nodes import FailingNodes
 from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.engine.agents import Agents
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository

@@ -18,8 +18,7 @@ from jpa.costs import RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
-from malletrain.core.failing_nodes import FailingNodes
-from malletrain.core.sick_nodes import SickNodes
+from malletrain.core.sick_nodes import FailingNodes, SickNodes
 from malletrain.core.slow_nodes import SlowNodes
 from malletrain.daemon.engine.agents import Agents
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper

@@ -22,8 +22,7 @@ from malletrain.core import siblings
 from malletrain.core.controller import Controller
 from malletrain.core.events import PriorSuggested
 from malletrain.core.scaling_model import ScalingModel
-from malletrain.core.siblings import Sibling
-from malletrain.core.sized_jobs import SizedJob, suggestions
+from malletrain.core.siblings import Sibling, SizedJob, suggestions
 from malletrain.daemon.site.clock import Clock
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, ProfileRow

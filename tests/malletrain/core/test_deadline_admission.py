@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.deadline_admission import DeadlineDemand, admit, node_time
+from malletrain.core.forecast import DeadlineDemand, admit, node_time
 
 NODES = 4.0
 PAST = np.full(50, NODES)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from malletrain.core.goal_standing import more_nodes_help
+from malletrain.core.goal_record import more_nodes_help
 from malletrain.core.goals import GoalStanding, OwnerGoals
 
 NOW, HOUR = 1000.0, 3600.0

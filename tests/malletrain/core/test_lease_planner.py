@@ -30,9 +30,8 @@ from malletrain.core.planning import Plan
 from malletrain.core.pools import pool
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
-from malletrain.core.quotas import Quotas
 from malletrain.core.settings import ControllerSettings
-from malletrain.core.shares import Shares
+from malletrain.core.shares import Quotas, Shares
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainers
 from tests.malletrain.core.controller_script import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.ledger import JobAccount
+from malletrain.core.goal_record import JobAccount
 
 
 def test_a_node_costs_from_when_it_is_taken_to_when_it_is_left_times_the_factor():

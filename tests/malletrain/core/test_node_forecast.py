@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.core.forecast import SIMILAR_MOMENTS
-from malletrain.core.node_forecast import nodes_ahead
+from malletrain.core.forecast import SIMILAR_MOMENTS, nodes_ahead
 
 
 def test_a_machine_that_repeats_itself_is_foretold_exactly():

@@ -1,6 +1,6 @@
 """Which phase a job is in, from the batch sizes of its reports."""
 
-from malletrain.core.phases import WINDOW, PhaseTracker
+from malletrain.core.profiling import WINDOW, PhaseTracker
 
 
 def feed(tracker, nodes, batch, times=2 * WINDOW):

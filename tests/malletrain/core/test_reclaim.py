@@ -1,6 +1,6 @@
 """How long a node is on its way from owner to owner."""
 
-from malletrain.core.reclaim import LeaseWay
+from malletrain.core.lease_planner import LeaseWay
 
 
 def went(way, node, seconds, began=100.0):

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator import RescaleCost, ScalingCurve
+from malletrain.core.bidders import as_one, factor
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobSubmitted, NodeJoined, Tick
 from malletrain.core.planning import Candidate
 from malletrain.core.settings import ControllerSettings, PlanningSettings
-from malletrain.core.sweep_bids import as_one, factor
 
 FREE = RescaleCost(0.0, 0.0, 0.0)
 ROOT = ScalingCurve.of({k: k**0.5 for k in range(1, 33)})

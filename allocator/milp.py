@@ -6,18 +6,215 @@ problem with one capacity for each class of nodes.
 
 Decides how many nodes of which class each job gets. It does not choose the nodes
 (:mod:`allocator.placement`). The steps: bids become arrays (:mod:`allocator.table`), prices bound
-every plan (:mod:`allocator.prices`, :mod:`allocator.relax`), greedy moves make a first plan
-(:mod:`allocator.moves`), and a search solves the few options that the bound leaves open
+every plan (:mod:`allocator.prices`, :mod:`allocator.milp`), greedy moves make a first plan
+(:mod:`allocator.search`), and a search solves the few options that the bound leaves open
 (:mod:`allocator.search`), in HiGHS or with a dynamic program (:mod:`allocator.reduced_problem`).
+
+Must-run jobs: how many of them fit, regardless of value.
+
+Decides how many must-run jobs the plan has to drop, and returns one assignment that drops no more.
+It does not decide which ones: the search (:mod:`allocator.search`) chooses them by value.
+
+The LP relaxation over several classes of nodes, by column generation in HiGHS.
+
+Decides the prices where coordinate descent (:mod:`allocator.prices`) gets stuck: with several
+classes the dual function is not smooth, and a single price cannot always be improved alone. The
+master LP has a pool of rows. Its duals are new prices; rows with reduced cost 0 at these prices
+join the pool, until the value of the LP equals the bound, so that no further row can change it. The
+last basic solution becomes a plan: all but a few jobs have a whole size in it.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from allocator import must_run, prices, relax, search, table, tie_breaking
+import numpy as np
+
+from allocator import prices, search, table, tie_breaking
 from allocator.allocation import Allocation, plan_value, relative_gap
 from allocator.bids import Assignment, Bid, check
+from allocator.highs import LinearProgram, SolverError, maximise
+from allocator.prices import Dual, dual_at
+from allocator.table import IDLE, BidTable, Floats, Ints
+
+
+def fewest_drops(
+    bids: Sequence[Bid], capacity: Mapping[str, int], *, time_limit_s: float
+) -> tuple[int, dict[str, Assignment]]:
+    """Place as many must-run jobs as possible, each at its smallest size.
+
+    First fit, with the jobs that can use the fewest classes and then the smallest jobs first, is
+    optimal on one class of nodes. On several classes, if it leaves a job out, an assignment MILP in
+    HiGHS decides.
+
+    Args:
+        bids: of all jobs; those that do not have to run are ignored.
+        capacity: node class -> nodes.
+        time_limit_s: of the MILP, seconds. Its incumbent at that time is accepted.
+
+    Returns:
+        (the number of jobs to drop, the assignments of the others). Jobs that would not fit on the
+        empty machine are in neither.
+    """
+    options: dict[str, list[tuple[int, str]]] = {}
+    for bid in bids:
+        if bid.must_run:
+            fitting = [
+                (int(o.sizes[0]), c)
+                for c, o in bid.options.items()
+                if len(o.sizes) and o.sizes[0] <= capacity.get(c, 0)
+            ]
+            if fitting:
+                options[bid.job] = sorted(fitting)
+    free = {name: int(nodes) for name, nodes in capacity.items()}
+    placed: dict[str, Assignment] = {}
+    for job in sorted(options, key=lambda job: (len(options[job]), options[job])):
+        first_fit = next(((c, k) for k, c in options[job] if k <= free[c]), None)
+        if first_fit:
+            placed[job] = first_fit
+            free[first_fit[0]] -= first_fit[1]
+    if len(placed) < len(options) and any(len(classes) > 1 for classes in options.values()):
+        optimal = _by_milp(options, capacity, time_limit_s)
+        if len(optimal) > len(placed):
+            placed = optimal
+    return len(options) - len(placed), placed
+
+
+def _by_milp(
+    options: Mapping[str, list[tuple[int, str]]], capacity: Mapping[str, int], time_limit_s: float
+) -> dict[str, Assignment]:
+    """Return an assignment that places the maximum number of jobs. ``options``: job -> its
+    (smallest size, class) on each class.
+    """
+    jobs, classes = list(options), list(capacity)
+    triples = [(j, k, classes.index(c)) for j, job in enumerate(jobs) for k, c in options[job]]
+    n = len(triples)
+    rows = np.array([row for j, _, c in triples for row in (j, len(jobs) + c)])
+    coefficients = np.array([x for _, k, _ in triples for x in (1.0, float(k))])
+    model = LinearProgram(
+        cost=np.ones(n),
+        lower=np.zeros(n),
+        upper=np.ones(n),
+        integral=np.ones(n, np.bool_),
+        starts=2 * np.arange(n + 1),
+        rows=rows,
+        coefficients=coefficients,
+        row_lower=np.full(len(jobs) + len(classes), -np.inf),
+        row_upper=np.array([1.0] * len(jobs) + [float(capacity[c]) for c in classes]),
+    )
+    solution = maximise(model, time_limit_s=time_limit_s, absolute_gap=0.999)
+    if solution.x is None:
+        return {}
+    return {
+        jobs[j]: (classes[c], k)
+        for (j, k, c), x in zip(triples, solution.x, strict=True)
+        if x > 0.5
+    }
+
+
+log = logging.getLogger(__name__)
+
+_MAX_ITERATIONS = 40
+_RELATIVE_GAP = 1e-9
+"""Gap between the LP and the bound at which column generation ends."""
+
+
+def relax(
+    table: BidTable, dual: Dual, feasible: Ints, *, remaining_s: Callable[[], float]
+) -> tuple[Dual, Ints | None]:
+    """Improve the prices, and round the solution of the LP to a plan.
+
+    Args:
+        table: the options of all groups.
+        dual: the first prices.
+        feasible: a feasible plan, members by row; its rows keep the LP feasible.
+        remaining_s: returns the remaining time, seconds.
+
+    Returns:
+        (the prices with the least bound, the rounded LP solution). The plan may exceed the capacity
+        a little; it is None if there was no time for an LP.
+    """
+    best, plan = dual, None
+    pool_size = min(len(table.size), 4 * len(table.starts) + 64)
+    pool = feasible > 0
+    pool[np.argpartition(dual.reduced_cost, pool_size - 1)[:pool_size]] = True
+    pool[dual.reduced_cost <= dual.noise] = True
+    for _ in range(_MAX_ITERATIONS):
+        time_limit_s = remaining_s()
+        if time_limit_s <= 0:
+            break
+        rows = np.flatnonzero(pool)
+        solution = _lp(table, dual, rows, time_limit_s)
+        if solution is None:
+            break
+        lp_value, members, prices = solution
+        plan = _rounded(table, rows, members)
+        # Stabilisation: the duals of a small LP oscillate, so the midpoint to the best prices is
+        # evaluated as well.
+        for current in (dual_at(table, prices), dual_at(table, 0.5 * (prices + best.prices))):
+            pool[current.reduced_cost <= current.noise] = True
+            if current.bound < best.bound:
+                best = current
+        if best.bound - lp_value <= _RELATIVE_GAP * abs(lp_value):
+            break
+    return best, plan
+
+
+def _rounded(table: BidTable, rows: Ints, members: Floats) -> Ints:
+    """Return whole members by row: ``members`` rounded down, and the rest of each group on its row
+    with the largest remainder.
+    """
+    plan = np.zeros(len(table.size), np.int64)
+    whole = np.floor(members + 1e-6).astype(np.int64)
+    plan[rows] = whole
+    order = np.argsort(members - whole, kind="stable")
+    largest = np.empty(len(table.starts), np.int64)
+    largest[table.group[rows[order]]] = rows[order]
+    plan[largest] += table.count.astype(np.int64) - np.add.reduceat(plan, table.starts)
+    return plan
+
+
+def _lp(
+    table: BidTable, dual: Dual, rows: Ints, time_limit_s: float
+) -> tuple[float, Floats, Floats] | None:
+    """Return (value, members by row, prices) of the LP over ``rows``; None if HiGHS fails or is
+    stopped.
+
+    The objective is in reduced costs at the prices of ``dual``, scaled to about 1.
+    """
+    groups, resources, n = len(table.starts), len(table.capacity), len(rows)
+    resource = table.resource[rows]
+    uses_nodes = resource != IDLE
+    begins = np.concatenate([[0], np.cumsum(1 + uses_nodes.astype(np.int64))])
+    index, coefficient = np.zeros(int(begins[-1]), np.int64), np.ones(int(begins[-1]))
+    index[begins[:-1]] = table.group[rows]
+    index[begins[:-1][uses_nodes] + 1] = groups + resource[uses_nodes]
+    coefficient[begins[:-1][uses_nodes] + 1] = table.size[rows][uses_nodes]
+    objective = -dual.reduced_cost[rows]
+    scale = float(np.mean(-objective)) or 1.0
+    unused = np.arange(resources)
+    model = LinearProgram(
+        cost=np.concatenate([objective, -dual.prices]) / scale,
+        lower=np.zeros(n + resources),
+        upper=np.full(n + resources, np.inf),
+        integral=np.zeros(n + resources, np.bool_),
+        starts=np.concatenate([begins, begins[-1] + 1 + unused]),
+        rows=np.concatenate([index, groups + unused]),
+        coefficients=np.concatenate([coefficient, np.ones(resources)]),
+        row_lower=np.concatenate([table.count, table.capacity]),
+        row_upper=np.concatenate([table.count, table.capacity]),
+    )
+    try:
+        solution = maximise(model, time_limit_s=time_limit_s)
+    except SolverError as error:  # the bound becomes weaker; the plan does not depend on it
+        log.warning("The allocation continues with a weaker bound. %s", error)
+        return None
+    if solution.x is None or solution.duals is None:
+        return None
+    prices = np.maximum(0.0, dual.prices + solution.duals[groups:] * scale)
+    return dual.bound + solution.objective * scale, solution.x[:n], prices
+
 
 __all__ = ["Allocation", "MonotonicClock", "solve"]
 
@@ -76,9 +273,7 @@ def solve(
         return Allocation({}, 0.0, 0.0, 0.0, "optimal", clock() - started)
     drops, must_run_sizes = 0, dict[str, Assignment]()
     if any(bid.must_run for bid in bids):
-        drops, must_run_sizes = must_run.fewest_drops(
-            bids, capacity, time_limit_s=0.5 * time_limit_s
-        )
+        drops, must_run_sizes = fewest_drops(bids, capacity, time_limit_s=0.5 * time_limit_s)
     options = table.build(bids, capacity, drops)
     jobs = [bid.job for bid in bids]
     feasible = (
@@ -90,7 +285,7 @@ def solve(
     dual = prices.minimise_dual(options)
     relaxed = prices.relaxed_plan(options, dual)
     if len(options.capacity) > 1:
-        dual, lp_plan = relax.relax(options, dual, feasible, remaining_s=remaining_s)
+        dual, lp_plan = relax(options, dual, feasible, remaining_s=remaining_s)
         relaxed = relaxed if lp_plan is None else lp_plan
     plan = search.first_plan(options, dual, relaxed, feasible)
     options, dual, plan = search.fix_by_reduced_cost(options, dual, plan)

@@ -79,7 +79,7 @@ def minimise_dual(table: BidTable) -> Dual:
     """Minimise the bound over the prices.
 
     The result is the minimum for one resource. For several it is one pass of coordinate descent,
-    which :mod:`allocator.relax` improves.
+    which :mod:`allocator.milp` improves.
     """
     prices = np.zeros(len(table.capacity))
     if len(prices) == 1:

@@ -39,7 +39,7 @@ from typing import Any
 from benchmarks import end_in_order
 from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harvest_of, summary
 from malletrain.client import Connection
-from malletrain.demo.intervals import length, normal
+from malletrain.demo.account import length, normal
 from malletrain.protocol import messages
 from scavenger.hostlist import expand
 from tests.slurm.cluster import SlurmCluster, missing

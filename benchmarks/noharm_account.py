@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.config.model import DATABASE_NAME
-from malletrain.demo.intervals import Intervals, both, length, normal, without
+from malletrain.demo.account import Intervals, both, length, normal, without
 from malletrain.store.store import Store
 
 

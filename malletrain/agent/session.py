@@ -22,8 +22,8 @@ import zmq.asyncio
 
 from malletrain import __version__
 from malletrain.agent.config import AgentConfig
-from malletrain.agent.fitness import NodeFitness
 from malletrain.agent.fork_servers import NodeForkServers
+from malletrain.agent.health import NodeFitness
 from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now

@@ -3,6 +3,12 @@
 :mod:`malletrain.daemon.site.startup` tests what would prevent a start, as it does in the daemon.
 Each test uses the daemon's own code and leaves nothing behind. Prints one line per test: whether it
 works, and if not, what to do.
+
+The part of ``malletrain check`` for the effects of minimum charges and lease lengths.
+
+The part of ``malletrain check`` for shares: which are counted, and with which weights.
+
+The part of ``malletrain check`` for trainers: which jobs are planned together, on which nodes.
 """
 
 from __future__ import annotations
@@ -15,9 +21,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.check_accounting import accounting
-from malletrain.cli.check_shares import shares
-from malletrain.cli.check_trainers import trainers
 from malletrain.cli.check_users import users
 from malletrain.cli.common import REFUSED, config_option, json_option, print_json, print_text
 from malletrain.cli.daemon import load, missing
@@ -25,6 +28,135 @@ from malletrain.cli.daemon import load, missing
 if TYPE_CHECKING:
     from malletrain.config.model import Config
     from malletrain.protocol.views import NetworkView
+
+
+def accounting(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Reports the minimum charge, the minimum length and the power of nodes."""
+    from malletrain.config.units import show_duration
+    from malletrain.core.gaps import least_horizon_s
+    from malletrain.daemon.site.settings import controller_settings
+
+    settings = controller_settings(config)
+    min_gap_s, charge_s = least_horizon_s(settings), settings.min_charge_s
+    expected_s = config.gaps.expected_length
+    batch = config.scheduler.kind != "local"
+    where = f"[scheduler.{config.scheduler.kind}]"
+    if settings.due_s:
+        why = "costs that much anyway" if charge_s >= settings.min_lease_s else "the site wants"
+        due = show_duration(settings.due_s)
+        yield (
+            True,
+            f"Gaps expected to last less than {show_duration(min_gap_s)} are not leased; a lease "
+            f"is kept for {due}, which {why}, while its user has work for it.",
+        )
+        if batch and expected_s < settings.due_s:
+            yield (
+                None,
+                f"A gap is expected to last {show_duration(expected_s)} until the site's own were "
+                f"seen (expected_length in [gaps]), so at first no gap younger than some minutes "
+                "may be leased.",
+            )
+    else:
+        yield True, "Leases are given back as soon as no job needs them (no min_charge)."
+    limit_s = getattr(config.scheduler.table, "time_limit", None)
+    if limit_s is not None and limit_s < settings.due_s:
+        yield (
+            False,
+            f"Leases last {show_duration(limit_s)} at most (time_limit in {where}), less than "
+            f"min_charge in [accounting] or min_lease in {where} want; make time_limit longer.",
+        )
+    watts = config.accounting.watts_by_class
+    if watts:
+        classes = {"default", *config.gaps.classes}
+        unknown = sorted(watts.keys() - classes)
+        if unknown:
+            yield (
+                False,
+                f"watts in [accounting] names {', '.join(unknown)}, which is no class of nodes; "
+                f"classes are {', '.join(sorted(classes))} (classes in [gaps]).",
+            )
+        elif missing := sorted(set(config.gaps.classes) - watts.keys()):
+            yield None, f"watts in [accounting] says nothing of {', '.join(missing)}; kWh lack it."
+        else:
+            yield True, "Usage and metrics report kWh by node class."
+
+
+MAX_SHOWN_WEIGHTS = 5
+
+
+def shares(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Reports weights and accounts, and checks Slurm's associations."""
+    from malletrain.daemon.engine.parties import Parties
+    from malletrain.daemon.site.backends import slurm_associations
+
+    section = config.shares
+    limits = config.quotas.account_nodes or config.quotas.account_jobs
+    parties = Parties(config)
+    if section.weights_from == "slurm":
+        associations = slurm_associations(config)  # errors are reported as a finding
+        parties.learned(associations)
+        yield True, f"Slurm tells the accounts of {len(associations.accounts)} users."
+    elif (section.by == "account" or limits) and not section.account_of:
+        yield (
+            None,
+            "No user is in an account, so accounts make no difference; name the users of each "
+            '(accounts in [shares]), or have Slurm asked (weights_from = "slurm").',
+        )
+    if section.by == "none":
+        yield True, "Nobody's share is counted (by in [shares])."
+        return
+    weights = sorted(parties.weights().items(), key=lambda item: (-item[1], item[0]))
+    named = ", ".join(f"{name} {weight:.3g}" for name, weight in weights[:MAX_SHOWN_WEIGHTS])
+    more = (
+        f" and {len(weights) - MAX_SHOWN_WEIGHTS} more" if len(weights) > MAX_SHOWN_WEIGHTS else ""
+    )
+    others = f"others {section.others:g}"
+    yield (
+        True,
+        f"Shares are counted by {section.by}; they weigh "
+        f"{f'{named}{more}, ' if named else ''}{others}.",
+    )
+
+
+def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Reports each trainer, and possible mistakes."""
+    from malletrain.core.trainers import REST
+    from malletrain.daemon.site.settings import trainers as made
+
+    if not config.trainer:
+        yield True, "There is one plan for all jobs (no [[trainer]])."
+        return
+    sections = {section.name: section for section in config.trainer}
+    for trainer in made(config):
+        section = sections.get(trainer.name)
+        named = [
+            f"{kind} {', '.join(names)}"
+            for kind in ("users", "accounts", "groups")
+            if section is not None and (names := getattr(section, kind))
+        ]
+        whose = " and ".join(named) or "whom no other trainer names"
+        yield True, f"{trainer.phrase()}; its jobs are those of {whose}."
+    if not config.daemon.several_users and len(made(config)) > 1:
+        yield (
+            None,
+            "This daemon serves one user, so all jobs are of one trainer; with users or munge in "
+            "[daemon] it serves several.",
+        )
+    accounts = [name for section in config.trainer for name in section.accounts]
+    unknown = sorted(set(accounts) - set(config.shares.account_of.values()))
+    if unknown and config.shares.weights_from == "here":
+        yield (
+            None,
+            f"Nobody is in account {', '.join(unknown)}; name the users of each account (accounts "
+            'in [shares]), or have Slurm asked (weights_from = "slurm").',
+        )
+    if config.shares.by != "none":
+        yield (
+            None,
+            "Shares are counted over all nodes, whoever may use them; where trainers have nodes "
+            f"of their own, use weights for parties of one trainer ({REST} or another) only.",
+        )
+
 
 Finding = tuple[str, bool | None, str]
 """(what was tested, whether it works or None: works but needs attention, a sentence)"""

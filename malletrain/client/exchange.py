@@ -1,7 +1,8 @@
 """Common parts of both kinds of connection: the setup of the socket, its handshake, the frames of a
 request, and the decoding of an answer.
 
-Waits for nothing: :mod:`malletrain.client.channel` blocks, :mod:`malletrain.client.aio` does not.
+Waits for nothing: :mod:`malletrain.client.connection` blocks, :mod:`malletrain.client.aio` does
+not.
 """
 
 from __future__ import annotations

@@ -17,16 +17,20 @@ from pathlib import Path
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from malletrain.config.accounting import AccountingSection
 from malletrain.config.base import Section, Words
 from malletrain.config.base import section as _section
 from malletrain.config.containers import ContainersSection
-from malletrain.config.gaps import GapsSection
 from malletrain.config.nodes import NodesSection
 from malletrain.config.notify import NotifySection
 from malletrain.config.profiling import ProfilingSection
 from malletrain.config.schedulers import SchedulerSection, scheduler_kinds
-from malletrain.config.sections import AllocationSection, DaemonSection, JobsSection
+from malletrain.config.sections import (
+    AccountingSection,
+    AllocationSection,
+    DaemonSection,
+    GapsSection,
+    JobsSection,
+)
 from malletrain.config.shares import QuotasSection, SharesSection
 from malletrain.config.tomlfile import Problem, read_toml
 from malletrain.config.trainers import TrainerSection

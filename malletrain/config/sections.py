@@ -3,20 +3,182 @@ profiling.
 
 Decides which keys they have, in which unit, and what a valid value is. The defaults of the decision
 core's parameters are in :mod:`malletrain.core.defaults`.
+
+The configuration of the costs of leases: charged time and energy.
+
+Decides which keys exist and what a valid value is. :mod:`malletrain.core.lease_planner` takes the
+minimum charge into account; :mod:`malletrain.daemon.api.usage` adds up the costs.
+
+The configuration of gaps: which idle nodes of a batch scheduler may be leased.
+
+Decides which keys exist and what a valid value is; :mod:`scavenger.batch` applies them.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from malletrain.config.base import Duration, Location, MaybeLocation, Section, Size, Words
+from malletrain.config.base import (
+    Duration,
+    Location,
+    MaybeDuration,
+    MaybeLocation,
+    Section,
+    Size,
+    Words,
+    key,
+)
 from malletrain.config.base import key as _key
 from malletrain.config.units import format_duration
 from malletrain.core import defaults
+from scavenger.batch.hours import HoursError, parse_hours
+from scavenger.hostlist import HostlistError, expand
+
+_WATTS = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s+(\d+(?:\.\d+)?)\s*")
+
+
+class Watts(NamedTuple):
+    """Power of a node, in watts."""
+
+    idle: float
+    """While it is leased and no job runs on it."""
+    busy: float
+    """While a job runs on it."""
+
+
+class AccountingSection(Section):
+    """Costs of leases. `malletrain usage` adds them up."""
+
+    min_charge: Duration = key(
+        "0 s",
+        description="Minimum time that the site charges for a job, however short it was, such as "
+        '"1 h". Gaps expected to be shorter are not leased. A lease is not given '
+        "back earlier while its user has work for it.",
+    )
+    charge_factor: float = key(
+        1.0,
+        gt=0,
+        description="Node-hours that the site charges for one hour of a leased node; budgets of "
+        "jobs are counted in these.",
+    )
+    keep: Duration = key(
+        "0 s",
+        description="How long `malletrain usage` and `malletrain show` keep leases and ended "
+        'jobs, such as "730 d"; 0 s: forever. The audit log is always kept.',
+    )
+    watts: Words = key(
+        [],
+        description="Power of a node of each class, idle and with a job, in watts, such as "
+        '["default 120 350", "a100 300 1600"]; for kWh in `malletrain usage` and the '
+        "metrics.",
+    )
+
+    @field_validator("watts")
+    @classmethod
+    def _watts(cls, value: Words) -> Words:
+        classes = set()
+        for text in value:
+            match = _WATTS.fullmatch(text)
+            if match is None or float(match[2]) > float(match[3]) or match[1] in classes:
+                raise PydanticCustomError(
+                    "watts",
+                    '"{value}" does not say what a class of nodes draws; write each class once: '
+                    'its name, watts idle, watts with a job, such as "a100 300 1600"',
+                    {"value": text},
+                )
+            classes.add(match[1])
+        return value
+
+    @property
+    def watts_by_class(self) -> dict[str, Watts]:
+        """Node class → power of one of its nodes."""
+        matches = (_WATTS.fullmatch(text) for text in self.watts)
+        return {m[1]: Watts(float(m[2]), float(m[3])) for m in matches if m}
+
+
+class GapsSection(Section):
+    """Which idle nodes of a batch scheduler are gaps, that is, may be leased. `malletrain nodes
+    --explain` shows the result of each rule.
+    """
+
+    partitions: Words = key(
+        [],
+        description="A node must be in one of these partitions or queues; empty: in the "
+        "partition or queue of the leases.",
+    )
+    features: Words = key([], description="A node must have all of these features or resources.")
+    nodes: Words = key([], description='Only these nodes, such as "n[001-128]"; empty: all.')
+    exclude: Words = key([], description='Never these nodes, such as "login[1-2]".')
+    classes: Words = key(
+        [],
+        description="Features that distinguish node classes, such as a GPU's name; a job's nodes "
+        "are of one class.",
+    )
+    reserve: int = key(
+        0, ge=0, description="Number of idle nodes that are left to the main scheduler."
+    )
+    hours: Words = key(
+        [],
+        description='When leases may run, local time, such as "mon-fri 19:00-07:00" or '
+        '"sat-sun"; empty: always.',
+    )
+    idle_for: MaybeDuration = key(
+        None,
+        description="How long an idle node is left to the main scheduler before it is a gap; not "
+        "given: one backfill cycle.",
+    )
+    hold: MaybeDuration = key(
+        None,
+        description="How long to request no lease after the main scheduler preempted one for a "
+        "job that it does not show, because that job may count on idle nodes too; "
+        "not given: one backfill cycle, at least 3 s and at most 15 s.",
+    )
+    use_planned: bool = key(
+        False,
+        description="Also use nodes that are held for a waiting job, with leases that end before "
+        "its expected start.",
+    )
+    max_at_once: int = key(
+        200, ge=1, description="Maximum number of gaps that are taken at one poll."
+    )
+    expected_length: Duration = key(
+        "20 min",
+        gt=0,
+        description="Expected length of a gap until the site's own gaps have been observed.",
+    )
+    lifetimes: bool = key(
+        False,
+        description="Forecast the remaining time of each gap from what is known at that moment. "
+        "The forecast decides which nodes are leased first, which jobs get them, and "
+        "how often jobs save. Learns while the daemon runs.",
+    )
+
+    @field_validator("hours")
+    @classmethod
+    def _hours(cls, value: Words) -> Words:
+        try:
+            parse_hours(value)
+        except HoursError as error:
+            raise PydanticCustomError(
+                "hours", "{sentence}", {"sentence": str(error).rstrip(".")}
+            ) from None
+        return value
+
+    @field_validator("nodes", "exclude")
+    @classmethod
+    def _nodes(cls, value: Words) -> Words:
+        try:
+            for text in value:
+                expand(text)
+        except HostlistError as error:
+            raise PydanticCustomError(
+                "nodes", "{sentence}", {"sentence": str(error).rstrip(".")}
+            ) from None
+        return value
 
 
 class DaemonSection(Section):

@@ -1,15 +1,35 @@
 """The policies for the state when the group changes: one for state that every rank has in full, one
-for sharded state. :mod:`malletrain.elastic.sharing` and :mod:`malletrain.elastic.sharded.sharing`
-carry them out.
+for sharded state. :mod:`malletrain.elastic.state_policy` and
+:mod:`malletrain.elastic.sharded.sharing` carry them out.
+
+Gives every rank of a new group the same state: that of the rank that is furthest.
+
+Decides which rank's state counts and which ranks need it. :mod:`malletrain.elastic.transfer` moves
+it.
+
+Gloo process groups whose collectives can all be aborted, even if the script or torch itself waits
+for them.
+
+Scripts, FSDP and DTensor call collectives and wait for each. Decides only two things: such a wait
+goes through :meth:`malletrain.elastic.group.Group.wait`, which ends when a peer is lost, and a
+collective of all ranks first passes :meth:`malletrain.elastic.group.Group.fence`. gloo carries out
+the collectives.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
 
-from malletrain.elastic import abortable, sharing
+import torch
+import torch.distributed as dist
+
+from malletrain.elastic import group as groups
+from malletrain.elastic import transfer
 from malletrain.elastic.group import PLAIN_BACKEND, Group, rehearse
 from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place
@@ -17,7 +37,187 @@ from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded import sharing as shards
 from malletrain.elastic.sharded.assignment import StatePart, best_order
 from malletrain.elastic.sharded.training import ShardedTraining
-from malletrain.elastic.training import Training
+from malletrain.elastic.training import Standing, Training
+from malletrain.training.torch_private import adopt_backend
+
+
+def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
+    """Returns (rank whose state counts, ranks that must get it) by the progress of each rank. Among
+    the ranks that are furthest, the source is one that has closed its epoch, if any, and then the
+    lowest.
+    """
+    source = max(range(len(table)), key=lambda rank: (table[rank], table[rank].epoch_closed, -rank))
+    if not table[source].has_state:
+        return 0, list(range(1, len(table)))
+    return source, [rank for rank in range(len(table)) if table[rank] != table[source]]
+
+
+def share(training: Training, group: Group) -> None:
+    """Give every rank the state of the rank that is furthest. If no rank has state, it is that of
+    the snapshot, or else the initial state of rank 0.
+
+    Raises what :meth:`Group.wait` raises, StateError or SnapshotError.
+    """
+    place = group.place
+    own_standing = training.standing()
+    table = [own_standing]
+    if group.several:
+        row = torch.tensor(
+            [
+                own_standing.has_state,
+                own_standing.updates,
+                own_standing.steps,
+                own_standing.whole,
+                own_standing.epoch_closed,
+            ],
+            dtype=torch.int64,
+        )
+        rows = [torch.empty_like(row) for _ in range(place.size)]
+        group.wait(dist.all_gather(rows, row, async_op=True))
+        table = [
+            Standing(bool(has_state), updates, steps, bool(whole), bool(closed))
+            for has_state, updates, steps, whole, closed in (row.tolist() for row in rows)
+        ]
+    source, needy = source_and_needy(table)
+    if place.rank == source and not own_standing.has_state:
+        training.restore_snapshot()
+    chain = [source, *needy]
+    if needy and place.rank in chain:
+        _move(training, group, chain)
+    training.settled()
+
+
+def _move(training: Training, group: Group, chain: list[int]) -> None:
+    if group.place.rank == chain[0]:
+        packed, tensors = training.pack()
+        transfer.send_bytes(group, chain, packed)
+        transfer.move(group, chain, tensors)
+        return
+    packed = transfer.send_bytes(group, chain, b"")
+    had_state = training.has_state
+    # State that this process has is not overwritten piece by piece: if the source is lost during
+    # the transfer, this state may be the one that counts.
+    skeleton, tensors = training.state.destinations(packed, in_place=not had_state)
+    transfer.move(group, chain, tensors)
+    training.take_over(skeleton, tensors, had_state)
+
+
+BACKEND = "malletrain_abortable"
+_FORWARDED = (
+    *("allgather", "_allgather_base", "allgather_coalesced", "allreduce", "allreduce_coalesced"),
+    *("alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv", "recv_anysource"),
+    *("reduce", "reduce_scatter", "_reduce_scatter_base", "scatter", "send"),
+)
+_RENAMED = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+"""Newer methods of a process group, and the method of the backend that carries each out."""
+_COALESCED = {
+    "all_gather_single_coalesced": "_allgather_base",
+    "allgather_into_tensor_coalesced": "_allgather_base",
+    "reduce_scatter_single_coalesced": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "_reduce_scatter_base",
+}
+"""Methods for several tensors, called with (outputs, inputs, options), and the method that is
+called for each pair in turn.
+"""
+_POINT_TO_POINT = {"recv", "recv_anysource", "send"}
+_WITHOUT_FUTURE = {"_reduce_scatter_base", "recv", "recv_anysource", "send"}
+"""Operations that gloo runs only in ``wait()``, or whose end it does not report by a future."""
+
+
+class AbortableWork(dist.Work):
+    """Collectives in progress. ``wait()`` returns when a peer is lost.
+
+    Args:
+        works: gloo's works.
+        owner: group of the round; None outside of one.
+        has_future: whether the works report their end by a future.
+    """
+
+    def __init__(self, works: list[Any], owner: groups.Group | None, has_future: bool) -> None:
+        super().__init__()
+        self._works = works
+        self._owner = owner
+        self._has_future = has_future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait. Raises Interrupted if the collectives are aborted or fail."""
+        for work in self._works:
+            if self._owner is None:
+                work.wait()
+            elif self._has_future:
+                self._owner.wait(work)
+            else:
+                self._owner.call_abandonable(work.wait)
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether all collectives are complete."""
+        return all(work.is_completed() for work in self._works)
+
+    def get_future(self) -> Any:
+        """Returns the future of the last collective."""
+        return self._works[-1].get_future()
+
+
+class AbortableGroup(dist.ProcessGroup):
+    """A gloo process group that belongs to a round.
+
+    Args:
+        gloo: gloo's own group.
+        rank: rank of this process in it.
+        size: number of its ranks.
+        owner: default group of the round; None outside of one.
+    """
+
+    def __init__(self, gloo: Any, rank: int, size: int, owner: groups.Group | None) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stub knows one of two forms
+        self._gloo = gloo
+        self._owner = weakref.ref(owner) if owner is not None else lambda: None
+        self._of_all_ranks = owner is not None and owner.forming
+        adopt_backend(self, gloo)
+
+    def _begin(self, name: str, calls: list[tuple[Any, ...]], named: dict[str, Any]) -> Any:
+        owner = self._owner()
+        if owner is not None and self._of_all_ranks and name not in _POINT_TO_POINT:
+            owner.fence(name.strip("_"))
+        works = [getattr(self._gloo, name)(*call, **named) for call in calls]
+        return AbortableWork(works, owner, name not in _WITHOUT_FUTURE)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def call(self: AbortableGroup, *args: Any, **kwargs: Any) -> Any:
+        return self._begin(name, [args], kwargs)
+
+    return call
+
+
+def _one_by_one(name: str) -> Callable[..., Any]:
+    def call(self: AbortableGroup, outputs: Any, inputs: Any, *options: Any) -> Any:
+        calls = [(out, tensor, *options) for out, tensor in zip(outputs, inputs, strict=True)]
+        return self._begin(name, calls, {})
+
+    return call
+
+
+for _name in _FORWARDED:
+    setattr(AbortableGroup, _name, _forwarded(_name))
+for _name, _backend_name in _RENAMED.items():
+    setattr(AbortableGroup, _name, _forwarded(_backend_name))
+for _name, _backend_name in _COALESCED.items():
+    setattr(AbortableGroup, _name, _one_by_one(_backend_name))
+
+
+def _connect(store: Any, rank: int, size: int, timeout: timedelta) -> AbortableGroup:
+    owner = groups.newest()
+    gloo = groups.connect(store, rank, size, timeout, owner)
+    return AbortableGroup(gloo, rank, size, owner)
+
+
+dist.Backend.register_backend(BACKEND, _connect, devices=["cpu"])
 
 
 class WholeState:
@@ -31,7 +231,7 @@ class WholeState:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._on_cpu = training.device.type == "cpu"
-        self.backend = abortable.BACKEND if self._on_cpu else PLAIN_BACKEND
+        self.backend = BACKEND if self._on_cpu else PLAIN_BACKEND
         """Backend of the groups. With GPUs it is the plain one, because torch would use the
         abortable one for all devices, instead of NCCL.
         """
@@ -73,7 +273,7 @@ class WholeState:
 
     def share(self, group: Group) -> None:
         """Give all ranks of a new group the state that they need."""
-        sharing.share(self._training, group)
+        share(self._training, group)
 
 
 class ShardedState(WholeState):

@@ -2,7 +2,7 @@
 
 Decides whether a step counts on this process: it does once it ends without an error, or once the
 optimizer has made the only update that such a step makes. Whether it counts for all ranks is
-settled when the group changes (:mod:`malletrain.elastic.sharing`).
+settled when the group changes (:mod:`malletrain.elastic.state_policy`).
 """
 
 from __future__ import annotations

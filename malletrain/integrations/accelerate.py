@@ -33,7 +33,7 @@ import malletrain
 from malletrain.integrations import checkpoints
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError

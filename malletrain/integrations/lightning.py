@@ -38,7 +38,7 @@ from malletrain.integrations.epoch_results import EpochResults
 from malletrain.integrations.guard import StateGuard
 from malletrain.integrations.model_files import ModelFiles
 from malletrain.training import owner, report
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 
 NAME = "malletrain.ckpt"

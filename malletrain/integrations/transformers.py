@@ -36,7 +36,7 @@ from malletrain.integrations.checkpoints import (
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.tracking import mlflow_run, run_id
 

@@ -1,6 +1,6 @@
 """The CURVE keys that are derived from a job's secret: peers without the secret are rejected.
 
-Decides how keys are derived and where the secret is read. :mod:`malletrain.launch.relay` and
+Decides how keys are derived and where the secret is read. :mod:`malletrain.launch.round_store` and
 :mod:`malletrain.memory` use the connections.
 """
 

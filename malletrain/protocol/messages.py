@@ -3,16 +3,23 @@
 Decides the shape of messages only. :mod:`malletrain.protocol.wire` encodes and checks them; their
 handlers decide who may send which. Times are seconds since the epoch unless a name ends in ``_s``
 (a duration in seconds).
+
+The message of a daemon with forecasts of gaps to the agent of a job's first node.
+
+The value of nodes to a service, as its process reports it at run time.
+
+Requests of clients to the daemon, and the answers.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from malletrain.protocol.bounds import (
     MAX_ITEMS,
+    MAX_WORTH_SIZES,
     Amount,
     Count,
     Duration,
@@ -27,7 +34,6 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
-from malletrain.protocol.foresight import ExpectLoss as ExpectLoss
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
 from malletrain.protocol.message import Message as Message
@@ -39,11 +45,61 @@ from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
-from malletrain.protocol.requests import Reply as Reply
-from malletrain.protocol.requests import Request as Request
 from malletrain.protocol.stacks import ShowStacks as ShowStacks
 from malletrain.protocol.stacks import Stacks as Stacks
-from malletrain.protocol.worth import Worth as Worth
+
+
+class ExpectLoss(Message, frozen=True):
+    """A node of the job is lost after ``in_s`` seconds on average; the job can adapt how often it
+    saves. Infinite: no loss is expected.
+    """
+
+    job: str
+    in_s: float
+
+
+class Worth(Message, frozen=True):
+    """The value of each number of nodes to a service from now on, in samples/s."""
+
+    job: Id
+    nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MAX_WORTH_SIZES)]
+
+
+class Request(Message, frozen=True):
+    """A client's call: ``op`` with ``params``; answered by Reply with the same ``id``. Created by
+    :func:`malletrain.protocol.wire.request`.
+    """
+
+    id: Id
+    op: Id
+    params: msgspec.Raw = msgspec.Raw(b"\x80")
+    """Parameters, still encoded as msgpack: requests wait in a queue, and decoded parameters can be
+    sixty times as large.
+    """
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the decoded parameters by name. Raises ValueError if they are not a map."""
+        try:
+            return _parameters.decode(self.params)
+        except RecursionError as error:
+            raise ValueError(str(error)) from None
+
+
+_parameters = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+class Reply(Message, frozen=True):
+    """Answer to Request: ``data`` when ok, else ``error`` (a sentence) and ``code`` (``refused`` |
+    ``usage`` | ``internal`` | ``unauthenticated``: log in first; ``data`` then says whether a
+    ``login`` with a MUNGE credential is accepted).
+    """
+
+    id: str
+    ok: bool
+    data: Any = None
+    error: str = ""
+    code: str = ""
+
 
 # --- agent -> daemon ---
 

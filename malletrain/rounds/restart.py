@@ -9,11 +9,16 @@
 A round has exactly the members that were planned and are ready. A joiner that is not ready in time
 is rejected. This module decides membership, ranks and the order of steps. The controller decides
 the nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
+
+Tracks on which nodes the script of a job has ended with exit code 0, by round. Pure.
+
+A job is completed when its script has ended with exit code 0 on every node of one round. What
+happens to the nodes afterwards and which round is being formed does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from malletrain.protocol.messages import Assignment
@@ -31,8 +36,40 @@ from malletrain.rounds.actions import (
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.interface import RoundPolicy, RoundStage, View
-from malletrain.rounds.script_ends import ScriptEnds
 from malletrain.rounds.settings import RoundSettings
+
+
+@dataclass
+class ScriptEnds:
+    """Nodes on which the script has ended, by round."""
+
+    _sizes: dict[int, dict[str, int]] = field(default_factory=dict)
+    """Round → node → number of nodes of that round as the node reported it; 0 if unknown."""
+
+    def note(self, node: str, assignment: Assignment) -> None:
+        """Note the reported assignment of ``node``."""
+        if assignment.phase is AssignmentPhase.SUCCEEDED and assignment.generation:
+            self._sizes.setdefault(assignment.generation, {})[node] = assignment.size
+
+    def on(self, node: str, generation: int) -> bool:
+        """Return whether every worker of round ``generation`` on ``node`` has ended with exit code
+        0.
+        """
+        return node in self._sizes.get(generation, {})
+
+    def everywhere(self, generation: int, members: Collection[str]) -> bool:
+        """Return whether the script has ended on all ``members`` of the newest round,
+        ``generation``, or on all nodes of an older round.
+        """
+        if members and all(self.on(node, generation) for node in members):
+            return True
+        older = (nodes for number, nodes in self._sizes.items() if number < generation)
+        return any(0 < max(nodes.values()) <= len(nodes) for nodes in older)
+
+    def clear(self) -> None:
+        """Forget all ends, because no process of the job runs."""
+        self._sizes.clear()
+
 
 _INTERRUPTIBLE = (RoundStage.WARMING, RoundStage.DRAINING, RoundStage.RUNNING, RoundStage.FINISHING)
 """Stages in which the workers of the newest round run."""

@@ -4,6 +4,15 @@ instead of processes.
 Decides the order of events and applies the controller's commands to model jobs. The controller
 (:mod:`malletrain.core.controller`), the same code as in the daemon, makes every other decision.
 :mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
+
+The ideal throughput: an upper bound on the throughput of any plan at one moment, with which
+simulated results are compared.
+
+It is the largest sum of throughputs that the admitted jobs can reach on the idle nodes if rescaling
+is free. No plan processes more at that moment. The bound of a policy is the integral over the jobs
+that this policy has admitted at each moment. Decides nothing in the simulation.
+
+Events about a model job for the controller of a simulation: its submission and its progress.
 """
 
 from __future__ import annotations
@@ -11,10 +20,12 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from malletrain.core.commands import (
     Announce,
@@ -35,6 +46,7 @@ from malletrain.core.events import (
     GapsSeen,
     JobCompleted,
     JobState,
+    JobSubmitted,
     LeaseNotTaken,
     NodeJoined,
     NodeLeaving,
@@ -42,17 +54,104 @@ from malletrain.core.events import (
     RescaleFinished,
     Tick,
 )
+from malletrain.core.goals import OwnerGoals, WorkReported
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.costs import SimRun
 from malletrain.sim.foresight import foreteller
-from malletrain.sim.ideal_throughput import IdealThroughput
 from malletrain.sim.idle import require_time
+from malletrain.sim.policies import Policy
 from malletrain.sim.report import Result, tally
-from malletrain.sim.reports import Reports
+from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.settings import SimSettings
-from malletrain.sim.submissions import submission, work_done
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace
+
+Floats = npt.NDArray[np.float64]
+
+
+class IdealThroughput:
+    """Ideal throughput by number of idle nodes, for any set of jobs. Tables are cached.
+
+    Args:
+        nodes: number of nodes of the machine.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._rows: list[Floats] = []
+        self._kinds: dict[Hashable, int] = {}
+        self._table = lru_cache(maxsize=4096)(self._make)
+
+    def kind(self, job: SimJob) -> int:
+        """Return a number for the job, equal for all jobs with equal sizes and throughputs."""
+        key = (job.curve, job.min_nodes, job.max_nodes, job.sizes)
+        if key not in self._kinds:
+            rates = np.array(job.rates()[: self._nodes + 1])
+            allowed = np.zeros(len(rates), np.bool_)
+            allowed[job.min_nodes :] = True
+            if job.sizes is not None:
+                allowed &= np.isin(np.arange(len(rates)), job.sizes)
+            allowed[0] = True
+            self._kinds[key] = len(self._rows)
+            self._rows.append(np.where(allowed, rates, -np.inf))
+        return self._kinds[key]
+
+    def table(self, kinds: Iterable[int]) -> Floats:
+        """Return the ideal throughput of jobs of these kinds, samples/s, at 0, 1, … idle nodes. The
+        last value applies to all larger numbers.
+        """
+        return self._table(tuple(sorted(kinds)))
+
+    def _make(self, kinds: tuple[int, ...]) -> Floats:
+        # ``kinds`` is sorted, so that sets of jobs share the tables of their common prefix.
+        if not kinds:
+            return np.zeros(1)
+        before, row = self._table(kinds[:-1]), self._rows[kinds[-1]]
+        size = min(len(before) + len(row) - 1, self._nodes + 1)
+        # best[n] = max over k of before[n - k] + row[k]: one window of ``before`` for each n.
+        padded = np.concatenate(
+            [np.full(len(row) - 1, -np.inf), before, np.full(size - len(before), before[-1])]
+        )
+        windows = np.lib.stride_tricks.sliding_window_view(padded, len(row))[:size]
+        return np.asarray((windows + row[::-1]).max(axis=1))
+
+
+def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
+    """Return the submission of the job. It contains the amount of work only if the job has a
+    deadline or a budget.
+    """
+    profiled = policy.profiled(job)
+    goals = OwnerGoals()
+    if job.deadline_s is not None or job.budget_nh is not None:
+        budget_s = None if job.budget_nh is None else 3600.0 * job.budget_nh
+        goals = OwnerGoals(job.deadline_s, budget_s, job.samples)
+    return JobSubmitted(
+        job.name,
+        job.min_nodes,
+        job.max_nodes,
+        weight=job.weight,
+        goal=job.goal,
+        curve=policy.stated(job),
+        sizes=job.sizes,
+        profile=profiled,
+        scaling=reports.starts_with(job) if profiled else None,
+        kind=kind_of(job) if job.model else "",
+        goals=goals,
+        party=job.user,
+        exempt_from_shares=job.deadline_s is not None,  # as in the daemon
+        trainer=job.trainer,
+    )
+
+
+def work_done(runs: Iterable[SimRun], now: float) -> list[WorkReported]:
+    """Return the progress of the jobs with goals that have nodes."""
+    reports = []
+    for run in runs:
+        if run.nodes and (run.job.deadline_s is not None or run.job.budget_nh is not None):
+            run.accrue(now)
+            reports.append(WorkReported(run.job.name, max(0.0, run.done)))
+    return reports
+
 
 PROGRESS_EVERY = 500
 """Number of clock steps between two reports of progress."""

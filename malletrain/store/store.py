@@ -8,28 +8,39 @@ one of a later version refused. It does not decide which columns are stored
 When a call returns, its changes are on disk: ``kill -9`` loses nothing of them. All calls are
 synchronous and come from one thread, the daemon's loop. The default database is SQLite with a
 write-ahead log; a URL selects any other that SQLAlchemy supports.
+
+Reads rows of many jobs together. A starting daemon needs the rows of all unfinished jobs, and one
+query per job would take many times as long.
+
+Stores the service to each party in the database.
+
+Deletes old leases and ended jobs. Decides in which order and how many at a time; the configuration
+has the retention time.
+
+The audit log is append-only and stays.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, or_, select
+from sqlalchemy import Column, Connection, Select, bindparam, delete, func, or_, select
 
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.store import schema
 from malletrain.store.database import StoreError, open_engine
 from malletrain.store.goal_table import GoalTable
 from malletrain.store.history_table import HistoryTable
-from malletrain.store.many import ManyRows
 from malletrain.store.records import (
     STARTED,
     Boot,
     CurveRow,
     EventRow,
+    GoalRow,
     JobRow,
     LeaseRow,
     ObservationRow,
@@ -38,12 +49,99 @@ from malletrain.store.records import (
     ServiceRow,
     Totals,
 )
-from malletrain.store.retention import forget
-from malletrain.store.rows import encode
+from malletrain.store.rows import Row, encode
 from malletrain.store.series_table import SeriesTable
-from malletrain.store.service_table import ServiceTable
 from malletrain.store.session import MAX_PATTERN_LENGTH, Session
 from malletrain.store.statements import AT, inserting, reading
+
+JOBS_AT_ONCE = 500
+"""Number of rows per query. SQLite and PostgreSQL limit the number of parameters to some
+thousands.
+"""
+
+
+class ManyRows:
+    """Reads rows by their keys. Keys without a row are missing in the results."""
+
+    def __init__(self, session: Session) -> None:
+        self._db = session
+
+    def jobs(self, ids: Iterable[str]) -> dict[str, JobRow]:
+        """Return id → job."""
+        return {row.id: row for row in self._of(schema.jobs.c.id, JobRow, ids)}
+
+    def profiles(self, jobs: Iterable[str]) -> dict[str, ProfileRow]:
+        """Return job → its profile."""
+        return {row.job: row for row in self._of(schema.profiles.c.job, ProfileRow, jobs)}
+
+    def goals(self, jobs: Iterable[str]) -> dict[str, GoalRow]:
+        """Return job → its goals."""
+        return {row.job: row for row in self._of(schema.goals.c.job, GoalRow, jobs)}
+
+    def curves(self, keys: Iterable[str]) -> dict[str, CurveRow]:
+        """Return profile key → its curve."""
+        return {row.key: row for row in self._of(schema.curves.c.key, CurveRow, keys)}
+
+    def _of(self, column: Column[Any], kind: type[Row], values: Iterable[str]) -> Iterator[Row]:
+        keys = sorted(set(values))
+        for first in range(0, len(keys), JOBS_AT_ONCE):
+            some = keys[first : first + JOBS_AT_ONCE]
+            yield from self._db.all(_query(column), kind, {"some": some})
+
+
+@cache
+def _query(column: Column[Any]) -> Select[Any]:
+    """Return the query for the rows in which this column has one of the values of the parameter
+    ``some``.
+    """
+    return select(column.table).where(column.in_(bindparam("some", expanding=True)))
+
+
+class ServiceTable:
+    """Reads and writes the service, one row per party."""
+
+    def __init__(self, session: Session) -> None:
+        self._db = session
+
+    def put(self, row: ServiceRow) -> None:
+        """Store the service to a party."""
+        self._db.put(schema.service, encode(row))
+
+    def all(self) -> list[ServiceRow]:
+        """Return the service to each party, in order of their names."""
+        return self._db.all(select(schema.service).order_by(schema.service.c.party), ServiceRow)
+
+
+ROWS_AT_ONCE = 1000
+"""Maximum number of jobs, and of leases, that one call deletes. The daemon is blocked meanwhile."""
+JOB_TABLES = (
+    schema.observations,
+    schema.rescales,
+    schema.profiles,
+    schema.metric_points,
+    schema.goals,
+)
+
+
+def forget(db: Session, before: float) -> int:
+    """Delete leases and jobs that ended before this time (epoch seconds), the oldest first, with
+    their measurements. Returns the number of deleted leases and jobs; 0 if none is left.
+    """
+    with db.transaction() as connection:
+        counts = {}
+        for table in (schema.jobs, schema.leases):
+            query = select(table.c.id).where(table.c.ended < before)
+            ids = (
+                connection.execute(query.order_by(table.c.number).limit(ROWS_AT_ONCE))
+                .scalars()
+                .all()
+            )
+            for child in JOB_TABLES if table is schema.jobs else ():
+                connection.execute(delete(child).where(child.c.job.in_(ids)))
+            connection.execute(delete(table).where(table.c.id.in_(ids)))
+            counts[table.name] = len(ids)
+        return sum(counts.values())
+
 
 __all__ = [
     "Boot",

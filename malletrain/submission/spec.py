@@ -4,6 +4,8 @@ script.
 All checks that are possible on the submitting machine are made here, before the daemon is asked;
 the daemon checks the job again. Raises :class:`malletrain.submission.error.SpecError` with a
 sentence that says what is accepted.
+
+Parsers of a job's ``--time-limit`` and ``--notify``. Pure.
 """
 
 from __future__ import annotations
@@ -15,16 +17,61 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from malletrain.config.units import UnitError, parse_duration
 from malletrain.identity.keys import user_name
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
-from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
+from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
-from malletrain.submission.job_limits import notification, time_limit_of
 from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import SoftwareOptions, software_of
 from malletrain.submission.value_file import AUTO, VALUE_HELP, read_value, span
+
+NOTIFY_EVENTS = ("start", "end", "failure", "at-risk")
+NOTIFY_HELP = (
+    "a mail address, an address such as https://example.org/hook, or command:CMD, with "
+    "start,end,failure,at-risk or some of these and = before it"
+)
+MAX_TIME_LIMIT_S = 366 * 86400.0
+_MAIL = re.compile(r"[A-Za-z0-9._%+'-]+@[A-Za-z0-9.-]+")
+_EVENT = f"(?:{'|'.join(NOTIFY_EVENTS)})"
+_ON = re.compile(rf"({_EVENT}(?:,{_EVENT})*)=(.*)", re.DOTALL)
+
+
+def time_limit_of(text: str | None) -> float:
+    """Returns the seconds of ``--time-limit``; 0 if there is no limit.
+
+    Raises:
+        SpecError: the text is not a valid duration.
+    """
+    if text is None:
+        return 0.0
+    try:
+        seconds = parse_duration(text)
+    except UnitError as error:
+        raise SpecError(f"--time-limit: {error}") from None
+    if not 0 < seconds <= MAX_TIME_LIMIT_S:
+        raise SpecError('--time-limit is a time above 0, a year at most, such as "90 min".')
+    return seconds
+
+
+def notification(text: str) -> Notification:
+    """Returns the notification of one ``--notify``.
+
+    Raises:
+        SpecError: the text names neither an address nor a command.
+    """
+    match = _ON.fullmatch(text)
+    on, to = (tuple(match[1].split(",")), match[2]) if match else (NOTIFY_EVENTS, text)
+    if to.startswith("command:") and to.removeprefix("command:").strip():
+        return Notification(to.removeprefix("command:").strip(), "command", on)
+    if re.fullmatch(r"https?://[!-~]+", to):
+        return Notification(to, "webhook", on)
+    if _MAIL.fullmatch(to):
+        return Notification(to, "mail", on)
+    raise SpecError(f'--notify: "{text}" is nobody who could be told; accepted is {NOTIFY_HELP}.')
+
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"

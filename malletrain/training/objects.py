@@ -2,17 +2,154 @@
 
 Decides which objects can be saved and what their state is without wrappers, and writes the messages
 for states that do not fit. Accesses no disk (:mod:`malletrain.training.snapshot_file` does).
+
+Loads the state of an optimizer that gets further parameter groups during training, as in
+fine-tuning that unfreezes layers step by step.
+
+If the optimizer has all saved groups, the state is loaded at once. Otherwise the state of its
+present groups is loaded at once, and the full state right before its next update. Until then the
+script must add the other groups with ``add_param_group()``.
+
+Saves plain numbers in attributes of modules that change during training (the counter of an
+average's warm-up, a decreasing temperature), and which parameters are frozen. ``state_dict()`` does
+not include them.
+
+Decides which attributes belong to the state: those that differ from their value at the start of the
+script. A value that the script sets and does not change, such as a size or a probability, is taken
+from the script at every start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from malletrain.training import param_groups, report, rng
+from malletrain.training import report, rng
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
+
+
+def load(optimizer: Any, state: Mapping[str, Any], source: str) -> None:
+    """Load ``state`` into ``optimizer``.
+
+    Args:
+        optimizer: a ``torch.optim.Optimizer``.
+        state: a result of its ``state_dict()``, with at least as many groups.
+        source: description of the state, for messages.
+
+    Raises:
+        SnapshotError: at the optimizer's next update, if groups are still missing.
+        ValueError: the state does not fit for another reason (raised by torch).
+    """
+    saved = state["param_groups"]
+    groups = optimizer.param_groups
+    if len(groups) >= len(saved) or _sizes(groups) != _sizes(saved[: len(groups)]):
+        optimizer.load_state_dict(state)
+        return
+    first = saved[: len(groups)]
+    numbers = {number for group in first for number in group["params"]}
+    entries = {key: entry for key, entry in state["state"].items() if key in numbers}
+    optimizer.load_state_dict({**state, "state": entries, "param_groups": first})
+
+    def complete(optimizer: Any, *_: Any) -> None:
+        handle.remove()
+        groups = optimizer.param_groups
+        if _sizes(groups) != _sizes(saved):
+            raise SnapshotError(
+                f"{source} is of {len(saved)} parameter groups with {_sizes(saved)} tensors, and "
+                f"the script's {type(optimizer).__name__} has {_sizes(groups)}. A script that adds "
+                "groups while it trains must add them again after a restart, before the first "
+                "step: write `if epoch >= 2 and len(optimizer.param_groups) == 1:`, not "
+                "`if epoch == 2:`."
+            )
+        optimizer.load_state_dict(state)
+
+    handle = optimizer.register_step_pre_hook(complete)
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
+
+
+Numbers = dict[str, dict[str, Any]]
+"""Values by name of the module, then by "path of the submodule.attribute"."""
+
+
+class ModuleNumbers:
+    """The plain numbers of the modules among a script's objects.
+
+    Args:
+        objects: the script's objects, by name; others than modules are ignored.
+        without: names of attributes that belong to a library.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], without: Collection[str] = ()) -> None:
+        self._objects = objects
+        self._without = set(without)
+        self._initial: Numbers = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the current values as those at the start of the script."""
+        self._initial = {name: self._values_of(module) for name, module in self._modules().items()}
+
+    def changed(self) -> Numbers:
+        """Return the values that differ from those at the start of the script."""
+        changed: Numbers = {}
+        for name, module in self._modules().items():
+            initial = self._initial.get(name, {})
+            changed_values = {path: value for path, value in self._values_of(module).items()
+                   if path not in initial or _differ(initial[path], value)}  # fmt: skip
+            if changed_values:
+                changed[name] = changed_values
+        return changed
+
+    def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the values of ``saved``, a result of :meth:`changed`, in the modules."""
+        for name, module in self._modules().items():
+            values = saved.get(name, {})
+            targets: dict[str, Any] = {plain_name(path): p for path, p in module.named_modules()}
+            targets.update((plain_name(path), p) for path, p in module.named_parameters())
+            for key, value in values.items():
+                path, _, attribute = key.rpartition(".")
+                if path in targets:
+                    setattr(targets[path], attribute, value)
+
+    def _modules(self) -> dict[str, Any]:
+        targets = {name: unwrapped(value) for name, value in self._objects.items()}
+        return {name: t for name, t in targets.items() if hasattr(t, "named_modules")}
+
+    def _values_of(self, module: Any) -> dict[str, Any]:
+        names = {id(vars(part)): plain_name(path) for path, part in module.named_modules()}
+        values = {
+            f"{names[id(attributes)]}.{name}": attributes[name]
+            for attributes, name in plain_attributes(module)
+            if name not in self._without
+        }
+        for path, parameter in module.named_parameters():
+            values[f"{plain_name(path)}.requires_grad"] = parameter.requires_grad
+        return values
+
+
+def plain_attributes(module: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return (``__dict__`` of the submodule, attribute name) for the plain numbers, strings and
+    flags of a module and its submodules, without the attributes that torch sets in every module.
+    """
+    from torch import nn
+
+    without = vars(nn.Module())
+    return [
+        (vars(part), name)
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if type(value) in (bool, int, float, str) and name not in without
+    ]
+
+
+def _differ(first: Any, value: Any) -> bool:
+    return bool(first != value) and not (first != first and value != value)  # NaN is like NaN
+
 
 _FSDP2_ADVICE = "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
 _NOT_SAVABLE = {
@@ -117,7 +254,7 @@ def schedule(objects: Mapping[str, Any]) -> str:
     samplers, the optimizers' group options, plain numbers of the modules, and the version counter
     of each of their tensors.
     """
-    from malletrain.training.module_numbers import plain_attributes  # it imports this module
+    # it imports this module
 
     states: dict[str, Any] = {}
     for name, value in objects.items():
@@ -285,7 +422,7 @@ def load_state(target: Any, state: Any, source: str) -> None:
     if isinstance(target, dict):
         target.update(state)
     elif hasattr(target, "add_param_group"):
-        param_groups.load(target, state, source)
+        load(target, state, source)
     elif _has_marks(state):
         target.load_state_dict(_load_parts(vars(target), state, source))
     else:

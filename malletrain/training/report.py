@@ -5,21 +5,31 @@ while the training waits. Counts are cumulative, so a lost datagram loses nothin
 about throughput. Nothing here raises into the training loop or blocks it. Without
 ``MALLETRAIN_SOCKET`` in the environment all functions are no-ops, so that the same script runs
 under plain Python or torchrun.
+
+Lets the agent see the stacks of a hanging worker: on a signal, they are written to a file in the
+job's directory.
+
+Uses Python's faulthandler, which needs neither the interpreter's lock nor a Python thread, so it
+works in a worker that is stuck in a collective or a system call. Decides nothing else. Standard
+library only.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import IO, Any
 
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
+from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 from malletrain.protocol.worker_channel import (
     BetweenEpochs,
     Datagram,
@@ -33,8 +43,38 @@ from malletrain.protocol.worker_channel import (
     encode,
     progress_encoder,
 )
-from malletrain.training import stacks, tracking
+from malletrain.training import tracking
 from malletrain.training.busy import Busy
+
+_file: IO[bytes] | None = None
+
+
+def install() -> None:
+    """Install the signal handler. Never raises. Does nothing outside MalleTrain, or if the script
+    uses the signal itself.
+    """
+    global _file
+    flags = os.environ.get(env.FLAGS)
+    if not flags or _file is not None:
+        return
+    path = os.path.join(os.path.dirname(flags), f"{STACKS_FILE}{os.getpid()}")
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        if signal.getsignal(STACKS_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN, None):
+            return
+        flags_of_file = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        _file = os.fdopen(os.open(path, flags_of_file, 0o600), "wb", buffering=0)
+        faulthandler.register(STACKS_SIGNAL, file=_file, all_threads=True, chain=False)
+
+
+def remove() -> None:
+    """Remove the handler in a forked child of the worker."""
+    global _file
+    if _file is not None:
+        faulthandler.unregister(STACKS_SIGNAL)
+        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+        _file.close()
+        _file = None
+
 
 _SAMPLES = "the number of samples of the step just finished, e.g. report(len(batch))"
 _BUSY = "as busy_s the seconds that this process worked in the step"
@@ -208,7 +248,7 @@ def _connect() -> _Worker | None:
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
-            stacks.install()
+            install()
             tracking.set_wandb_run()
             atexit.register(_at_exit)
     return _worker
@@ -221,7 +261,7 @@ def forget() -> None:
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
-        stacks.remove()
+        remove()
         _worker.close()
     _worker, _connected = None, False
 

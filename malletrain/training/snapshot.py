@@ -8,6 +8,12 @@ In data-parallel training only rank 0 writes: parameters and optimizer are ident
 and the sampler's position is global, so the state of rank 0 at its own step boundary is the state
 of all ranks. If a model is sharded (FSDP2, HSDP, tensor parallelism), all ranks write at a step
 that they agree on: :mod:`malletrain.training.sharded_snapshot`.
+
+Sends a request of rank 0 to all ranks, so that all act on it at the same step.
+
+Decides when the request is sent and read: rank 0 broadcasts one number at each step, and all ranks
+read it at the next step, so that no rank waits for the message. :mod:`malletrain.training.snapshot`
+defines the numbers.
 """
 
 from __future__ import annotations
@@ -33,17 +39,16 @@ from malletrain.training import (
     sharded_snapshot,
     snapshot_file,
 )
-from malletrain.training.agreement import Agreement
-from malletrain.training.disk_copy import DiskCopies
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
-from malletrain.training.module_numbers import ModuleNumbers
+from malletrain.training.objects import ModuleNumbers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
-from malletrain.training.replicas import Replicas
+from malletrain.training.replicas import DiskCopies, Replicas
+from malletrain.training.report import tell
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
@@ -52,6 +57,56 @@ from malletrain.training.steadfast import bear_one_sigterm
 
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots
+
+
+class Agreement:
+    """Broadcasts one number per step from rank 0 to all ranks.
+
+    Args:
+        group: group of :func:`malletrain.training.side_group.new_side_group`; None for one rank,
+            whose requests apply at once.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._pending_broadcast: tuple[Any, Any] | None = None
+        self._broken = False
+
+    def exchange(self, request: int) -> int:
+        """Send this step's ``request`` (only rank 0's is used).
+
+        Returns:
+            The request of the step before, the same on every rank; 0 at the first step, and after a
+            rank was lost.
+        """
+        if self._group is None:
+            return request
+        if self._broken:
+            return 0
+        try:
+            previous = self._receive()
+            self._send(request)
+        except Exception as error:  # the script's own next collective fails, too
+            self._broken = True
+            tell(f"A rank cannot be reached, so the ranks cannot take snapshots together: {error}")
+            return 0
+        return previous
+
+    def _receive(self) -> int:
+        if self._pending_broadcast is None:
+            return 0
+        work, number = self._pending_broadcast
+        work.wait()
+        return int(number.item())
+
+    def _send(self, request: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        number = torch.tensor([request], dtype=torch.int64)
+        source = dist.get_global_rank(self._group, 0)
+        self._pending_broadcast = dist.broadcast(number, source, self._group, async_op=True), number
+
 
 __all__ = ["Snapshot", "SnapshotError"]
 

@@ -3,7 +3,7 @@ epoch exactly once.
 
 Yields this rank's batches and tracks the position of all ranks.
 :mod:`malletrain.training.stream_deal` decides which rank reads which shard,
-:mod:`malletrain.training.stream_loader` how shards are read, and
+:mod:`malletrain.training.stream` how shards are read, and
 :mod:`malletrain.training.snapshot` when the position is saved.
 
 The length of a shard is unknown until it is read. The shards are dealt out to the readers of all
@@ -11,14 +11,29 @@ ranks. All steps have the same global batch, so a step is possible only if every
 The ranks report to each other at each step whether they have a further share. When a rank has none,
 the remaining shards are dealt out again. When too few shards are left for that, all ranks read all
 of them and take their share of every global batch.
+
+Messages between the ranks of a stream at each step: whether a rank has a further portion, and the
+cursors of its readers.
+
+Decides when a message is sent and read: it is sent when a batch is yielded and read when the step
+is done, so that no rank waits for it. :mod:`malletrain.training.stream` acts on it.
+
+Readers of a stream: open shards and cut them into portions, in the processes of a ``DataLoader``.
+
+Decides how many records a portion has and where the next one begins.
+:mod:`malletrain.training.stream_deal` decides which shards a reader has.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from malletrain.training.epoch_plan import order, piece, whole_number
 from malletrain.training.epochs import CountedEpochs
@@ -26,10 +41,207 @@ from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 from malletrain.training.side_group import new_side_group
 from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
-from malletrain.training.stream_words import StepWord, send_progress
+from malletrain.training.torch_private import forget_worker
 
-if TYPE_CHECKING:
-    from malletrain.training.stream_loader import Cut, Portion
+_NUMBERS = 4
+
+
+class StepWord:
+    """The messages of all ranks at one step."""
+
+    def __init__(self, rows: Sequence[Any], work: Any = None) -> None:
+        self._rows = rows
+        self._work = work
+
+    def _numbers(self) -> list[list[int]]:
+        if self._work is not None:
+            self._work.wait()
+            self._rows, self._work = [row.tolist() for row in self._rows], None
+        return list(self._rows)
+
+    def all_have_more(self) -> bool:
+        """Return whether every rank has a further portion."""
+        return all(more for more, *_ in self._numbers())
+
+    def cursors(self) -> dict[int, Cursor]:
+        """Return the cursor of each rank's current reader, by index of its list in the deal."""
+        numbers = self._numbers()
+        return {
+            reader * len(numbers) + rank: (index, records)
+            for rank, (_, reader, index, records) in enumerate(numbers)
+            if reader >= 0
+        }
+
+
+def send_progress(
+    group: Any, more: bool, reader: int = -1, index: int = 0, records: int = 0
+) -> StepWord:
+    """Send this rank's progress to all ranks of ``group``. Collective, but asynchronous.
+
+    Args:
+        group: group of :func:`malletrain.training.side_group.new_side_group`; None for one rank.
+        more: whether this rank has a further portion.
+        reader: number of the reader of the portion just yielded; -1 for none.
+        index: list index in that reader's cursor.
+        records: number of records in that reader's cursor.
+
+    Returns:
+        The messages of all ranks. Reading them waits for the ranks.
+    """
+    row = [int(more), reader, index, records]
+    if group is None:
+        return StepWord([row])
+    import torch
+
+    numbers = [torch.empty(_NUMBERS, dtype=torch.int64) for _ in range(group.size())]
+    return StepWord(numbers, group.allgather([numbers], [torch.tensor(row)]))
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Functions that turn shards into batches."""
+
+    read: Callable[..., Iterable[Any]]
+    """Function from a shard to its records, always in the same order. With a parameter ``start`` it
+    begins at that record itself.
+    """
+    decode: Callable[[Any], Any] | None = None
+    """Function from a record to a sample; called for this rank's records only. None if records are
+    samples.
+    """
+    collate: Callable[[list[Any]], Any] = default_collate
+    """Function from a list of samples to a batch."""
+
+    def records(self, shard: Any, start: int) -> Iterator[Any]:
+        """Return the records of a shard from number ``start`` on."""
+        if start and "start" in inspect.signature(self.read).parameters:
+            return iter(self.read(shard, start=start))
+        return itertools.islice(iter(self.read(shard)), start, None)
+
+    def batch(self, records: Sequence[Any]) -> Any:
+        """Return the batch of ``records``."""
+        return self.collate([self.decode(r) if self.decode else r for r in records])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a reader cuts its records into portions."""
+
+    batch: int
+    """Number of records of a portion: this rank's share, or with ``ranks`` above 1 a global
+    batch.
+    """
+    rank: int = 0
+    """Rank of this process among ``ranks``."""
+    ranks: int = 1
+    """Number of ranks that read the same records, of which each takes a share."""
+    max_ranks: int = 0
+    """With several ranks: a remainder below this number of records joins the portion before it. 0
+    if only full portions are used.
+    """
+
+    def size(self, available: int) -> int:
+        """Return the number of records of the next portion. ``available``: number of records held
+        by the reader; below ``batch + ahead`` only at the end of its shards.
+        """
+        if available >= self.batch + self.ahead or not self.max_ranks:
+            return self.batch if available >= self.batch else 0
+        return available if available >= self.ranks else 0
+
+    @property
+    def ahead(self) -> int:
+        """Number of records to hold beyond a portion, to know whether a remainder follows it."""
+        return max(1, self.max_ranks)
+
+
+class Portion(NamedTuple):
+    """The batch of a rank in one step."""
+
+    batch: Any
+    """Batch, as the source's ``collate`` returned it."""
+    share: int
+    """Number of records in the batch."""
+    total: int
+    """Number of records from which the share was cut."""
+    reader: int
+    """Number of this rank's reader that read it."""
+    place: int
+    """List index in the reader's cursor after this portion."""
+    records: int
+    """Number of records in the reader's cursor after this portion."""
+
+
+def portions(
+    source: ShardSource, places: Sequence[tuple[Any, int]], cut: Cut, reader: int = 0
+) -> Iterator[Portion]:
+    """Cut records into portions.
+
+    Args:
+        source: functions that read the shards.
+        places: (shard, number of records to skip) of each shard, in reading order.
+        cut: sizes of the portions.
+        reader: number of this reader.
+    """
+    portions_: deque[tuple[Any, Cursor]] = deque()
+    numbered_records = _numbered(source, places)
+    while True:
+        missing = cut.batch + cut.ahead - len(portions_)
+        portions_.extend(itertools.islice(numbered_records, missing))
+        total = cut.size(len(portions_))
+        if not total:
+            return
+        portion_records = [portions_.popleft()[0] for _ in range(total)]
+        first, share = piece(total, cut.ranks, cut.rank)
+        index, records = portions_[0][1] if portions_ else (len(places), 0)
+        batch = source.batch(portion_records[first : first + share])
+        yield Portion(batch, share, total, reader, index, records)
+
+
+def _numbered(
+    source: ShardSource, places: Sequence[tuple[Any, int]]
+) -> Iterator[tuple[Any, Cursor]]:
+    for index, (shard, start) in enumerate(places):
+        for number, record in enumerate(source.records(shard, start), start):
+            yield record, (index, number)
+
+
+class Readers(IterableDataset[Portion]):
+    """The readers of one rank: one in each process of the loader, or one in this process."""
+
+    def __init__(
+        self, source: ShardSource, lists: Sequence[Sequence[tuple[Any, int]]], cut: Cut
+    ) -> None:
+        self._source, self._lists, self._cut = source, lists, cut
+
+    def __iter__(self) -> Iterator[Portion]:
+        worker = get_worker_info()
+        reader = worker.id if worker else 0
+        if worker:
+            forget_worker()
+        if reader < len(self._lists):
+            yield from portions(self._source, self._lists[reader], self._cut, reader)
+
+
+def identity(portion: Any) -> Any:
+    """Return ``portion``: the collate function of a loader whose portions are batches already."""
+    return portion
+
+
+def loader(readers: Readers, num_workers: int, options: dict[str, Any]) -> Iterator[Portion]:
+    """Return the portions of ``readers``, one reader after the other in turn.
+
+    Args:
+        readers: readers of this rank.
+        num_workers: number of reading processes; 0 reads in this process.
+        options: other options of torch's ``DataLoader``.
+    """
+    portions_: Iterator[Portion] = iter(
+        DataLoader(
+            readers, batch_size=None, collate_fn=identity, num_workers=num_workers, **options
+        )
+    )
+    return portions_
+
 
 _STATE_VERSION = 1
 
@@ -172,7 +384,6 @@ class ElasticStream(CountedEpochs):
             self._drop_remainder()
 
     def _dealt_batches(self, dealt: Deal) -> Iterator[tuple[_StepInProgress, Any]]:
-        from malletrain.training.stream_loader import Cut
 
         share = piece(self.global_batch_size, self.world_size, self.rank)[1]
         source = self._portions(dealt, dealt.lists[self.rank :: self.world_size], Cut(share))
@@ -193,7 +404,6 @@ class ElasticStream(CountedEpochs):
             portion, following = following, next_portion
 
     def _shared_batches(self, dealt: Deal) -> Iterator[tuple[_StepInProgress, Any]]:
-        from malletrain.training.stream_loader import Cut
 
         cut = Cut(self.global_batch_size, self.rank, self.world_size, self.max_world_size)
         for portion in self._portions(dealt, dealt.lists, cut):
@@ -202,7 +412,6 @@ class ElasticStream(CountedEpochs):
     def _portions(
         self, dealt: Deal, lists: Sequence[Sequence[tuple[int, int]]], cut: Cut
     ) -> Iterator[Portion]:
-        from malletrain.training.stream_loader import Readers, ShardSource, loader
 
         shards = self._order()
         shards_by_reader = [

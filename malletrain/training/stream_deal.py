@@ -1,7 +1,7 @@
 """Deals the shards of a stream out to the ranks' readers, and computes the position of all ranks.
 
 Decides which reader gets which of the remaining shards of an epoch, and computes the position from
-the readers' cursors. Pure: it opens no shard (:mod:`malletrain.training.stream_loader` does) and
+the readers' cursors. Pure: it opens no shard (:mod:`malletrain.training.stream` does) and
 sends nothing to other ranks (:mod:`malletrain.training.stream` does).
 
 A *place* is a shard's index in the order of the epoch. A *cursor* is (index into the reader's list,

@@ -74,7 +74,7 @@ def require(purpose: str) -> None:
         )
 
 
-# --- processes of a DataLoader (malletrain.training.stream_loader) ---
+# --- processes of a DataLoader (malletrain.training.stream) ---
 
 
 def forget_worker() -> None:
@@ -181,7 +181,7 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
             setattr(twin, f"_optimizer_step_{name}_hooks", {})
 
 
-# --- parameters and gradient scalers (malletrain.elastic.undo) ---
+# --- parameters and gradient scalers (malletrain.elastic.training) ---
 
 
 def versions(tensors: Iterable[torch.Tensor]) -> list[int]:

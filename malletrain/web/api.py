@@ -3,19 +3,36 @@ line's ``--json``.
 
 Decides which answers come from the last poll and which from the daemon. :mod:`malletrain.web.guard`
 decides before which requests are admitted, :mod:`malletrain.web.viewers` what a viewer sees.
+
+Caches large answers, encoded once for each version of the board and for all viewers.
+
+The forms that viewers send: jobs to submit, and limits of their scale. Decides only their format; a
+job is validated by the same code as in ``malletrain submit``.
+
+Sends server-sent events to all viewers: everything once, then the changes.
+
+A change is encoded once for all viewers of one user. A viewer that is behind gets the kept changes,
+or everything again. The server does not wait for slow viewers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+import secrets
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from malletrain.client import ClientError, Connection, operations
+from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import (
     EventView,
     JobDetail,
@@ -26,17 +43,184 @@ from malletrain.protocol.views import (
     SeriesView,
     UsageView,
 )
-from malletrain.web.board import Board, MachineView
+from malletrain.submission.resuming import with_snapshots_bound
+from malletrain.submission.software import SoftwareOptions
+from malletrain.submission.spec import build
+from malletrain.web.board import Board, BoardChange, MachineView
 from malletrain.web.daemon_connections import ConnectionPool
-from malletrain.web.encoded import EncodedAnswers
-from malletrain.web.forms import ScaleForm, SubmitForm
 from malletrain.web.history import HistoryView
 from malletrain.web.poller import Poller
 from malletrain.web.schema import Done, answers
-from malletrain.web.stream import Stream
 from malletrain.web.sweeps import SweepAway, SweepView, TrialView, sweeps, trials
 from malletrain.web.timeline import TimelineView
 from malletrain.web.viewers import Viewer
+
+MIN_COMPRESSED_BYTES = 1000
+"""Minimum size of an answer that is compressed, bytes."""
+
+
+class EncodedAnswers:
+    """The newest version of each large answer."""
+
+    def __init__(self) -> None:
+        self._name = secrets.token_hex(4)
+        """Random name of this server, because versions of another one are not comparable."""
+        self._plain: dict[str, tuple[int, bytes]] = {}
+        self._compressed: dict[str, tuple[int, bytes]] = {}
+
+    def answer(
+        self, request: Request, name: str, version: int, make: Callable[[], Any]
+    ) -> Response:
+        """Return a large answer, or status 304 if the client has it already.
+
+        Args:
+            request: request of the client.
+            name: name of the answer.
+            version: version of the board.
+            make: returns the data of the answer.
+        """
+        etag = f'"{self._name}-{name}-{version}"'
+        headers = {"cache-control": "no-store", "etag": etag, "vary": "accept-encoding"}
+        etags = request.headers.get("if-none-match", "")
+        if etag in (each.strip().removeprefix("W/") for each in etags.split(",")):
+            return Response(None, 304, headers)
+        body = _cached(self._plain, name, version, lambda: msgspec.json.encode(make()))
+        if (
+            "gzip" in request.headers.get("accept-encoding", "")
+            and len(body) >= MIN_COMPRESSED_BYTES
+        ):
+            plain = body
+            body = _cached(self._compressed, name, version, lambda: gzip.compress(plain, 1))
+            headers["content-encoding"] = "gzip"
+        return Response(body, 200, headers, media_type="application/json")
+
+
+def _cached(
+    cache: dict[str, tuple[int, bytes]], name: str, version: int, make: Callable[[], bytes]
+) -> bytes:
+    entry = cache.get(name)
+    if entry is None or entry[0] != version:
+        entry = cache[name] = (version, make())
+    return entry[1]
+
+
+Text = Annotated[str, Field(max_length=4096)]
+Texts = Annotated[list[Text], Field(max_length=1000)]
+Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
+
+
+class SubmitForm(BaseModel):
+    """A job, with the options of ``malletrain submit``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    script: Annotated[str, Field(min_length=1, max_length=4096)]
+    """Path of the script on the host of the page."""
+    args: Texts = []
+    nodes: Annotated[str, Field(max_length=40)] | None = None
+    """``N`` or ``MIN:MAX``."""
+    name: Annotated[str, Field(max_length=64)] | None = None
+    workdir: Text | None = None
+    env: Texts = []
+    """``NAME=VALUE`` each."""
+    live: bool = False
+    profile: bool = True
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    nproc_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
+    venv: Text | None = None
+    conda: Text | None = None
+    container: Text | None = None
+    modules: Texts = []
+
+    def spec(self) -> JobSpec:
+        """Return the validated job specification. Raises SpecError."""
+        software = SoftwareOptions(
+            module=tuple(self.modules),
+            venv=self.venv,
+            conda=self.conda,
+            container=self.container,
+        )
+        spec = build(
+            self.script,
+            self.args,
+            nodes=self.nodes,
+            name=self.name,
+            workdir=self.workdir,
+            env=self.env,
+            live=self.live,
+            profile=self.profile,
+            weight=self.weight,
+            nproc_per_node=self.nproc_per_node,
+            software=software,
+        )
+        return with_snapshots_bound(spec)
+
+
+class ScaleForm(BaseModel):
+    """New limits of a job's scale."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    min_nodes: Nodes
+    max_nodes: Nodes
+
+
+KEEP_ALIVE_S = 15.0
+"""Time without changes after which a line is sent, seconds, so that no proxy closes the connection
+as dead.
+"""
+
+
+class Stream:
+    """The stream of one board. ``poller``: counts the viewers."""
+
+    def __init__(self, board: Board, poller: Poller) -> None:
+        self._board, self._poller = board, poller
+        self._encoded: dict[tuple[int, bool, str], bytes] = {}
+        self._name = secrets.token_hex(4)
+        """Random name of this server, because versions are not comparable after a restart."""
+
+    async def follow(self, request: Request) -> StreamingResponse:
+        """Changes as server-sent events: first everything, or all since ``Last-Event-ID``."""
+        viewer: Viewer = request.state.viewer
+        name, _, number = request.headers.get("last-event-id", "").partition("-")
+        version = int(number) if name == self._name and number.isdecimal() else -1
+        return StreamingResponse(
+            self._changes(viewer, version),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+
+    async def _changes(self, viewer: Viewer, version: int) -> AsyncIterator[bytes]:
+        self._poller.watched(1)
+        try:
+            while not self._board.over:
+                if version < 0:
+                    changes = [self._board.everything()]
+                else:
+                    changes = list(self._board.since(version))
+                for change in changes:
+                    yield self._event(change, viewer)
+                    version = change.version
+                if not await self._board.news(version, KEEP_ALIVE_S):
+                    yield b": still here\n\n"
+        finally:
+            self._poller.watched(-1)
+
+    def _event(self, change: BoardChange, viewer: Viewer) -> bytes:
+        key = (change.version, change.full, "" if viewer.all_of_it else viewer.name)
+        if key not in self._encoded:
+            # Older versions are rarely requested again.
+            self._encoded = {k: v for k, v in self._encoded.items() if k[0] >= self._board.version}
+            owners = {job.id: job.owner for job in self._board.jobs.values()}
+            data = msgspec.json.encode(viewer.change(change, owners))
+            self._encoded[key] = (
+                f"id: {self._name}-{change.version}\nevent: change\ndata: ".encode()
+                + data
+                + b"\n\n"
+            )
+        return self._encoded[key]
+
 
 API = "/api/v1"
 FIRST_POLL_WAIT_S = 10.0

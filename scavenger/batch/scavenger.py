@@ -5,6 +5,14 @@ Contains everything that :mod:`scavenger.slurm` and :mod:`scavenger.pbs` share. 
 their scheduler is read and how a lease is requested. :mod:`scavenger.batch.rules` decides which
 node is a gap, :mod:`scavenger.batch.lease_ledger` tracks the leases, and
 :mod:`scavenger.batch.submission` submits and cancels jobs. This module combines them.
+
+The condition of a scavenger's connection to its main scheduler, from the calls and the ledger.
+Decides only the sentences.
+
+Turns a request into the specification of a lease, or refuses it. Pure.
+
+Decides the time limit and the environment of a lease. :mod:`scavenger.batch.rules` decides whether
+its node is a gap.
 """
 
 from __future__ import annotations
@@ -16,20 +24,17 @@ from dataclasses import replace
 from typing import Generic
 
 from scavenger.batch.answers import raising_scheduler_error
+from scavenger.batch.calls import CallLog, PollPause
 from scavenger.batch.commands import Commands
-from scavenger.batch.contact import contact, too_busy, too_old
-from scavenger.batch.ending import LeaseEnder
+from scavenger.batch.ending import LeaseEnder, must_leave
 from scavenger.batch.gap_memory import GapMemory
-from scavenger.batch.groups import PartOf, is_part
+from scavenger.batch.groups import PartOf, is_part, packs
 from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
-from scavenger.batch.lease_spec import lease_spec, not_yet, packed, refused
-from scavenger.batch.leaving import must_leave
-from scavenger.batch.look import Finding, LookResult, SchedulerAnswer, SiteT
+from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerAnswer, SiteT
 from scavenger.batch.pace import RequestBudget, TokenBucket
-from scavenger.batch.poll_pause import PollPause
-from scavenger.batch.rules import Explanations, NodeFacts, choose
+from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.side_by_side import side_by_side
 from scavenger.batch.submission import (
@@ -49,6 +54,126 @@ from scavenger.interface import (
     PollResult,
     SchedulerError,
 )
+
+
+def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: float) -> Contact:
+    """Return the condition of the connection. ``now``: on the ledger's clock."""
+    return Contact(
+        calls.counts(),
+        calls.backoff_s(),
+        ledger.backing_off_s(now),
+        calls.busy,
+        budget.poll_after_s,
+    )
+
+
+def too_busy(title: str, calls: CallLog) -> str:
+    """Return why the scheduler must not be asked now; empty if it may be. ``title``: its name."""
+    if calls.backoff_s() <= 0:
+        return ""
+    return f"{title} has too much to do just now: {calls.busy}"
+
+
+def too_old(title: str, site: ConfiguredSite, oldest: tuple[int, int]) -> str:
+    """Return the sentence that this release is too old."""
+    required = ".".join(str(part) for part in oldest)
+    return (
+        f"{title} {site.display_name} is older than {required}, the oldest that MalleTrain "
+        f"supports; update {title}."
+    )
+
+
+def lease_spec(
+    request: LeaseRequest,
+    view: LookResult[SiteT],
+    settings: BatchSettings[OptionsT],
+    ledger: LeaseLedger,
+    step_s: float,
+    grace_s: float,
+    max_length: tuple[float | None, str] = (None, ""),
+) -> LeaseSpec:
+    """Return the specification of the lease for a request.
+
+    Args:
+        request: the daemon's request.
+        view: the poll on which the request is decided.
+        settings: settings of the site.
+        ledger: the leases.
+        step_s: time limits are multiples of this, seconds.
+        grace_s: grace time of a preempted lease, seconds.
+        max_length: (maximum length of a job where leases run, seconds, or None; what sets it).
+
+    Raises:
+        SchedulerError: the lease may not be requested now.
+    """
+    s, now = settings, view.time
+    facts = view.answer.facts.get(request.node)
+    if facts is None:
+        raise SchedulerError(f"{ledger.scheduler} knows no node {request.node}")
+    if reason := why_not(facts, view.rules, view.choice, now):
+        raise SchedulerError(f"{request.node} is no longer a gap: {reason}")
+    max_length_s, limited_by = max_length
+    if max_length_s is not None and max_length_s < min(s.min_length_s, s.time_limit_s):
+        raise SchedulerError(
+            f"{ledger.scheduler} takes jobs of {max_length_s:g} s at most where leases run "
+            f"({limited_by}), and the shortest lease has {s.min_length_s:g} s"
+        )
+    free_s = None if facts.free_until is None else facts.free_until - now - s.spare_s
+    time_limits = free_s, s.rules.hours.remaining_s(now), request.duration_s, max_length_s
+    limit_s = s.limit_s(request.id, step_s, *time_limits)
+    if limit_s is None:
+        raise SchedulerError(f"the gap of {request.node} is too short for a lease by now")
+    if reason := ledger.refusal(ledger.user_of(request.id), now):
+        raise SchedulerError(reason)
+    env = {
+        **request.env,
+        "MALLETRAIN_LEASE": request.id,
+        "MALLETRAIN_NODE": request.node,
+        "MALLETRAIN_NODE_CLASS": s.class_of(facts.features),
+        "MALLETRAIN_GRACE_S": f"{grace_s:g}",
+    }
+    # The files in output_dir belong to this process's user.
+    output = (
+        s.output_dir / f"{request.id}.out"
+        if s.output_dir is not None and request.owner is None
+        else None
+    )
+    return LeaseSpec(
+        s.prefix + request.id,
+        request.node,
+        request.argv,
+        env,
+        limit_s,
+        grace_s,
+        output,
+        keep_at_home=s.output_dir is not None and output is None,
+        lease=request.id,
+        owner=request.owner,
+    )
+
+
+def refused(lease: str, node: str, reason: str) -> Lease:
+    """Return the result for a refused request."""
+    return Lease(lease, "", LeaseState.ENDED, node, reason)
+
+
+def not_yet(pack: Sequence[LeaseSpec], error: SchedulerError) -> list[Lease]:
+    """Return the results for leases that are not requested now."""
+    return [Lease(spec.lease, "", LeaseState.NOT_YET, spec.node, str(error)) for spec in pack]
+
+
+def packed(specs: Sequence[LeaseSpec], max_leases: int) -> list[list[LeaseSpec]]:
+    """Return which leases share a job, at most ``max_leases``: those of one owner and one class of
+    nodes.
+    """
+    return packs(
+        specs,
+        max_leases,
+        lambda spec: spec.lease,
+        lambda spec: (spec.owner, spec.env["MALLETRAIN_NODE_CLASS"]),
+        lambda spec: spec.limit_s,
+    )
+
 
 _PENDING = LeaseState.PENDING
 HOLD_POLL_S = 2.0

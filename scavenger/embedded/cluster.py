@@ -13,29 +13,179 @@ lease. For the fraction without notice it sends SIGKILL to the process at once. 
 its clients (:mod:`scavenger.embedded.scavenger`) only through files, see
 :mod:`scavenger.embedded.layout`. On SIGTERM it preempts all leases and leaves no process behind. A
 second SIGTERM skips the grace time.
+
+Writes the files of the embedded cluster: state, answers and history. A full disk does not stop the
+cluster.
+
+Checks the requests of clients to an embedded cluster. Pure. The cluster decides whether a node is
+free.
+
+The signals of the embedded cluster's process: requests to stop, and ended children.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import math
 import os
+import re
 import select
 import signal
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from scavenger.embedded import processes, signals
-from scavenger.embedded.layout import FORMAT_VERSION, Layout, pending_requests, read_json
+from scavenger.embedded import processes
+from scavenger.embedded.layout import (
+    FORMAT_VERSION,
+    Layout,
+    pending_requests,
+    read_json,
+    write_json,
+)
 from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
-from scavenger.embedded.record import Record
-from scavenger.embedded.requests import ClusterRefused, TakeRequest, read_take
 
-if TYPE_CHECKING:  # a cluster without a trace does not need numpy
+if TYPE_CHECKING:
     from scavenger.trace.replay import Replay
+
+ANSWER_LIFETIME_S = 60.0
+HISTORY_HEADER = ("time", "node", "event", "lease", "reason")
+
+
+class Record:
+    """The files of one cluster. Write errors are reported on standard error, once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._history: TextIO | None = None
+        self._last_complaint = ""
+
+    def open(self) -> None:
+        """Create the history, or append to it. Raises OSError."""
+        self._history = open(self.layout.history, "a", newline="")  # noqa: SIM115
+        if self.layout.history.stat().st_size == 0:
+            csv.writer(self._history).writerow(HISTORY_HEADER)
+
+    def close(self) -> None:
+        """Close the history."""
+        if self._history is not None:
+            self._history.close()
+
+    def log(self, node: str, event: str, lease: str = "", reason: str = "") -> None:
+        """Append a line to the history."""
+        if self._history is None:
+            return
+        try:
+            csv.writer(self._history).writerow((f"{time.time():.3f}", node, event, lease, reason))
+            self._history.flush()
+        except OSError as error:
+            self._complain(f"The history could not be written: {error}.")
+
+    def state(self, value: Mapping[str, Any]) -> bool:
+        """Write cluster.json. Returns False if that failed, to be tried again in the next
+        iteration.
+        """
+        try:
+            write_json(self.layout.state, value)
+            for path in pending_requests(self.layout.answers):
+                with contextlib.suppress(FileNotFoundError):  # removed by the client
+                    if time.time() - path.stat().st_mtime > ANSWER_LIFETIME_S:
+                        path.unlink()
+        except OSError as error:
+            self._complain(f"The state could not be written: {error}.")
+            return False
+        return True
+
+    def answer(self, request: Path, value: Mapping[str, Any]) -> None:
+        """Answer a request, and delete it."""
+        try:
+            write_json(self.layout.answers / request.name, value)
+            request.unlink()
+        except OSError as error:
+            self._complain(f"An answer could not be written: {error}.")
+
+    def _complain(self, sentence: str) -> None:
+        if sentence != self._last_complaint:
+            self._last_complaint = sentence
+            print(sentence, file=sys.stderr, flush=True)
+
+
+_LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+class ClusterRefused(ValueError):
+    """An invalid request. The message says why."""
+
+
+@dataclass(frozen=True)
+class TakeRequest:
+    """A request for a lease."""
+
+    id: str
+    """Name of the lease."""
+    node: str
+    """Virtual node."""
+    argv: list[str]
+    """Command to run."""
+    env: dict[str, str]
+    """Environment variables to add."""
+    duration_s: float | None
+    """Time limit, seconds; None: no limit."""
+
+
+def read_take(entry: Any) -> TakeRequest:
+    """Return one checked entry of a request of kind ``take``. Raises ClusterRefused."""
+    fields = entry if isinstance(entry, Mapping) else {}
+    lease_id = str(fields.get("id", ""))
+    if not _LEASE_ID.fullmatch(lease_id):
+        raise ClusterRefused(
+            f"The lease id {lease_id[:100]!r} is not made of 1-100 letters, digits, '.', "
+            "'_' and '-'."
+        )
+    argv, env, duration = fields.get("argv"), fields.get("env", {}), fields.get("duration_s")
+    if not (isinstance(argv, list) and argv and all(isinstance(a, str) for a in argv)):
+        raise ClusterRefused("The command must be a list of at least one string.")
+    if not (isinstance(env, dict) and all(isinstance(v, str) for v in env.values())):
+        raise ClusterRefused("The environment must be an object of strings.")
+    if not (duration is None or (isinstance(duration, int | float) and duration > 0)):
+        raise ClusterRefused(
+            f"The time limit must be a positive number of seconds; got {duration!r}."
+        )
+    return TakeRequest(lease_id, str(fields.get("node")), argv, env, duration)
+
+
+def install(request_stop: Callable[[], None]) -> int:
+    """Call ``request_stop`` at each request to stop. Wakes the loop at such a request and when a
+    child ends. Returns the descriptor to wait on.
+    """
+    reader, writer = os.pipe()
+    for fd in (reader, writer):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def stop(number: int, frame: object) -> None:
+        request_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return reader
+
+
+def drain(fd: int) -> None:
+    """Empty ``fd`` before the next wait."""
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
@@ -125,14 +275,14 @@ class EmbeddedCluster:
         processes.become_subreaper()
         self._clear_leftovers()
         self._record.open()
-        wake = signals.install(self._request_stop)
+        wake = install(self._request_stop)
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
             while not self._is_finished():
                 self.step(time.monotonic(), time.time())
                 select.select([wake], [], [], POLL_S)
-                signals.drain(wake)
+                drain(wake)
         finally:
             # Also after an error in this process: a main scheduler that ends takes its jobs with
             # it.

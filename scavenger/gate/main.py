@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scavenger.gate.rules import KINDS, GateClosed, GateRules, read_rules
-from scavenger.gate.scripts import check_script
-from scavenger.gate.verbs import GatedCommand, gated
+from scavenger.gate.verbs import GatedCommand, check_script, gated
 from scavenger.interface import SchedulerError
 from scavenger.pbs.job import PBS
 from scavenger.pbs.parse import DSV_MARK, number_in, read_ended

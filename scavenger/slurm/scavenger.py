@@ -5,27 +5,46 @@ it can be used. The configuration (partitions, preemption, the backfill cycle) i
 minutes. :mod:`scavenger.slurm.state` interprets Slurm's states, :mod:`scavenger.slurm.job` defines
 how a lease is requested, and :mod:`scavenger.slurm.due` decides which nodes are left to main jobs
 that are about to start. Everything else is common to all batch schedulers (:mod:`scavenger.batch`).
+
+Pauses lease requests while Slurm preempts leases for a job that it does not show yet.
+
+A main job can need more nodes than those of the leases that it preempts. It counts on idle nodes
+without marking them as planned (observed with Slurm 22.05). Within a second or two Slurm shows the
+job (:mod:`scavenger.slurm.due`). From then on only the nodes that it needs are left alone. Until
+then no lease is requested, and pending ones are withdrawn. Each preempted lease counts separately,
+because several main jobs can preempt at once, and Slurm can show one of them first.
+
+Detects that an answer of squeue was truncated at the end of a line, because leases are missing.
+
+Slurm shows a job for minutes after its end. So it is rare that one of our jobs is missing, and
+Slurm is asked whether it knows the job. If it does, the answer was truncated, and none of it is
+used, because it lacks jobs of others too.
+
+Detects the nodes of a block whose agent has ended while the job continues on other nodes. Pure.
+
+A job with one node ends with its agent. In a block each agent is a separate step, whose end does
+not end the job. This module decides when Slurm is asked for steps, and whose step has ended.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from scavenger.batch.commands import Commands
+from scavenger.batch.commands import Commands, failure
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown
-from scavenger.batch.lease_ledger import own_jobs
+from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
+from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.check import SlurmCheckInputs, findings
 from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs
-from scavenger.slurm.hold import Hold
 from scavenger.slurm.job import (
     SLURM,
     SlurmLeaseOptions,
@@ -35,9 +54,15 @@ from scavenger.slurm.job import (
     shared_script,
 )
 from scavenger.slurm.limits import AtLimit, LimitWatch
-from scavenger.slurm.members import split_by_lease
-from scavenger.slurm.missing import ask_of_missing, missing
-from scavenger.slurm.parse import STEP_FIELDS, SlurmJob, read_steps
+from scavenger.slurm.members import RUNNING_STATES, split_by_lease
+from scavenger.slurm.parse import (
+    SQUEUE_FIELDS,
+    STEP_FIELDS,
+    SlurmJob,
+    new_mark,
+    read_jobs,
+    read_steps,
+)
 from scavenger.slurm.site import SlurmSite, ask_site
 from scavenger.slurm.source import (
     Api,
@@ -48,8 +73,180 @@ from scavenger.slurm.source import (
     submitting_environment,
 )
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, ledger_entry, node_facts
-from scavenger.slurm.steps import ENDED, StepWatch
 from scavenger.slurm.wall_limits import longest_lease, max_walls, most_memory_mb
+
+
+class Hold:
+    """Watches our jobs from poll to poll for ends before their time limit."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, float] = {}
+        """Lease id → time at which its job would end by its time limit."""
+        self._alive: set[str] = set()
+        self._open: dict[str, tuple[float, str]] = {}
+        """Preempted lease whose node is not in use by others yet → (time of the observation,
+        node).
+        """
+        self._seen: set[str] = set()
+
+    def look(
+        self,
+        own: Mapping[str, SlurmJob],
+        given_up: Container[str],
+        facts: Mapping[str, NodeFacts],
+        due_nodes: Container[str],
+        hold_s: float,
+        now: float,
+    ) -> str:
+        """Update from a poll.
+
+        Args:
+            own: lease id → its job.
+            given_up: leases that the daemon ends.
+            facts: node → its facts.
+            due_nodes: nodes on which the jobs count that Slurm shows as about to start.
+            hold_s: pause in requests after a preempted lease, seconds.
+            now: epoch seconds.
+
+        Returns:
+            Why no lease may be requested now; empty if leases may be requested.
+        """
+        for lease_id, job in own.items():
+            if lease_id in given_up or job.state in PENDING_STATES or job.end is None:
+                continue
+            early = job.end < self._ends.setdefault(lease_id, job.end) - 1.0
+            if (
+                early
+                and (job.state not in ENDED_STATES or lease_id in self._alive)
+                and lease_id not in self._seen
+            ):
+                self._seen.add(lease_id)
+                self._open[lease_id] = (now, job.node_list)
+        self._seen &= own.keys()
+        self._ends = {lease_id: end for lease_id, end in self._ends.items() if lease_id in own}
+        self._alive = {lease_id for lease_id, job in own.items() if job.state not in ENDED_STATES}
+        self._open = {
+            lease_id: (since, node)
+            for lease_id, (since, node) in self._open.items()
+            if 0 <= now - since < hold_s
+            and node not in due_nodes
+            and (lease_id in self._alive or node not in facts or not _in_use(facts[node]))
+        }
+        if not self._open:
+            return ""
+        since = now - max(since for since, _ in self._open.values())
+        return f"the main scheduler took leases back {since:.0f} s ago and may need more nodes"
+
+
+def _in_use(node: NodeFacts) -> bool:
+    return not node.idle and not node.state.startswith("completing")
+
+
+IDS_PER_QUERY = 500
+
+
+def missing(expected: Mapping[str, LeaseJob], own: Mapping[str, SlurmJob]) -> dict[str, str]:
+    """Return lease id → its job, for leases that have not ended and are not in ``own``. Leases that
+    share a job are excluded, because a single node of theirs can be released.
+    """
+    return {
+        lease: job.lease.scheduler_id
+        for lease, job in expected.items()
+        if lease not in own and job.alive and job.part is None and job.lease.scheduler_id
+    }
+
+
+def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> None:
+    """Ask Slurm about missing jobs of ours.
+
+    Args:
+        commands: runs the command.
+        prefix: beginning of the names of our jobs.
+        jobs: lease id → its job.
+
+    Raises:
+        SchedulerError: one of them exists under its name, or Slurm does not answer.
+    """
+    pairs = list(jobs.items())
+    for start in range(0, len(pairs), IDS_PER_QUERY):
+        batch = dict(pairs[start : start + IDS_PER_QUERY])
+        name_by_id = _those_there(commands, prefix, list(batch.values()))
+        existing = [lease for lease, job in batch.items() if name_by_id.get(job) == prefix + lease]
+        if existing:
+            raise SchedulerError(
+                f"An answer of squeue was cut short: it lacked job {batch[existing[0]]}, which "
+                f"runs for lease {existing[0]}. Nothing was changed."
+            )
+
+
+def _those_there(commands: Commands, prefix: str, ids: Sequence[str]) -> dict[str, str]:
+    """Return job id → name, for the jobs that Slurm knows and that have not ended."""
+    mark = new_mark()
+    result = commands.run(
+        ["squeue", "-h", "-a", "-t", "all", "-j", ",".join(ids), "-o", f"{mark}|{SQUEUE_FIELDS}"]
+    )
+    if result.status:
+        if "Invalid job id" in result.stderr:  # Slurm does not know a single job
+            return {}
+        raise failure(result)
+    jobs = read_jobs(result.stdout, mark, prefix).ours
+    return {job.id: job.name for job in jobs if job.state not in ENDED_STATES}
+
+
+QUERY_INTERVAL_S = 30.0
+"""Interval at which Slurm is asked for the running steps while there are blocks, seconds."""
+ENDED = "its agent has ended, and other leases of its job go on"
+
+
+class StepWatch:
+    """Watches the steps of blocks. Ignores a lease whose step was never seen."""
+
+    def __init__(self) -> None:
+        self._asked_at = 0.0
+        self._seen: set[str] = set()
+        """Leases whose step was seen running."""
+        self._missed: set[str] = set()
+        """Leases whose step was missing in the last answer."""
+        self._ended: set[str] = set()
+
+    def due(self, own: Mapping[str, SlurmJob], now: float) -> set[str]:
+        """Return the jobs whose steps should be requested now.
+
+        Args:
+            own: lease id → its job.
+            now: epoch seconds.
+        """
+        parts = {lease: part for lease, job in own.items() if (part := _in_block(job)) is not None}
+        self._seen &= parts.keys()
+        self._missed &= parts.keys()
+        self._ended &= parts.keys()
+        if not self._missed and 0 <= now - self._asked_at < QUERY_INTERVAL_S:
+            return set()
+        self._asked_at = now
+        return {job for lease, (job, _) in parts.items() if lease not in self._ended}
+
+    def answered(self, own: Mapping[str, SlurmJob], steps: Mapping[tuple[str, str], str]) -> None:
+        """Note the steps of the jobs that were due: (job, node) → step."""
+        running = {lease for lease, job in own.items() if _in_block(job) in steps}
+        missing = self._seen - running
+        self._seen |= running
+        # Twice, because a restarted controller may not know its steps yet.
+        self._ended |= missing & self._missed
+        self._missed = missing - self._ended
+
+    @property
+    def ended(self) -> frozenset[str]:
+        """The leases whose agent has ended."""
+        return frozenset(self._ended)
+
+
+def _in_block(job: SlurmJob) -> tuple[str, str] | None:
+    """Return the job and node of a lease in a block; None if it is not in one."""
+    part = job.part
+    if part is None or not part.removable or job.state not in RUNNING_STATES:
+        return None
+    return part.job, part.node
+
 
 TURN_WITHOUT_BACKFILL_S = 60.0
 

@@ -20,7 +20,7 @@ json.dump(solution.x.tolist(), sys.stdout)
 """
 PRINTED = """
 import ctypes, os
-from allocator.banner import without_banner
+from allocator.highs import without_banner
 
 def made():
     libc = ctypes.CDLL(None)

@@ -17,9 +17,9 @@ from allocator import (
     ScalingCurve,
     SizeValues,
     make_bid,
+    milp,
     powers_of_two,
     reduced_problem,
-    relax,
     solve,
 )
 from allocator.bids import UNASSIGNED
@@ -206,7 +206,7 @@ def test_a_solver_that_fails_costs_the_proof_and_not_the_plan(
         )
     right = solve(bids, capacity, time_limit_s=30.0)
     assert right.status == "optimal"
-    for module in (reduced_problem, relax):
+    for module in (reduced_problem, milp):
         monkeypatch.setattr(module, "maximise", fails)
     allocation = solve(bids, capacity, time_limit_s=30.0, dynamic_program=False)
     check_feasible(allocation.sizes, bids, capacity)

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, settings
 
-from allocator import Bid, SizeValues, must_run
+from allocator import Bid, SizeValues, milp
 from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
 
@@ -22,7 +22,7 @@ def must(name: str, **smallest: int) -> Bid:
 @settings(max_examples=200, deadline=None)
 def test_as_few_are_dropped_as_possible(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
-    drops, placed = must_run.fewest_drops(bids, capacity, time_limit_s=30.0)
+    drops, placed = milp.fewest_drops(bids, capacity, time_limit_s=30.0)
     check_feasible(placed, bids, capacity)
     fits = {
         b.job
@@ -49,4 +49,4 @@ def test_as_few_are_dropped_as_possible(problem: tuple[list[Bid], dict[str, int]
     ],
 )
 def test_room_by_hand(bids: list[Bid], capacity: dict[str, int], drops: int) -> None:
-    assert must_run.fewest_drops(bids, capacity, time_limit_s=30.0)[0] == drops
+    assert milp.fewest_drops(bids, capacity, time_limit_s=30.0)[0] == drops

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Bid, SizeValues, prices, relax, solve, table
+from allocator import Bid, SizeValues, milp, prices, solve, table
 from allocator.allocation import plan_value
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best
@@ -90,7 +90,7 @@ def test_column_generation_only_improves_the_bound(
     dual = prices.minimise_dual(bid_table)
     feasible = table.to_plan(bid_table, [bid.job for bid in bids], {})
     assert feasible is not None
-    better, plan = relax.relax(bid_table, dual, feasible, remaining_s=lambda: np.inf)
+    better, plan = milp.relax(bid_table, dual, feasible, remaining_s=lambda: np.inf)
     assert better.bound <= dual.bound
     assert better.bound >= best(bids, capacity)[1] - scale(bid_table)
     assert plan is not None

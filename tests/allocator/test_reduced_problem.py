@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from allocator import Bid, SizeValues, prices, reduced_problem, table
-from allocator.moves import fill, repair
+from allocator.search import fill, repair
 from tests.allocator.oracles.brute_force import best
 from tests.allocator.strategies import bid_lists
 

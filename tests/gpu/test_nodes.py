@@ -8,7 +8,7 @@ import subprocess
 import psutil
 import pytest
 
-from malletrain.agent import gpus
+from malletrain.agent import health
 from malletrain.agent.config import count_gpus
 from malletrain.agent.health import checks_of
 from malletrain.protocol.health import HealthPlan
@@ -53,15 +53,15 @@ def test_the_agent_counts_the_gpus_of_the_machine(figure):
 
 
 def test_a_healthy_gpu_is_fit_by_what_nvidia_smi_says(figure):
-    done = subprocess.run(list(gpus.COMMAND), capture_output=True, text=True, check=False)
+    done = subprocess.run(list(health.COMMAND), capture_output=True, text=True, check=False)
     printed = done.stdout + done.stderr
-    fields = {path for _, path, _ in gpus.listing(printed)}
+    fields = {path for _, path, _ in health.listing(printed)}
     patterns = [
-        pattern.pattern for pattern, _, _ in gpus.FIELDS if any(map(pattern.fullmatch, fields))
+        pattern.pattern for pattern, _, _ in health.FIELDS if any(map(pattern.fullmatch, fields))
     ]
     figure("fields", f"{len(fields)}")
     figure("known ones", ", ".join(patterns))
-    assert gpus.trouble(done.returncode, printed) == ""
+    assert health.trouble(done.returncode, printed) == ""
     assert "Remapped Rows/Pending" in patterns
     assert len(patterns) >= 3
     assert len(checks_of(HealthPlan(), 1)) == 1

@@ -14,7 +14,7 @@ import torch
 import malletrain
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.training import rng
-from malletrain.training.staging import Staging
+from malletrain.training.memory_snapshots import Staging
 from tests.gpu import training
 from tests.gpu.processes import run
 

@@ -100,7 +100,7 @@ def test_the_first_node_of_a_block_goes_last(cluster, root):
 
 
 def test_a_block_gives_back_the_node_whose_agent_was_killed(cluster, root, monkeypatch):
-    monkeypatch.setattr("scavenger.slurm.steps.QUERY_INTERVAL_S", 0.0)
+    monkeypatch.setattr("scavenger.slurm.scavenger.QUERY_INTERVAL_S", 0.0)
     slurm = cluster(3, grace=20)
     one = shared(slurm, "block")
     requests, marks = make_requests(root, "n1", "n2", "n3")

@@ -2,7 +2,7 @@
 when the scheduler becomes overloaded or unreachable and when it answers again.
 
 Decides when a poll counts as missed, and the sentences. :mod:`malletrain.daemon.leases.reconciler`
-decides when to poll next, :mod:`scavenger.batch.calls` and :mod:`scavenger.batch.poll_pause` how
+decides when to poll next, :mod:`scavenger.batch.calls` and :mod:`scavenger.batch.calls` how
 long the scheduler is not called.
 """
 

@@ -60,7 +60,7 @@ def rehearse(training: ShardedTraining, backend: str) -> None:
 
 def rehearse_at(training: ShardedTraining, place: Place) -> None:
     """Rehearse a change with the rank that this process will have, because DTensor's caches are per
-    rank and number of ranks (:mod:`malletrain.elastic.sharded.meshes`).
+    rank and number of ranks (:mod:`malletrain.elastic.sharded.training`).
     """
     if not training.meshes.is_cached(place):
         _rehearse_in_group(training, place, BACKEND)

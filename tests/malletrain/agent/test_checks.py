@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from malletrain.agent.checks import CheckProcess
+from malletrain.agent.health import CheckProcess
 from malletrain.agent.process import reap_orphans
 from tests.malletrain.agent.node_side import processes_with
 from tests.waiting import until

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from malletrain.agent.config import AgentConfig
-from malletrain.agent.fitness import NodeFitness
+from malletrain.agent.health import NodeFitness
 from malletrain.agent.process import reap_orphans
 from malletrain.protocol.health import HealthPlan
 from malletrain.protocol.messages import Assignment, Doubt, Phase

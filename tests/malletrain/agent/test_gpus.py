@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.agent.gpus import listing, trouble
+from malletrain.agent.health import listing, trouble
 
 A100 = """
 ==============NVSMI LOG==============

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from malletrain.agent.jobrun import stock_failures, unfit
 from malletrain.agent.launch import (
     JobPlace,
     LauncherEntry,
@@ -14,7 +15,6 @@ from malletrain.agent.launch import (
 )
 from malletrain.agent.link import pause
 from malletrain.agent.software import python_command
-from malletrain.agent.worker_failures import stock_failures, unfit
 from malletrain.elastic.link import Place
 from malletrain.launch import fabric, script
 from malletrain.launch.torchrun import stock_arguments

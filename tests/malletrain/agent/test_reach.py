@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from malletrain.agent.reach import why_no_answer
+from malletrain.agent.link import why_no_answer
 
 
 @pytest.fixture

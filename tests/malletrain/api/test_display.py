@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from malletrain import Client
-from malletrain.api.display import EDGE, HEIGHT, WIDTH, job_html, scale, shown
+from malletrain.api.job import EDGE, HEIGHT, WIDTH, job_html, scale, shown
 from malletrain.api.series import JobMetrics
 from malletrain.protocol.views import JobDetail, RescaleView, SeriesView
 from tests.malletrain.cli.fake_daemon import detail, job_view

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.cli import check_gate, check_users
+from malletrain.cli import check_users
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.daemon.site.backends import agent_program
 from malletrain.identity.keys import new_pair, user_name
@@ -190,7 +190,7 @@ def test_commands_of_pbs_are_found_as_the_daemon_finds_them(tmp_path, monkeypatc
 
 def test_whether_leases_get_through_the_gate(tmp_path, monkeypatch):
     """A gate with the rules of another partition, then with those of this site."""
-    monkeypatch.setattr(check_gate, "TRY_S", PATIENCE_S)
+    monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
     monkeypatch.setattr(check_users, "TRY_S", PATIENCE_S)
     world = GateWorld(tmp_path / "gate", agent=list(agent_program()))
     world.tools.answers("sbatch", "slurm 22.05")

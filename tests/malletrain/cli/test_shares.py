@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from malletrain.cli.check_shares import shares
+from malletrain.cli.check import shares
 from malletrain.config.model import parse_config
 from malletrain.protocol.views import JobDetail, JobView, ShareView, StatusView
 

@@ -6,7 +6,7 @@ import sys
 import pexpect
 import pytest
 
-from malletrain.cli.keys import DOWN, PAGE_UP, split
+from malletrain.cli.top import DOWN, PAGE_UP, split
 from tests.malletrain.cli.fake_daemon import SILENCE, job_view
 from tests.waiting import PATIENCE_S
 

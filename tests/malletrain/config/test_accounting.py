@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.cli.check_accounting import accounting
+from malletrain.cli.check import accounting
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.daemon.site.backends import slurm_settings
 from malletrain.daemon.site.settings import controller_settings

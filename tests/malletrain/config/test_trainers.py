@@ -3,7 +3,7 @@
 import pytest
 
 from allocator import Goal
-from malletrain.cli.check_trainers import trainers as findings
+from malletrain.cli.check import trainers as findings
 from malletrain.config.model import ConfigError, parse_config
 from malletrain.config.reference import example_toml, reference_markdown
 from malletrain.core.trainers import DEADLINES_FIRST

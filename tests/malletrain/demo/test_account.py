@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.demo.account import AssignmentSpan, RoundSpan, account, machine_of
-from malletrain.demo.intervals import both, length, normal, without
+from malletrain.demo.account import (
+    AssignmentSpan,
+    RoundSpan,
+    account,
+    both,
+    length,
+    machine_of,
+    normal,
+    without,
+)
 
 
 def row(time, node, event, lease="", reason=""):

@@ -11,9 +11,8 @@ from hypothesis import given
 
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
-from malletrain.elastic.sharing import source_and_needy
-from malletrain.elastic.training import Standing, Training
-from malletrain.elastic.undo import StateBeforeStep
+from malletrain.elastic.state_policy import source_and_needy
+from malletrain.elastic.training import Standing, StateBeforeStep, Training
 
 standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
 

@@ -7,13 +7,14 @@ import struct
 
 import pytest
 
-from malletrain.launch.callers import Callers, owner_in_table
 from malletrain.launch.listeners import (
     SIGNED_ADDRESS,
     USER_ADDRESS,
+    Callers,
     SignedListener,
     UserListener,
     listener_pair,
+    owner_in_table,
 )
 from tests.strangers import SOMEBODY, as_somebody, only_root
 from tests.waiting import PATIENCE_S, readable, until
@@ -97,7 +98,7 @@ def test_the_user_listener_asks_the_kernel_who_connects(front, monkeypatch):
 
 
 def test_where_the_kernel_looks_nothing_up_its_table_is_read(monkeypatch):
-    monkeypatch.setattr("malletrain.launch.callers._NETLINK_SOCK_DIAG", 4711)
+    monkeypatch.setattr("malletrain.launch.listeners._NETLINK_SOCK_DIAG", 4711)
     listener_ = UserListener()
     with socket.create_connection((USER_ADDRESS, listener_.port)):
         assert readable(listener_)

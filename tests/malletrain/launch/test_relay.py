@@ -8,9 +8,9 @@ import time
 import pytest
 import zmq
 
-from malletrain.launch import relay
+from malletrain.launch import round_store
 from malletrain.launch.listeners import USER_ADDRESS, UserListener, listener_pair
-from malletrain.launch.relay import RoundKeys, ServingRelay
+from malletrain.launch.round_store import RoundKeys, ServingRelay
 from malletrain.protocol import host_listener
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
@@ -63,7 +63,7 @@ def test_while_descriptors_lack_the_relay_rests_and_then_lets_in_who_waited(serv
 
 def test_no_more_connections_than_any_job_has(serving, monkeypatch):
     one, inside = serving
-    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 6)  # two for each caller
+    monkeypatch.setattr(round_store, "MAX_CONNECTIONS", 6)  # two for each caller
     calls = [socket.create_connection((USER_ADDRESS, one.local_port)) for _ in range(5)]
     try:
         own = [inside.accept()[0] for _ in range(3)]

@@ -25,9 +25,12 @@ from torch.distributed.elastic.rendezvous import (  # noqa: E402
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler  # noqa: E402
 
 from malletrain.launch.listeners import SignedListener, UserListener  # noqa: E402
-from malletrain.launch.relay import RoundKeys, ServingRelay  # noqa: E402
 from malletrain.launch.rendezvous import DaemonRendezvous  # noqa: E402
-from malletrain.launch.round_store import ReachedStore  # noqa: E402
+from malletrain.launch.round_store import (  # noqa: E402
+    ReachedStore,
+    RoundKeys,
+    ServingRelay,
+)
 from tests.waiting import NEVER_S, PATIENCE_S  # noqa: E402
 
 KEY = "5e" * 32

@@ -113,7 +113,7 @@ def test_the_key_of_another_job_or_round_opens_nothing(served, reach, names):
 
 def test_a_client_whose_own_key_is_not_the_rounds_is_turned_away(served):
     """The server's public half is no secret by its nature: a client needs more than that."""
-    from malletrain.launch.relay import RoundKeys
+    from malletrain.launch.round_store import RoundKeys
 
     keys = RoundKeys(bytes.fromhex(KEY), "j1/1")
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:

@@ -4,14 +4,13 @@ import contextlib
 
 import pytest
 
-from malletrain.store.many import AT_ONCE
 from malletrain.store.records import CurveRow, GoalRow, ProfileRow
-from malletrain.store.store import StoreError
+from malletrain.store.store import JOBS_AT_ONCE, StoreError
 from tests.malletrain.store.conftest import new_job
 
 
 def test_many_are_what_each_is(store):
-    jobs = [new_job(store, f"job {number}").id for number in range(2 * AT_ONCE + 1)]
+    jobs = [new_job(store, f"job {number}").id for number in range(2 * JOBS_AT_ONCE + 1)]
     with store.transaction():
         for number, job in enumerate(jobs):
             if number % 2:

@@ -2,7 +2,7 @@
 
 from malletrain.daemon.jobs.repository import INTERVAL_S, NEXT_BATCH_S, Retention
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
-from malletrain.store import copies, retention
+from malletrain.store import copies
 from malletrain.store.records import (
     EventRow,
     GoalRow,
@@ -50,7 +50,7 @@ def test_what_ended_before_goes_with_all_that_was_measured(url):
 
 
 def test_much_goes_piece_by_piece(url, monkeypatch):
-    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    monkeypatch.setattr("malletrain.store.store.ROWS_AT_ONCE", 1)
     with filled(url) as store:
         cleanup = Retention(store, keep_s=1000.0)
         assert cleanup.look(1450.0) == 2

@@ -7,7 +7,7 @@ import pytest
 from malletrain.protocol.messages import JobSpec, Notification
 from malletrain.submission.array import indices, one_of
 from malletrain.submission.error import SpecError
-from malletrain.submission.job_limits import NOTIFY_EVENTS, notification, time_limit_of
+from malletrain.submission.spec import NOTIFY_EVENTS, notification, time_limit_of
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from datetime import datetime
 
 import pytest
 
-from malletrain.submission.deadline_parser import parse_day_time
 from malletrain.submission.error import SpecError
-from malletrain.submission.goals import changes_of, parse_deadline
+from malletrain.submission.goals import changes_of, parse_day_time, parse_deadline
 
 TUESDAY = "2026-11-24 12:00"
 FRIDAY = "2026-11-27 12:00"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from allocator import NodeInfo
 from malletrain.core.planning import Candidate, make_plan
 from malletrain.core.settings import PlanningSettings
-from malletrain.sweep.rung_weights import rung, weights
+from malletrain.sweep.engine import rung, weights
 
 
 @pytest.mark.parametrize(

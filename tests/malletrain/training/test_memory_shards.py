@@ -14,8 +14,8 @@ from malletrain.memory.keeper import Keeper
 from malletrain.training.memory_moment import CompleteSnapshot, Moment
 from malletrain.training.memory_shards import RemoteShards, fetching_reader
 from malletrain.training.memory_tier import MemoryTier
-from malletrain.training.saved_tensor import HEAD
 from malletrain.training.shard_files import METADATA
+from malletrain.training.shard_reader import HEAD
 from tests.malletrain.training.test_shard_reader import (
     Receiver,
     boxes,

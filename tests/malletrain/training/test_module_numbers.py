@@ -8,9 +8,8 @@ from torch import nn
 
 from malletrain import Snapshot
 from malletrain.elastic.state import Holder
-from malletrain.elastic.undo import StateBeforeStep
-from malletrain.training.module_numbers import ModuleNumbers
-from malletrain.training.objects import schedule
+from malletrain.elastic.training import StateBeforeStep
+from malletrain.training.objects import ModuleNumbers, schedule
 from tests.malletrain.training.worker_side import as_plain_script
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from malletrain.training.saved_tensor import HEAD, locate
+from malletrain.training.shard_reader import HEAD, locate
 
 
 def saved(value, **options):

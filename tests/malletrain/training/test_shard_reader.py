@@ -29,8 +29,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from malletrain.training.block_sums import MIN_BLOCK_BYTES, sums_of
-from malletrain.training.saved_tensor import HEAD
-from malletrain.training.shard_reader import RowReader
+from malletrain.training.shard_reader import HEAD, RowReader
 from malletrain.training.snapshot_file import DamagedSnapshotError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.float64, torch.bool)

@@ -9,7 +9,7 @@ import pytest
 
 fastapi = pytest.importorskip("fastapi")
 
-from malletrain.web.encoded import EncodedAnswers  # noqa: E402
+from malletrain.web.api import EncodedAnswers  # noqa: E402
 
 
 def request(**headers):

@@ -1,6 +1,6 @@
 """How long a wrong token waits, and what is logged of it."""
 
-from malletrain.web.failed_logins import (
+from malletrain.web.guard import (
     FORGOTTEN_AFTER_S,
     LOG_EVERY_S,
     MAX_ADDRESSES,

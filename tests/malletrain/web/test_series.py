@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from malletrain.web.series import ThinnedSeries
+from malletrain.web.history import ThinnedSeries
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=400), st.integers(4, 50))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from malletrain import web
-from malletrain.render.scaling import STANDS
+from malletrain.render.tables import STANDS
 from scavenger.hostlist import expand, fold
 
 WORDS = Path(web.__file__).parent / "static" / "words.js"

@@ -4,7 +4,7 @@ import pytest
 
 from malletrain.config.model import parse_config
 from malletrain.daemon.site.backends import connect_pbs, connect_slurm
-from scavenger.batch.poll_pause import PollPause
+from scavenger.batch.calls import PollPause
 from scavenger.batch.settings import BatchSettings
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.gate.rules import GateClosed, GateRules
-from scavenger.gate.scripts import check_script
+from scavenger.gate.verbs import check_script
 from scavenger.slurm.job import batch_script, shared_script
 from tests.scavenger.gate.gate_world import AGENT, TEMPLATES, lease_spec, settings
 

@@ -9,8 +9,7 @@ from scavenger.batch.calls import SILENT
 from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.pbs import ask_pbs_ifl
-from scavenger.pbs.bindings import NODE_ATTRIBUTES, BindingsSource
-from scavenger.pbs.source import PbsCommandSource, source_for
+from scavenger.pbs.source import NODE_ATTRIBUTES, BindingsSource, PbsCommandSource, source_for
 
 IFL = """
 import ctypes

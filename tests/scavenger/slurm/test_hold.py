@@ -1,6 +1,6 @@
 from scavenger.batch.rules import NodeFacts
-from scavenger.slurm.hold import Hold
 from scavenger.slurm.parse import SlurmJob
+from scavenger.slurm.scavenger import Hold
 
 
 def job(state, end, node="n1"):

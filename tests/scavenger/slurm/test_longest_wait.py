@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scavenger.slurm.longest_wait import longest_wait
+from scavenger.slurm.check import longest_wait
 from scavenger.slurm.site import read_site
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import World

@@ -3,7 +3,7 @@
 import pytest
 
 from scavenger.interface import LeaseState
-from scavenger.slurm.steps import QUERY_INTERVAL_S
+from scavenger.slurm.scavenger import QUERY_INTERVAL_S
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import request
 

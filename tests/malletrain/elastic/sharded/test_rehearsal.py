@@ -21,9 +21,8 @@ import torch.distributed as dist
 from malletrain.elastic.checkin import CheckIn
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
-from malletrain.elastic.sharded.meshes import MeshCache
 from malletrain.elastic.sharded.setup import Shards, sharded_training
-from malletrain.elastic.sharded.training import ShardedTraining
+from malletrain.elastic.sharded.training import MeshCache, ShardedTraining
 from malletrain.training import rng
 from tests.malletrain.elastic.conductor import conducted
 from tests.malletrain.elastic.sharded import scripts

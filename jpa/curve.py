@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allocator.curves import CurveError, ScalingCurve
-from jpa.drift import Cusum
 from jpa.phase import PhaseCurve, Prior
-from jpa.points import CI95, Point, PointConfig, new_point, observe, remeasure
+from jpa.points import CI95, Cusum, Point, PointConfig, new_point, observe, remeasure
 
 DEFAULT_PHASE = "default"
 _MAX_PHASES = 8

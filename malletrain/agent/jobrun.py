@@ -31,7 +31,7 @@ from malletrain.launch.fabric import round_for_launcher
 from malletrain.protocol import messages
 from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.flags import FlagsWriter
-from malletrain.protocol.log_names import SERVICE_LOG, rank_log_name
+from malletrain.protocol.job_files import SERVICE_LOG, rank_log_name
 from malletrain.protocol.messages import (
     Abort,
     Assign,

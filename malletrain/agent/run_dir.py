@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from malletrain.memory.folder_lock import is_locked, lock_folder
+from malletrain.memory.folder import is_locked, lock_folder
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _REPLACED_CHARACTERS = re.compile(r'[\\/:*?"<>|]')

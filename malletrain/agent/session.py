@@ -28,8 +28,7 @@ from malletrain.agent.jobrun import NodeJob
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.link import DaemonLink, send_now
 from malletrain.agent.logs import SEND_INTERVAL_S, LogForwarder
-from malletrain.agent.networks import interface_of, networks
-from malletrain.agent.probe import Prober
+from malletrain.agent.networks import Prober, interface_of, networks
 from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory

@@ -14,9 +14,9 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from malletrain.protocol.job_files import STACKS_FILE, STACKS_SIGNAL
 from malletrain.protocol.messages import Message, ShowStacks, Stacks
 from malletrain.protocol.stacks import MOST_BYTES, MOST_WORKERS
-from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
 
 RESPONSE_TIMEOUT_S = 2.0
 """Maximum time for a worker to write its stacks, seconds. A worker in an uninterruptible system

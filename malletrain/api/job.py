@@ -17,13 +17,12 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from malletrain.api.copies import copy_snapshot, write_log
+from malletrain.api.copies import copy_snapshot, export_weights, write_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import result_of
 from malletrain.api.options import limits_of
 from malletrain.api.series import JobMetrics, MetricSeries
-from malletrain.api.weights import export_weights
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.boot import daemon_of

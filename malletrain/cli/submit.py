@@ -31,7 +31,7 @@ from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.wait import until_ended
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.output_folders import output_folders
-from malletrain.submission.snapshot_paths import snapshot_paths
+from malletrain.submission.resuming import snapshot_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

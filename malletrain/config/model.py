@@ -6,13 +6,19 @@ with a valid file (that is ``malletrain check``) and starts nothing.
 
 Quantities are written with their unit ("30 s", "2 GiB") and are held in seconds and bytes. Relative
 paths are relative to the file.
+
+Differences between two configurations of a site. Pure.
+
+Decides how a change is reported, and builds the configuration in which only some changes are
+applied. The daemon decides which.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -31,12 +37,51 @@ from malletrain.config.sections import (
     GapsSection,
     JobsSection,
 )
-from malletrain.config.shares import QuotasSection, SharesSection
+from malletrain.config.shares import QuotasSection, SharesSection, TrainerSection
+from malletrain.config.shares import checked as trainers_checked
 from malletrain.config.tomlfile import Problem, read_toml
-from malletrain.config.trainers import TrainerSection
-from malletrain.config.trainers import checked as trainers_checked
 from malletrain.config.validation import problems_of
 from malletrain.protocol import env
+
+SECRET = "daemon.database"
+"""Its URL may have a password in it."""
+
+
+def changes(before: Config, after: Config) -> dict[str, str]:
+    """Returns the full name of each key whose value differs → its values, as ``OLD -> NEW``."""
+    old, new = (_leaves(config.model_dump(mode="json")) for config in (before, after))
+    return {
+        name: "changed" if name == SECRET else f"{_shown(old.get(name))} -> {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    }
+
+
+def with_changes(before: Config, after: Config, names: Collection[str]) -> Config:
+    """Returns ``before`` with the values of these keys (SECTION.KEY) from ``after``."""
+    sections: dict[str, Any] = {}
+    for name in names:
+        section, _, key = name.partition(".")
+        new_section = sections.get(section, getattr(before, section))
+        value = getattr(getattr(after, section), key)
+        sections[section] = new_section.model_copy(update={key: value})
+    return before.model_copy(update=sections)
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else str(value).lower() if value is True else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
 
 __all__ = ["Config", "ConfigError", "load_config", "parse_config", "scheduler_kinds"]
 

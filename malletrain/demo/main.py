@@ -17,8 +17,15 @@ from rich.console import Console
 
 from malletrain.client import ClientError, Connection
 from malletrain.config.model import load_config
-from malletrain.demo import plan, story
-from malletrain.demo.account import Account, account, machine_of
+from malletrain.demo import plan
+from malletrain.demo.account import (
+    Account,
+    account,
+    assignments_of,
+    machine_of,
+    rounds_of,
+    throughput,
+)
 from malletrain.demo.stage import DemoError, DemoStage
 from malletrain.demo.summary import DemoResult, JobResult, render
 from malletrain.demo.watch import DemoWatcher
@@ -319,8 +326,8 @@ def _account(
     names = {d.job.id: d.job.name for d in details}
     with open(stage.folder.cluster / "history.csv", newline="") as file:
         machine = machine_of(csv.DictReader(file), start, end)
-    rounds = story.rounds_of(watcher.events, details, watcher.counts, end)
-    sums = account(machine, rounds, story.assignments_of(watcher.events, end, names))
+    rounds = rounds_of(watcher.events, details, watcher.counts, end)
+    sums = account(machine, rounds, assignments_of(watcher.events, end, names))
     nodes = sorted(machine.offered, key=lambda n: (len(n), n))
     unknown = [(went, back + NEWS_S) for went, back in watcher.outages]
     picture = Timeline(
@@ -330,9 +337,7 @@ def _account(
         end=end,
         spans=sums.spans,
         marks=machine.preemptions,
-        series=tuple(
-            story.throughput(job, counts, unknown) for job, counts in watcher.counts.items()
-        ),
+        series=tuple(throughput(job, counts, unknown) for job, counts in watcher.counts.items()),
         outages=tuple(watcher.outages),
         title=f"Three jobs on {len(nodes)} nodes that the main scheduler takes and leaves",
     )

@@ -4,12 +4,34 @@ Rounds follow each other quickly when members are lost or nodes are reclaimed. O
 round are informed of it, so ranks of one group may know different rounds. The newest counts. An
 older one is void, and is never waited for: a rank that is not in its successor is not informed that
 it is void. Pure.
+
+The requests that all ranks exchange once per step, in one small collective.
+
+Defines the requests only. :mod:`malletrain.elastic.step` decides what follows from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class StepWishes(NamedTuple):
+    """The requests of one rank, or those that at least one rank has made."""
+
+    go: bool
+    """Make this step the last of its group."""
+    stop: bool
+    """Make this step the last of the loop."""
+    save: bool = False
+    """Save on all ranks together."""
+    hash: bool = False
+    """Compute the hash of the state on all ranks together."""
+    step: bool = False
+    """The rank is inside a step."""
+    script: bool = False
+    """The rank is about to call a collective of the script, outside of a step."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from malletrain.elastic.state_policy import state_policy
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.protocol.log_names import rank_log_name
-from malletrain.training import open_files, report
+from malletrain.protocol.job_files import rank_log_name
+from malletrain.training import drain, report
 
 LAST_RESORT_S = 10.0
 """Time after a loss in which the training thread must have left its step, seconds. After it the
@@ -249,7 +249,7 @@ class GroupMembership:
         generation = old.place.generation if old is not None else 0
         newest = self._link.newest()
         if newest is None or newest.generation <= generation:
-            open_files.flush()  # this process may be ended while it waits
+            drain.flush()  # this process may be ended while it waits
         while True:
             place = self._link.wait_round(generation)
             generation = place.generation
@@ -347,7 +347,7 @@ class GroupMembership:
 
     def _note_end(self) -> None:
         """Record that the script has ended on this rank, for the case that this process is lost."""
-        open_files.flush()
+        drain.flush()
         if self._store is not None:
             self._store.add("ended", 1)
 
@@ -373,7 +373,7 @@ def start_again(sentence: str) -> NoReturn:
     """
     report.tell(sentence)
     report.flush()
-    open_files.flush()
+    drain.flush()
     os._exit(LAST_RESORT_CODE)
 
 

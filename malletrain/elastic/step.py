@@ -18,8 +18,8 @@ from malletrain.elastic import rates
 from malletrain.elastic.belongs import Optimizers
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.group import library_collectives
+from malletrain.elastic.invited import StepWishes
 from malletrain.elastic.membership import GroupMembership, start_again
-from malletrain.elastic.wishes import StepWishes
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report
 

@@ -32,11 +32,10 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
-from malletrain.integrations import checkpoints, logs
+from malletrain.integrations import checkpoints, lightning_rounds
 from malletrain.integrations.constant_batch import ConstantBatch
-from malletrain.integrations.epoch_results import EpochResults
 from malletrain.integrations.guard import StateGuard
-from malletrain.integrations.model_files import ModelFiles
+from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles
 from malletrain.training import owner, report
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
@@ -355,7 +354,7 @@ class MalleTrainCallback(Callback):
         if trainer.is_global_zero:
             os.makedirs(self.folder, exist_ok=True)
             checkpoints.write_record(self.folder, self._run, {})
-            logs.keep(trainer.loggers, self.path)
+            lightning_rounds.keep(trainer.loggers, self.path)
         assert self._batches is not None
         if 0 < self._step < self._batches.steps_per_epoch:
             self._epoch_results = self._results.whole(trainer, trainer.lightning_module)
@@ -379,7 +378,9 @@ class MalleTrainCallback(Callback):
             "epoch": self._epoch,
             "step": self._step,
             "ended": self._fit_over and self._trainer.should_stop,
-            "versions": [] if self._trainer is None else logs.versions(self._trainer.loggers),
+            "versions": []
+            if self._trainer is None
+            else lightning_rounds.versions(self._trainer.loggers),
             "metrics": {name: float(value) for name, value in metrics.items()},
             "saved_at": _saved_at(self._trainer),
             "files": self._files.written(),
@@ -423,7 +424,7 @@ class MalleTrainCallback(Callback):
             if callback.state_key in saved.get("saved_at", {}):
                 callback._last_global_step_saved = saved["saved_at"][callback.state_key]
         self._files.resume(saved.get("files", ()))
-        logs.go_on(
+        lightning_rounds.go_on(
             *(trainer.loggers, saved.get("versions", ()), self.path),
             *(checkpoint["global_step"], trainer.is_global_zero),
         )

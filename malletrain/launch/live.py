@@ -26,9 +26,9 @@ from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.protocol.job_files import rank_log_name
 from malletrain.protocol.last_words import first_error, without_noise
 from malletrain.protocol.launcher_channel import LaunchOrder
-from malletrain.protocol.log_names import rank_log_name
 from malletrain.protocol.messages import (
     Abort,
     Assignment,

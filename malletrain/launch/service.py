@@ -24,8 +24,8 @@ from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import Child, LaunchLoop, last_words, order_from_arguments, stop_all
 from malletrain.launch.script import script_command
 from malletrain.protocol import env
+from malletrain.protocol.job_files import SERVICE_LOG
 from malletrain.protocol.launcher_channel import LaunchOrder
-from malletrain.protocol.log_names import SERVICE_LOG
 from malletrain.protocol.messages import (
     Assignment,
     Drain,

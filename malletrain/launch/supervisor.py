@@ -31,7 +31,7 @@ from collections.abc import Callable, Container
 if __package__:
     from malletrain.protocol import env
     from malletrain.protocol.fault_points import FaultPoint, reached
-    from malletrain.protocol.log_names import rank_log_name
+    from malletrain.protocol.job_files import rank_log_name
 else:  # run by its path: only the standard library, and modules imported from their directory
     _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(_PACKAGE, "protocol"))

@@ -19,9 +19,8 @@ from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
 from malletrain.rounds.actions import Action, Broke, Formed, NodesRejected, SendAbort, SendRelease
 from malletrain.rounds.failure_grace import own_fault
-from malletrain.rounds.interface import RoundStage, View
+from malletrain.rounds.interface import RoundSettings, RoundStage, View
 from malletrain.rounds.restart import JobRounds
-from malletrain.rounds.settings import RoundSettings
 
 MAX_EXTENSIONS = 20
 """Maximum time, in units of ``join_s``, that a round waits for members to reach the end of a step.

@@ -35,8 +35,7 @@ from malletrain.rounds.actions import (
 )
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
 from malletrain.rounds.holdings import Holdings
-from malletrain.rounds.interface import RoundPolicy, RoundStage, View
-from malletrain.rounds.settings import RoundSettings
+from malletrain.rounds.interface import RoundPolicy, RoundSettings, RoundStage, View
 
 
 @dataclass

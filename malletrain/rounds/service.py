@@ -30,8 +30,7 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 from malletrain.rounds.holdings import Holdings
-from malletrain.rounds.interface import RoundStage, View
-from malletrain.rounds.settings import RoundSettings
+from malletrain.rounds.interface import RoundSettings, RoundStage, View
 
 
 @dataclass

@@ -56,11 +56,12 @@ from malletrain.core.events import (
 )
 from malletrain.core.goals import OwnerGoals, WorkReported
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.sim.costs import SimRun
+from malletrain.sim.costs import Cause, SimRun
+from malletrain.sim.deadlines import count_goals
 from malletrain.sim.foresight import foreteller
 from malletrain.sim.idle import require_time
 from malletrain.sim.policies import Policy
-from malletrain.sim.report import Result, tally
+from malletrain.sim.report import Result
 from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob, WorkloadError
@@ -497,6 +498,75 @@ class Simulation:
                 self._holder.get(name) is run
             ):  # else an earlier command gave the node to another job
                 del self._holder[name]
+
+
+def tally(sim: Simulation, wall_s: float) -> Result:
+    """Return the outcome of a simulation that has run."""
+    runs = list(sim.runs.values())
+    submitted = [run for run in runs if run.first_start is not None or run.job.submit_s <= sim.now]
+    done = [run for run in runs if run.ended_at is not None]
+    samples = math.fsum(run.done for run in runs)
+    lost = {cause: math.fsum(run.lost[cause] for run in runs) for cause in Cause}
+    node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
+    idle = sim.idle_node_s
+    decisions = np.array(sim.decisions_s or [0.0]) * 1e3
+    goals = count_goals(runs, sim.now)
+    waits = [run.longest_wait_s / 3600.0 for run in runs if run.starts or run.longest_wait_s]
+    started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
+    return Result(
+        policy=sim.settings.policy.name,
+        costs=sim.settings.costs.semantics,
+        nodes=len(sim.trace.names),
+        max_running=sim.settings.max_running,
+        t_fwd_s=sim.settings.t_fwd_s,
+        hours=sim.now / 3600.0,
+        jobs=len(submitted),
+        samples=samples,
+        ideal_samples=sim.ideal,
+        fraction_of_ideal=samples / sim.ideal if sim.ideal > 0 else 0.0,
+        equivalent_nodes=idle / sim.now if sim.now > 0 else 0.0,
+        harvested_fraction=node_s[None] / idle if idle > 0 else 0.0,
+        start_fraction=node_s[Cause.START] / idle if idle > 0 else 0.0,
+        rescale_fraction=node_s[Cause.RESCALE] / idle if idle > 0 else 0.0,
+        preemption_fraction=node_s[Cause.PREEMPTION] / idle if idle > 0 else 0.0,
+        snapshot_fraction=node_s[Cause.SNAPSHOT] / idle if idle > 0 else 0.0,
+        snapshot_loss=lost[Cause.SNAPSHOT],
+        redone_fraction=sum(run.redone_node_s for run in runs) / idle if idle > 0 else 0.0,
+        rescale_loss=lost[Cause.RESCALE],
+        preemption_loss=lost[Cause.PREEMPTION],
+        start_loss=lost[Cause.START],
+        starts=sum(run.starts for run in runs),
+        rescales=sum(run.rescales for run in runs),
+        preemptions=sum(run.preemptions for run in runs),
+        jobs_completed=len(done),
+        mean_job_hours=sum(end - begin for begin, end, _ in started) / len(started) / 3600.0
+        if started
+        else None,
+        mean_wait_hours=sum(begin - submit for begin, _, submit in started) / len(started) / 3600.0
+        if started
+        else None,
+        deadlines=goals.deadlines,
+        deadlines_met=goals.met,
+        budgets_overspent=goals.overspent,
+        plans=sim.controller.plans,
+        profiles=sim.profiles,
+        mean_decision_ms=float(decisions.mean()),
+        p95_decision_ms=float(np.percentile(decisions, 95)),
+        max_decision_ms=float(decisions.max()),
+        wall_s=wall_s,
+        node_hours_by_user=_by_user(runs),
+        longest_wait_hours=max(waits, default=0.0),
+        p95_wait_hours=float(np.percentile(waits or [0.0], 95)),
+    )
+
+
+def _by_user(runs: list[SimRun]) -> dict[str, float]:
+    node_hours: dict[str, float] = {}
+    for run in runs:
+        if run.job.user:
+            hours = math.fsum(run.node_s.values()) / 3600.0
+            node_hours[run.job.user] = node_hours.get(run.job.user, 0.0) + hours
+    return dict(sorted(node_hours.items()))
 
 
 def _smallest(job: SimJob) -> int:

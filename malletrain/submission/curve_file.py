@@ -1,5 +1,12 @@
 """The file of ``malletrain submit --curve``: a job's throughput by scale as its owner states it, in
 CSV or JSON.
+
+The file of ``malletrain submit --value``: the value of each number of nodes to a service.
+
+Two forms, distinguished by their first line. CSV with the header ``nodes,value`` and one line per
+size; TOML with a table ``[value]`` of ``nodes = value`` lines. Values between listed sizes are
+interpolated linearly; beyond the last size the value is constant. Values need not increase or have
+diminishing returns: a service that is useless on fewer than 4 nodes has the value 0 there.
 """
 
 from __future__ import annotations
@@ -8,10 +15,131 @@ import csv
 import io
 import json
 import math
+import sys
 from pathlib import Path
 
 from malletrain.protocol.bounds import MAX_NODES
 from malletrain.submission.error import SpecError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+AUTO = "auto"
+"""Instead of a file: the service's process reports the values itself, and again when they
+change."""
+VALUE_HELP = (
+    'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0; '
+    "or the word auto, if its process says it itself"
+)
+
+
+def read_value(path: Path) -> dict[str, float]:
+    """Returns nodes (as text) → value, sorted by nodes. Raises SpecError with the problem and its
+    place."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise SpecError(f"The value file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise SpecError(
+            f"The value file {path} is not a text file; accepted is {VALUE_HELP}."
+        ) from None
+    first = next(
+        (
+            line.strip()
+            for line in text.splitlines()
+            if line.strip() and not line.lstrip().startswith("#")
+        ),
+        "",
+    )
+    points = _from_toml(text, path) if first.startswith("[") else _values_from_csv(text, path)
+    if not points:
+        raise SpecError(f"The value file {path} lists no size; accepted is {VALUE_HELP}.")
+    values: dict[int, float] = {}
+    for where, nodes, value in points:
+        if not nodes.is_integer() or not 1 <= nodes <= MAX_NODES:
+            raise SpecError(
+                f"{where}: {nodes:g} is not a number of nodes; sizes are whole numbers from 1 "
+                f"to {MAX_NODES:,}."
+            )
+        if not math.isfinite(value) or value < 0:
+            raise SpecError(f"{where}: {value:g} is not a value; it is a finite number, 0 or more.")
+        if int(nodes) in values:
+            raise SpecError(f"{where}: {nodes:g} nodes are listed twice; name each size once.")
+        values[int(nodes)] = value
+    if not any(values.values()):
+        raise SpecError(
+            f"{path}: Every size is worth 0, so the service would never get a node; give values "
+            "above 0."
+        )
+    return {str(nodes): values[nodes] for nodes in sorted(values)}
+
+
+def span(value: dict[str, float]) -> str:
+    """Returns the sizes with a value above 0, in the form of ``--nodes``."""
+    useful = [int(nodes) for nodes, worth in value.items() if worth > 0]
+    return f"{min(useful)}:{max(int(nodes) for nodes in value)}"
+
+
+def _values_from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:
+    try:
+        rows = [
+            (n, row)
+            for n, row in enumerate(csv.reader(io.StringIO(text)), start=1)
+            if row and not row[0].lstrip().startswith("#")
+        ]
+    except csv.Error as error:
+        raise SpecError(
+            f"{path}: This is not valid CSV ({error}); accepted is {VALUE_HELP}."
+        ) from None
+    if not rows:
+        return []
+    if [c.strip().lower() for c in rows[0][1]] != ["nodes", "value"]:
+        raise SpecError(
+            f'{path}: The first line is "{",".join(rows[0][1])[:60]}"; accepted is {VALUE_HELP}.'
+        )
+    points = []
+    for line, row in rows[1:]:
+        try:
+            nodes, value = row
+            points.append((f"{path} line {line}", float(nodes), float(value)))
+        except ValueError:
+            raise SpecError(
+                f'{path} line {line}: "{",".join(row)[:60]}" is not two numbers; accepted is '
+                f"{VALUE_HELP}."
+            ) from None
+    return points
+
+
+def _from_toml(text: str, path: Path) -> list[tuple[str, float, float]]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(
+            f"{path}: This is not valid TOML ({error}); accepted is {VALUE_HELP}."
+        ) from None
+    table = data.get("value")
+    if set(data) != {"value"} or not isinstance(table, dict):
+        raise SpecError(
+            f"{path}: The file has the sections {', '.join(data)[:60]}; accepted is {VALUE_HELP}."
+        )
+    points = []
+    for nodes, value in table.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not nodes.isdecimal():
+            raise SpecError(
+                f'{path}: "{nodes} = {str(value)[:40]}" is not a size and its value; accepted '
+                f"is {VALUE_HELP}."
+            )
+        try:
+            points.append((f"{path} [value]", float(nodes), float(value)))
+        except OverflowError:  # an integer above 1e308
+            raise SpecError(
+                f'{path}: "{nodes} = {str(value)[:40]}" is too large; accepted is {VALUE_HELP}.'
+            ) from None
+    return points
+
 
 CURVE_HELP = 'CSV with the header "nodes,samples_per_s", or JSON such as {"1": 120.0, "2": 230.5}'
 

@@ -1,15 +1,70 @@
-"""The snapshot from which a job starts, and the snapshot folders that its container must see."""
+"""The snapshot from which a job starts, and the snapshot folders that its container must see.
+
+Finds the snapshot files that a job will write, as far as its command and its script name them.
+
+Reads the script and never runs it. Finds options such as ``--snapshot PATH``, and paths that the
+script names literally in ``Snapshot("run.pt", …)`` or ``Run(snapshot="run.pt", …)``. A path that
+the script computes is not found.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.submission.error import SpecError
-from malletrain.submission.snapshot_paths import snapshot_paths
+
+_OPTION = re.compile(r"--?[\w-]*(?:snapshot|checkpoint|ckpt)(?:[_-]?(?:path|file))?", re.IGNORECASE)
+
+
+def snapshot_paths(script: str, args: Sequence[str], workdir: str) -> set[str]:
+    """Returns the absolute paths of the snapshots that a job names.
+
+    Args:
+        script: its script.
+        args: the script's arguments.
+        workdir: the folder it runs in.
+    """
+    paths = {*_in_arguments(args), *_in_script(script)}
+    return {os.path.normpath(os.path.join(workdir, os.path.expanduser(path))) for path in paths}
+
+
+def _in_arguments(args: Sequence[str]) -> Iterator[str]:
+    for number, arg in enumerate(args):
+        option, equals, value = arg.partition("=")
+        if not _OPTION.fullmatch(option):
+            continue
+        if equals:
+            yield value
+        elif number + 1 < len(args) and not args[number + 1].startswith("-"):
+            yield args[number + 1]
+
+
+def _in_script(script: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # not readable as Python: no paths are found
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else None
+        name = call.func.id if isinstance(call.func, ast.Name) else name
+        named = {word.arg: word.value for word in call.keywords}
+        value: ast.expr | None = None
+        if name == "Snapshot":
+            value = call.args[0] if call.args else named.get("path")
+        elif name == "Run":
+            value = named.get("snapshot")
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            yield value.value
 
 
 def file_of(source: str) -> str | None:

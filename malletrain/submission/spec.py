@@ -21,12 +21,11 @@ from malletrain.config.units import UnitError, parse_duration
 from malletrain.identity.keys import user_name
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
-from malletrain.submission.curve_file import read_curve
+from malletrain.submission.curve_file import AUTO, VALUE_HELP, read_curve, read_value, span
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
 from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import SoftwareOptions, software_of
-from malletrain.submission.value_file import AUTO, VALUE_HELP, read_value, span
 
 NOTIFY_EVENTS = ("start", "end", "failure", "at-risk")
 NOTIFY_HELP = (

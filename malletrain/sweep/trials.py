@@ -20,7 +20,7 @@ from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
 from malletrain.submission.output_folders import OPTION, output_folders
-from malletrain.submission.snapshot_paths import snapshot_paths
+from malletrain.submission.resuming import snapshot_paths
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.sweep import ledger as book
@@ -28,9 +28,8 @@ from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.search import own
 from malletrain.sweep.space import Value, trial_arguments
 from malletrain.sweep.spec import Sweep, SweepError
-from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder
+from malletrain.training.owner import FILE, FOLDER, Owner, daemon_of_folder, owner_in
 from malletrain.training.snapshot_file import close_epoch
-from malletrain.training.snapshot_records import owner_in
 
 PLACE = "{trial}"
 MAX_LATE_SAVE_S = 120.0

@@ -29,7 +29,7 @@ from typing import IO, Any
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
-from malletrain.protocol.stacks_file import STACKS_FILE, STACKS_SIGNAL
+from malletrain.protocol.job_files import STACKS_FILE, STACKS_SIGNAL
 from malletrain.protocol.worker_channel import (
     BetweenEpochs,
     Datagram,

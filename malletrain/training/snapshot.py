@@ -29,9 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.worker_channel import Capable, DrainDone
-from malletrain.training import objects as parts
 from malletrain.training import (
-    open_files,
+    drain,
     owner,
     report,
     rng,
@@ -39,6 +38,7 @@ from malletrain.training import (
     sharded_snapshot,
     snapshot_file,
 )
+from malletrain.training import objects as parts
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epochs import CountedEpochs
@@ -322,7 +322,7 @@ class Snapshot:
         failed.
         """
         report.flush()
-        open_files.flush()
+        drain.flush()
         totals = report.totals() if taken is None else taken.totals
         is_rank_0 = rank_and_world()[0] == 0  # if several ranks save, one reports it
         started, size = time.monotonic(), 0
@@ -502,7 +502,7 @@ class Snapshot:
             self._announce()
         if self._pace.is_due():
             if rank_and_world()[0] != 0:
-                open_files.flush()
+                drain.flush()
                 self._pace.saved()
             elif not self._save_in_background():
                 self._save()
@@ -518,7 +518,7 @@ class Snapshot:
         if self._copies.busy:
             return True
         self._copies.raise_refused()
-        open_files.flush()
+        drain.flush()
         began = time.monotonic()
         moment = memory.save(self._steps)
         if moment is None:
@@ -545,7 +545,7 @@ class Snapshot:
         report.flush()
         is_rank_0 = rank_and_world()[0] == 0
         if not is_rank_0 and self._agreement is None:
-            open_files.flush()
+            drain.flush()
             return
         memory, heirs = self._memory, self._heirs(number)
         in_memory = memory is not None and memory.save_for_drain(heirs, self._steps, self._outcomes)

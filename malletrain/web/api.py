@@ -2,7 +2,7 @@
 line's ``--json``.
 
 Decides which answers come from the last poll and which from the daemon. :mod:`malletrain.web.guard`
-decides before which requests are admitted, :mod:`malletrain.web.viewers` what a viewer sees.
+decides before which requests are admitted, :mod:`malletrain.web.guard` what a viewer sees.
 
 Caches large answers, encoded once for each version of the board and for all viewers.
 
@@ -48,12 +48,12 @@ from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from malletrain.web.board import Board, BoardChange, MachineView
 from malletrain.web.daemon_connections import ConnectionPool
+from malletrain.web.guard import Viewer
 from malletrain.web.history import HistoryView
 from malletrain.web.poller import Poller
 from malletrain.web.schema import Done, answers
 from malletrain.web.sweeps import SweepAway, SweepView, TrialView, sweeps, trials
 from malletrain.web.timeline import TimelineView
-from malletrain.web.viewers import Viewer
 
 MIN_COMPRESSED_BYTES = 1000
 """Minimum size of an answer that is compressed, bytes."""

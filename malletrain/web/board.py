@@ -1,7 +1,7 @@
 """Holds the daemon's last answers for all viewers, who share one poll, and the changes of each
 poll.
 
-:mod:`malletrain.web.viewers` decides what a viewer may see. Used only from the server's event loop.
+:mod:`malletrain.web.guard` decides what a viewer may see. Used only from the server's event loop.
 """
 
 from __future__ import annotations

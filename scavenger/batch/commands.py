@@ -5,6 +5,18 @@ Decides how long a command may take, how much it may print and how often it is r
 decides what a command means and whether it may be retried (queries may, submissions may not). Used
 by every scheduler that is accessed through commands. :mod:`scavenger.batch.calls` stores the
 counts.
+
+Runs several commands of the main scheduler in parallel.
+
+Decides how many: a command waits for the scheduler's answer most of its time, so more in parallel
+would only wait longer.
+
+Checks that an answer of the main scheduler is complete, and turns errors in reading it into
+SchedulerError.
+
+The commands of the main scheduler end each line with a newline. Some sites replace them by scripts
+that exit with status 0 even if the command inside fails. A truncated line can look like a valid
+one: lease ``l1`` instead of ``l12``. (JSON needs no such check: truncated JSON is invalid.)
 """
 
 from __future__ import annotations
@@ -15,8 +27,13 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 from scavenger.batch.calls import (
     BUSY,
@@ -29,6 +46,50 @@ from scavenger.batch.calls import (
     sign_in,
 )
 from scavenger.interface import SchedulerError
+
+AT_A_TIME = 4
+GivenT = TypeVar("GivenT")
+MadeT = TypeVar("MadeT")
+
+
+def side_by_side(call: Callable[[GivenT], MadeT], items: Sequence[GivenT]) -> list[MadeT]:
+    """Return the results of ``call`` for each item, in order. Uses threads if there are several
+    items.
+    """
+    if len(items) <= 1:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(AT_A_TIME, len(items)), thread_name_prefix="scheduler") as pool:
+        return list(pool.map(call, items))
+
+
+def require_complete(text: str, command: str) -> str:
+    """Return ``text`` if its last line ends with a newline. Raises SchedulerError that names
+    ``command`` if it does not.
+    """
+    if text and not text.endswith("\n"):
+        last = shorten(text[text.rfind("\n") + 1 :][-1000:], 120)
+        raise SchedulerError(
+            f'The answer of {command} cannot be understood: it stops at "{last}", within a line. '
+            "Nothing was changed."
+        )
+    return text
+
+
+@contextmanager
+def raising_scheduler_error(scheduler: str) -> Iterator[None]:
+    """Context in which answers of ``scheduler`` are parsed. Turns unexpected errors of the parser
+    (a number with thousands of digits, a malformed name) into SchedulerError.
+    """
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise SchedulerError(
+            f"An answer of {scheduler} cannot be understood: {type(error).__name__}, "
+            f"{shorten(str(error), 120)} ({Path(where.filename).name}, line {where.lineno}). "
+            "Nothing was changed."
+        ) from error
+
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 MAX_SHOWN_CHARACTERS = 300

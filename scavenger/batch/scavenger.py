@@ -23,9 +23,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from scavenger.batch.answers import raising_scheduler_error
 from scavenger.batch.calls import CallLog, PollPause
-from scavenger.batch.commands import Commands
+from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.ending import LeaseEnder, must_leave
 from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import PartOf, is_part, packs
@@ -36,7 +35,6 @@ from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerA
 from scavenger.batch.pace import RequestBudget, TokenBucket
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.side_by_side import side_by_side
 from scavenger.batch.submission import (
     Dialect,
     LeaseSpec,

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from scavenger.batch.calls import sign_in
-from scavenger.batch.commands import CommandError, Commands, failure, refusal
+from scavenger.batch.commands import CommandError, Commands, failure, refusal, side_by_side
 from scavenger.batch.lease_script import Part, owner_prefix
 from scavenger.batch.pace import TokenBucket
-from scavenger.batch.side_by_side import side_by_side
 from scavenger.interface import SchedulerError
 
 

@@ -20,7 +20,7 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
 from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub, sum_of
-from scavenger.pbs.json_text import number_of
+from scavenger.pbs.parse import number_of
 from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
 from scavenger.pbs.state import HostVnodes, by_host

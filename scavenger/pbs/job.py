@@ -15,7 +15,7 @@ from typing import Any, Literal
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import Dialect, printed_id
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import number_of
+from scavenger.pbs.parse import number_of
 from scavenger.pbs.state import HostVnodes
 
 MAX_NAME = 230

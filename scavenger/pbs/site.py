@@ -14,11 +14,17 @@ from typing import Any
 
 import msgspec
 
-from scavenger.batch.answers import require_complete
-from scavenger.batch.commands import CommandError, Commands
+from scavenger.batch.commands import CommandError, Commands, require_complete
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import decode_joined, number_of, text_of, truth_of, words_of
-from scavenger.pbs.parse import RawNode, read_duration
+from scavenger.pbs.parse import (
+    RawNode,
+    decode_joined,
+    number_of,
+    read_duration,
+    text_of,
+    truth_of,
+    words_of,
+)
 
 KILL_DELAY_S = 10.0
 """Default of a queue's kill_delay: time from SIGTERM to SIGKILL, seconds (PBS Professional

@@ -15,8 +15,15 @@ from scavenger.batch.commands import shorten
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
 from scavenger.interface import Lease, LeaseState
-from scavenger.pbs.json_text import number_of, text_of
-from scavenger.pbs.parse import PbsJob, PbsReservation, RawNode, planned_uses, reservations_of
+from scavenger.pbs.parse import (
+    PbsJob,
+    PbsReservation,
+    RawNode,
+    number_of,
+    planned_uses,
+    reservations_of,
+    text_of,
+)
 
 IDLE_STATES = frozenset({"free", "resv-exclusive"})
 RESERVED_STATES = frozenset({"resv-exclusive"})

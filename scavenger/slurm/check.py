@@ -22,11 +22,10 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
-from scavenger.slurm.limits import limits
+from scavenger.slurm.limits import limits, longest_lease, most_memory_mb
 from scavenger.slurm.parse import read_duration
 from scavenger.slurm.site import Partition, SlurmSite
 from scavenger.slurm.source import SlurmSource
-from scavenger.slurm.wall_limits import longest_lease, most_memory_mb
 
 CLUSTER = "PreemptExemptTime"
 DEFAULT_QOS = "normal"

@@ -15,8 +15,7 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
-from scavenger.batch.answers import require_complete
-from scavenger.batch.commands import shorten
+from scavenger.batch.commands import require_complete, shorten
 from scavenger.batch.groups import PartOf
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError

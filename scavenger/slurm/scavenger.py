@@ -46,15 +46,16 @@ from scavenger.interface import LeaseState, SchedulerError
 from scavenger.slurm.check import SlurmCheckInputs, findings
 from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs
 from scavenger.slurm.job import (
+    RUNNING_STATES,
     SLURM,
     SlurmLeaseOptions,
     batch_script,
     sbatch,
     sbatch_shared,
     shared_script,
+    split_by_lease,
 )
-from scavenger.slurm.limits import AtLimit, LimitWatch
-from scavenger.slurm.members import RUNNING_STATES, split_by_lease
+from scavenger.slurm.limits import AtLimit, LimitWatch, longest_lease, max_walls, most_memory_mb
 from scavenger.slurm.parse import (
     SQUEUE_FIELDS,
     STEP_FIELDS,
@@ -73,7 +74,6 @@ from scavenger.slurm.source import (
     submitting_environment,
 )
 from scavenger.slurm.state import ENDED_STATES, PENDING_STATES, ledger_entry, node_facts
-from scavenger.slurm.wall_limits import longest_lease, max_walls, most_memory_mb
 
 
 class Hold:

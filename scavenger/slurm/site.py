@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scavenger.batch.answers import require_complete
-from scavenger.batch.commands import CommandError, Commands
+from scavenger.batch.commands import CommandError, Commands, require_complete
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import read_duration

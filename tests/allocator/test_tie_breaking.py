@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from allocator import Allocation, Bid, SizeValues, solve, tie_breaking
+from allocator import Allocation, Bid, SizeValues, milp, solve
 from allocator.allocation import plan_value
 from allocator.bids import UNASSIGNED, Assignment
 from tests.allocator.oracles.brute_force import check_feasible
@@ -69,17 +69,17 @@ def test_who_runs_keeps_its_nodes_against_an_equal_that_came_before(
 def test_seats_are_handed_on_from_the_last_comer() -> None:
     offers = bids(ONE, ONE_OR_TWO, ONE, ONE_OR_TWO)
     sizes = {"j1": ("x", 1), "j3": ("x", 1)}
-    assert tie_breaking.prefer_earlier(offers, sizes) == {"j0": ("x", 1), "j1": ("x", 1)}
+    assert milp.prefer_earlier(offers, sizes) == {"j0": ("x", 1), "j1": ("x", 1)}
     # j0 cannot use the seat of j1, and j2 comes after it.
     wide = bids(ONE, {"x": SizeValues([2], [5.0])}, {"x": SizeValues([2], [5.0])})
-    assert tie_breaking.prefer_earlier(wide, {"j1": ("x", 2)}) == {"j1": ("x", 2)}
-    assert tie_breaking.prefer_earlier(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
+    assert milp.prefer_earlier(wide, {"j1": ("x", 2)}) == {"j1": ("x", 2)}
+    assert milp.prefer_earlier(wide, {"j2": ("x", 2)}) == {"j1": ("x", 2)}
 
 
 def test_a_seat_that_went_back_to_who_runs_is_handed_on_no_further() -> None:
     """Found in the week of Summit's trace: two jobs that had to stop asked for one seat."""
     offers = bids(ONE, ONE, ONE_OR_TWO, ONE, current={0: ("x", 1), 1: ("x", 1)})
-    assert tie_breaking.prefer_earlier(offers, {"j2": ("x", 1)}) == {"j0": ("x", 1)}
+    assert milp.prefer_earlier(offers, {"j2": ("x", 1)}) == {"j0": ("x", 1)}
 
 
 @given(bid_lists(classes=("x", "y")))
@@ -109,5 +109,5 @@ def test_what_runs_stays_where_nothing_is_better(
     offers, capacity = problem
     sizes = solve(offers, capacity, time_limit_s=30.0).sizes
     running = [replace(bid, current=sizes.get(bid.job, UNASSIGNED)) for bid in offers]
-    assert tie_breaking.prefer_current(running, capacity, {}) == sizes
+    assert milp.prefer_current(running, capacity, {}) == sizes
     assert solve(running[::-1], capacity, time_limit_s=30.0).sizes == sizes

@@ -20,9 +20,9 @@ from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.engine.state import TransactionOutbox
 from malletrain.daemon.leases.silent_leases import Strays
 from malletrain.rounds.holdings import Holdings
+from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
-from malletrain.rounds.settings import RoundSettings
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 

@@ -2,7 +2,7 @@
 
 import random
 
-from jpa.drift import Cusum, step
+from jpa.points import Cusum, step
 
 
 def _run(values, mean=100.0, std=2.0):

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from malletrain.config.changes import changes, with_changes
-from malletrain.config.model import Config, load_config
+from malletrain.config.model import Config, changes, load_config, with_changes
 from malletrain.core.events import Tick
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.engine.core import Core

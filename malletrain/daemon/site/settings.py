@@ -23,7 +23,7 @@ from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
-from malletrain.rounds.settings import RoundSettings
+from malletrain.rounds.interface import RoundSettings
 
 ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "restart": JobRounds,

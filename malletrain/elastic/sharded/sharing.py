@@ -23,10 +23,10 @@ from malletrain.elastic.errors import is_peer_loss
 from malletrain.elastic.group import Group
 from malletrain.elastic.invited import Invited, to_wait_for, who_stays
 from malletrain.elastic.module_modes import named_buffers, named_parameters, set_modes
-from malletrain.elastic.sharded import moving, standing
+from malletrain.elastic.sharded import copies, moving
 from malletrain.elastic.sharded.chunks import Chunk, share
+from malletrain.elastic.sharded.copies import Version
 from malletrain.elastic.sharded.model import exchange_parameters, release, saved_names
-from malletrain.elastic.sharded.standing import Version
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
@@ -178,7 +178,7 @@ def share_shards(training: ShardedTraining, group: Group, shard_group_size: int)
         group: the new group.
         shard_group_size: number of ranks over which the state is sharded.
     """
-    table: list[standing.ShardStanding] = all_gather(group, training.standing_in_shards())
+    table: list[copies.ShardStanding] = all_gather(group, training.standing_in_shards())
     late = _catch_up(training, table)
     with training.cached_parts():
         complete_state = _newest_complete_state(training, group, table)
@@ -223,7 +223,7 @@ def share_shards(training: ShardedTraining, group: Group, shard_group_size: int)
         training.keep_copies()
 
 
-def _catch_up(training: ShardedTraining, table: Sequence[standing.ShardStanding]) -> bool:
+def _catch_up(training: ShardedTraining, table: Sequence[copies.ShardStanding]) -> bool:
     """Make the update that other ranks have made, if this process has its gradients as well.
     Returns whether it did.
     """
@@ -236,11 +236,11 @@ def _catch_up(training: ShardedTraining, table: Sequence[standing.ShardStanding]
 
 
 def _newest_complete_state(
-    training: ShardedTraining, group: Group, table: Sequence[standing.ShardStanding]
+    training: ShardedTraining, group: Group, table: Sequence[copies.ShardStanding]
 ) -> CompleteState | None:
     rank = group.place.rank
-    for version in standing.candidates(table):
-        source = standing.source_of(table, version)
+    for version in copies.candidates(table):
+        source = copies.source_of(table, version)
         has = table[source].live == version or version in table[source].copies
         text = training.description(version) if rank == source and has else b""
         description = pickle.loads(broadcast(group, source, text))
@@ -248,7 +248,7 @@ def _newest_complete_state(
             key: [Chunk((0,) * len(shape), tuple(shape))]
             for key, (shape, _) in description["shapes"].items()
         }
-        for copies_too in standing.holdings(table, version):
+        for copies_too in copies.holdings(table, version):
             parts = training.parts_at(version, copies_too)
             layouts: list[Layout] = all_gather(group, moving.layout_of(parts))
             try:
@@ -311,7 +311,7 @@ def _restart(
     training: ShardedTraining,
     group: Group,
     module: torch.nn.Module,
-    table: Sequence[standing.ShardStanding],
+    table: Sequence[copies.ShardStanding],
 ) -> None:
     """Load the newest snapshot, or the initial state, because no state is complete."""
     lost = any(row.live is not None for row in table)

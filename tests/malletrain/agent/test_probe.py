@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from malletrain.agent import probe
-from malletrain.agent.probe import Prober
+from malletrain.agent import networks
+from malletrain.agent.networks import Prober
 from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
 from malletrain.protocol.payloads import ProbeTarget
 from tests.waiting import PATIENCE_S
@@ -83,7 +83,7 @@ def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch):
     async def play():
         ends = Ends()
         port = await ends.listening()
-        monkeypatch.setattr(probe, "OPEN_S", 0.01)
+        monkeypatch.setattr(networks, "OPEN_S", 0.01)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         heard = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
@@ -100,7 +100,7 @@ def test_a_way_too_slow_to_be_waited_for_is_measured_by_what_it_has_carried(monk
         ends = Ends()
         with socket.create_server(("127.0.0.1", 0)) as silent:
             target = ProbeTarget("n1", "127.0.0.1", silent.getsockname()[1])
-            monkeypatch.setattr(probe, "CONNECT_S", 0.05)
+            monkeypatch.setattr(networks, "CONNECT_S", 0.05)
             measured = (await ends.tried(target, seconds=0.05))["n1"]
             tried = (await ends.tried(target))["n1"]
         ends.close()

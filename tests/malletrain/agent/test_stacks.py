@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S, until
 
 WORKER = """
 import os, signal, sys, threading, time
-from malletrain.protocol.stacks_file import STACKS_SIGNAL
+from malletrain.protocol.job_files import STACKS_SIGNAL
 from malletrain.training import stacks
 if sys.argv[1] == "forked":  # by one that had offered, and withdrew
     signal.signal(STACKS_SIGNAL, signal.SIG_IGN)

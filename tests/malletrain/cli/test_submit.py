@@ -12,7 +12,7 @@ import pytest
 from malletrain.identity.keys import user_name
 from malletrain.submission.curve_file import read_curve
 from malletrain.submission.error import SpecError
-from malletrain.submission.snapshot_paths import snapshot_paths
+from malletrain.submission.resuming import snapshot_paths
 from malletrain.submission.spec import parse_env, parse_nodes
 from tests.malletrain.cli.fake_daemon import Refuse, detail, job_view
 

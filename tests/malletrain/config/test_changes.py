@@ -1,5 +1,4 @@
-from malletrain.config.changes import changes, with_changes
-from malletrain.config.model import parse_config
+from malletrain.config.model import changes, parse_config, with_changes
 from malletrain.daemon.api.reload import AT_ONCE, NEXT_JOBS
 
 LEAST = '[scheduler]\nkind = "local"\n'

@@ -2,8 +2,7 @@
 
 import pytest
 
-from malletrain.demo.account import AssignmentSpan, RoundSpan
-from malletrain.demo.story import assignments_of, rounds_of, throughput
+from malletrain.demo.account import AssignmentSpan, RoundSpan, assignments_of, rounds_of, throughput
 from malletrain.protocol.views import EventView, RescaleView
 from tests.malletrain.cli.fake_daemon import detail, job_view
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from malletrain.elastic import pickled
+from malletrain.elastic.sharded import training
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from malletrain.elastic import pickled
     ],
 )
 def test_small_tensors_are_numbers_and_come_back_bit_for_bit(tensor):
-    written = pickled.dumps({"state": [tensor]})
+    written = training.dumps({"state": [tensor]})
     again = pickle.loads(written)["state"][0]
     assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(again, tensor)
@@ -32,14 +32,14 @@ def test_small_tensors_are_numbers_and_come_back_bit_for_bit(tensor):
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.zeros(pickled.MAX_LISTED_ELEMENTS + 1),
+        torch.zeros(training.MAX_LISTED_ELEMENTS + 1),
         torch.zeros(0, 3),
         torch.zeros(2, dtype=torch.bfloat16),
         torch.nn.Parameter(torch.ones(2)),
     ],
 )
 def test_all_others_are_written_as_torch_does(tensor):
-    again = pickle.loads(pickled.dumps(tensor))
+    again = pickle.loads(training.dumps(tensor))
     assert type(again) is type(tensor)
     assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
     assert torch.equal(again, tensor)
@@ -48,5 +48,5 @@ def test_all_others_are_written_as_torch_does(tensor):
 
 def test_a_tensor_that_is_there_twice_is_one():
     one = torch.tensor(1.0)
-    first, second = pickle.loads(pickled.dumps((one, one)))
+    first, second = pickle.loads(training.dumps((one, one)))
     assert first is second

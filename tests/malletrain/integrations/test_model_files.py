@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from malletrain.integrations.model_files import ModelFiles
+from malletrain.integrations.lightning_rounds import ModelFiles
 from malletrain.training import owner
 
 

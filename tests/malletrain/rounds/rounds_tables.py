@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import OF_NO_ROUND, AssignmentPhase
-from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.interface import RoundSettings, RoundStage
 from malletrain.rounds.restart import JobRounds
-from malletrain.rounds.settings import RoundSettings
 
 SETTINGS = RoundSettings(
     warmup_s=60.0, warmup_blocking_s=15.0, drain_s=10.0, join_s=60.0, failure_grace_s=2.0

@@ -2,10 +2,10 @@
 
 import pytest
 
+from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
-from malletrain.rounds.settings import RoundSettings
 
 
 @pytest.mark.parametrize("kind", [JobRounds, LiveRounds, ServiceRounds])

@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.settings import RoundSettings
+from malletrain.rounds.interface import RoundSettings, RoundStage
 from tests.malletrain.rounds.rounds_world import RoundsWorld
 
 NODES = ["a", "b", "c", "d"]

@@ -18,9 +18,8 @@ from malletrain.rounds.actions import (
     SendView,
     WorkersDone,
 )
-from malletrain.rounds.interface import RoundStage
+from malletrain.rounds.interface import RoundSettings, RoundStage
 from malletrain.rounds.service import ServiceRounds
-from malletrain.rounds.settings import RoundSettings
 
 SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, failure_grace_s=2.0)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from malletrain.submission.curve_file import read_value, span
 from malletrain.submission.error import SpecError
 from malletrain.submission.spec import build
-from malletrain.submission.value_file import read_value, span
 
 
 def write(tmp_path, text):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from malletrain.training import open_files
+from malletrain.training import drain
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_files_of_all_kinds_are_written_out(tmp_path, mode):
     with path.open(mode) as file:
         file.write(b"row" if "b" in mode else "row")
         assert path.read_bytes() == b""
-        open_files.flush()
+        drain.flush()
         assert path.read_bytes() == b"row"
 
 
@@ -61,7 +61,7 @@ def test_a_pipe_is_left_alone_whose_reader_may_not_read():
     os.set_blocking(reader, False)
     with open(reader, "rb", buffering=0) as end, open(writer, "wb") as file:
         file.write(b"row")
-        open_files.flush()
+        drain.flush()
         assert end.read() is None
         file.flush()
         assert end.read() == b"row"

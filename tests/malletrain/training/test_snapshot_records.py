@@ -6,8 +6,7 @@ import pickle
 import zipfile
 
 from malletrain.training import snapshot_file
-from malletrain.training.owner import Owner
-from malletrain.training.snapshot_records import owner_in
+from malletrain.training.owner import Owner, owner_in
 
 OWNER = {"job": "j1", "script": "t.py", "arguments": "ab", "daemon": "d1"}
 

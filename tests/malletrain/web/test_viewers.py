@@ -5,7 +5,7 @@ from __future__ import annotations
 from malletrain.protocol.discretion import FAILED_REASON, PRIVATE
 from malletrain.protocol.views import JobDetail, UsageView
 from malletrain.web.board import Board
-from malletrain.web.viewers import Viewer
+from malletrain.web.guard import Viewer
 from tests.malletrain.web.looks import event, job, look
 
 ANN = Viewer("ann", "site")

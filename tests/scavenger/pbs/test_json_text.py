@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.interface import SchedulerError
-from scavenger.pbs.json_text import decode, number_of, repair, text_of, words_of
-from scavenger.pbs.parse import read_jobs, read_nodes, read_reservations
+from scavenger.pbs.parse import (
+    decode,
+    number_of,
+    read_jobs,
+    read_nodes,
+    read_reservations,
+    repair,
+    text_of,
+    words_of,
+)
 from scavenger.pbs.site import limit_of, read_site
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scavenger.slurm.members import split_by_lease
+from scavenger.slurm.job import split_by_lease
 from scavenger.slurm.parse import SlurmJob, read_steps
 from scavenger.slurm.state import ledger_entry
 

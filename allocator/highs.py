@@ -3,10 +3,9 @@
 Decides how a MILP is passed to the solver and what its answer means. The callers decide what the
 model says.
 
-Creates the first HiGHS solver of a process without its licence lines on standard output.
-
-Since 1.16 the first solver of a process prints its version and licence before any option can be
-set. The lines would precede the JSON output of a command. Everything else that is printed meanwhile
+:func:`without_banner` creates the first HiGHS solver of a process without its licence lines on
+standard output. Since 1.16 that solver prints its version and licence before any option can be set,
+and the lines would precede the JSON output of a command. Everything else that is printed meanwhile
 is passed on.
 """
 

@@ -5,30 +5,27 @@ problem with one capacity for each class of nodes.
     subject to  each job takes one option (or none),  nodes of each class <= its capacity,  y binary
 
 Decides how many nodes of which class each job gets. It does not choose the nodes
-(:mod:`allocator.placement`). The steps: bids become arrays (:mod:`allocator.table`), prices bound
-every plan (:mod:`allocator.prices`, :mod:`allocator.milp`), greedy moves make a first plan
-(:mod:`allocator.search`), and a search solves the few options that the bound leaves open
-(:mod:`allocator.search`), in HiGHS or with a dynamic program (:mod:`allocator.reduced_problem`).
+(:mod:`allocator.placement`). The steps of :func:`solve`: bids become arrays
+(:mod:`allocator.table`), prices bound every plan (:mod:`allocator.prices`, :func:`relax`), greedy
+moves make a first plan, and a search solves the few options that the bound leaves open (both
+:mod:`allocator.search`), in HiGHS or with a dynamic program (:mod:`allocator.reduced_problem`).
 
-Must-run jobs: how many of them fit, regardless of value.
+:func:`fewest_drops` decides how many must-run jobs the plan has to drop, regardless of value, and
+returns one assignment that drops no more. It does not decide which ones: the search chooses them by
+value.
 
-Decides how many must-run jobs the plan has to drop, and returns one assignment that drops no more.
-It does not decide which ones: the search (:mod:`allocator.search`) chooses them by value.
+:func:`relax` solves the LP relaxation over several classes of nodes, by column generation in HiGHS.
+It decides the prices where coordinate descent gets stuck: with several classes the dual function is
+not smooth, and a single price cannot always be improved alone. The master LP has a pool of rows.
+Its duals are new prices; rows with reduced cost 0 at these prices join the pool, until the value of
+the LP equals the bound, so that no further row can change it. The last basic solution becomes a
+plan: all but a few jobs have a whole size in it.
 
-The LP relaxation over several classes of nodes, by column generation in HiGHS.
-
-Decides the prices where coordinate descent (:mod:`allocator.prices`) gets stuck: with several
-classes the dual function is not smooth, and a single price cannot always be improved alone. The
-master LP has a pool of rows. Its duals are new prices; rows with reduced cost 0 at these prices
-join the pool, until the value of the LP equals the bound, so that no further row can change it. The
-last basic solution becomes a plan: all but a few jobs have a whole size in it.
-
-Tie-breaking between plans of equal value: running jobs first, then the order of arrival.
-
-Decides which of several optimal plans to use. An exact solver returns any of them; here an
-assignment goes to the earlier of two jobs to which it is equally valuable, and a plan that is no
-better than the current one changes nothing. It never changes the value of a plan. Jobs with equal
-bids are ordered before, in :func:`allocator.table.to_sizes`.
+:func:`prefer_current` and :func:`prefer_earlier` break ties between optimal plans, of which an
+exact solver returns any: running jobs first, then the order of arrival. A plan that is no better
+than the current one changes nothing, and an assignment goes to the earlier of two jobs to which it
+is equally valuable. They never change the value of a plan. Jobs with equal bids are ordered before,
+in :func:`allocator.table.to_sizes`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The exact search: improves a first plan until it is proven optimal or the time is up.
+"""The search for the exact solution: makes a first plan by greedy moves, and improves it until it
+is proven optimal or the time is up.
 
-Decides in each iteration which rows of the table can be part of a better plan (those whose reduced
-cost is below the duality gap of the incumbent), and passes them to one of the solvers in
-:mod:`allocator.reduced_problem`. While they are many, the search first solves a pool of those with
-the lowest reduced costs: the better incumbent usually rules out most of the others.
+:func:`fill` and :func:`repair` move jobs between sizes, to use free capacity and to bring a plan
+within the capacity. They decide the plans from which the search begins (:func:`first_plan`), which
+are the result only if there is no time for the search.
 
-Greedy moves of jobs between sizes: feasibility repair, and filling of unused capacity.
-
-Decides the plans from which the exact search (:mod:`allocator.search`) begins. They are the result
-only if there is no time for the search.
+:func:`improve` decides in each iteration which rows of the table can be part of a better plan
+(those whose reduced cost is below the duality gap of the incumbent), and passes them to one of the
+solvers in :mod:`allocator.reduced_problem`. While they are many, it first solves a pool of those
+with the lowest reduced costs: the better incumbent usually rules out most of the others.
 """
 
 from __future__ import annotations

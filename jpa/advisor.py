@@ -1,8 +1,9 @@
 """The job profiling advisor, a state machine: ``handle(event, now) -> [answer]``.
 
-Decides when a waiting job is profiled, at which sizes, with the nodes of which donor, and when its
-profile ends. It does not move jobs (the controller carries out :class:`~jpa.messages.SetSize`) and
-does not choose the job's size afterwards (the allocator does). No I/O, no clock.
+:class:`Advisor` decides when a waiting job is profiled, at which sizes, with the nodes of which
+donor, and when its profile ends. It does not move jobs (the controller carries out
+:class:`~jpa.messages.SetSize`) and does not choose the job's size afterwards (the allocator does).
+No I/O, no clock.
 
 Invariants, tested with random sequences of events:
 
@@ -13,10 +14,9 @@ Invariants, tested with random sequences of events:
 * Jobs are served first come, first served; a job whose nodes are not available does not block the
   others.
 
-The nodes that a profile can have: free nodes and donors, as the controller last reported them.
-
-Decides which jobs may be donors now: jobs on the same class of nodes that were not interrupted
-recently. It does not choose among them (:mod:`jpa.donors`).
+:class:`NodeAvailability` holds the nodes that a profile can have: free nodes and donors, as the
+controller last reported them. It decides which jobs may be donors now: jobs on the same class of
+nodes that were not interrupted recently. It does not choose among them (:mod:`jpa.donors`).
 """
 
 from __future__ import annotations

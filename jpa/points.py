@@ -1,22 +1,20 @@
-"""The estimate of the throughput at one size, and its update by observations.
+"""The estimate of the throughput at one size, its update by observations, and the detection of
+drift.
 
 Decides the weight of a new observation against the old ones, and when the size has drifted. It does
-not estimate other sizes (:mod:`jpa.phase`).
-
-The throughput at a size is a level that changes slowly under noisy observations. The estimate is
-the scalar Kalman filter of the local level model (Harvey, "Forecasting, Structural Time Series
-Models and the Kalman Filter", 1989, section 4.1). It is exact for few observations and becomes
-exponential smoothing with a constant gain for many.
-
-Drift detection: a two-sided CUSUM on the standardised residuals of the throughput at one size.
-
-Decides when a series of observations no longer fits its mean. It does not decide what follows
+not estimate other sizes (:mod:`jpa.phase`), and does not decide what follows a drift
 (:mod:`jpa.curve` turns the old curve into a prior).
 
-Page, "Continuous inspection schemes", Biometrika 41, 1954; Montgomery, "Introduction to Statistical
-Quality Control", chapter 9: S⁺ ← max(0, S⁺ + z − k), S⁻ ← max(0, S⁻ − z − k), alarm when either
-exceeds h. With k = 0.5 and h = 8 Siegmund's approximation gives one false alarm per side in about
-19,000 observations.
+:class:`Point`: the throughput at a size is a level that changes slowly under noisy observations.
+The estimate is the scalar Kalman filter of the local level model (Harvey, "Forecasting, Structural
+Time Series Models and the Kalman Filter", 1989, section 4.1). It is exact for few observations and
+becomes exponential smoothing with a constant gain for many.
+
+:class:`Cusum`: a two-sided CUSUM on the standardised residuals detects that a series of
+observations no longer fits its mean. Page, "Continuous inspection schemes", Biometrika 41, 1954;
+Montgomery, "Introduction to Statistical Quality Control", chapter 9: S⁺ ← max(0, S⁺ + z − k), S⁻ ←
+max(0, S⁻ − z − k), alarm when either exceeds h. With k = 0.5 and h = 8 Siegmund's approximation
+gives one false alarm per side in about 19,000 observations.
 """
 
 from __future__ import annotations

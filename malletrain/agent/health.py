@@ -1,27 +1,23 @@
-"""Checks whether this node is fit for jobs, by the site's own check and by the state of its GPUs.
+"""Checks whether this node is fit for jobs, by the site's own check and by the state of its GPUs,
+and reports it to the daemon.
 
-Decides when the checks run, one after the other: at the start of the lease, periodically, and at
-once when workers fail. One failed check makes the node unfit; the daemon decides what follows.
-:mod:`malletrain.agent.health` runs a check, :mod:`malletrain.agent.health` interprets nvidia-smi.
+:class:`HealthWatch` decides when the checks run, one after the other: at the start of the lease,
+periodically, and at once when workers fail. One failed check makes the node unfit; the daemon
+decides what follows.
 
-Runs a health check as a process under a supervisor, so that none of its processes outlives the
-check, its time limit or the agent, whatever its process group or session is.
+:class:`CheckProcess` runs a check under a supervisor, so that none of its processes outlives the
+check, its time limit or the agent, whatever its process group or session is. The exit code is read
+from the supervisor's output, because the agent reaps all its children itself
+(:mod:`malletrain.agent.process`).
 
-The exit code is read from the supervisor's output, because the agent reaps all its children itself
-(:mod:`malletrain.agent.process`). Decides nothing.
+:func:`trouble` decides from the output of ``nvidia-smi -q`` whether the GPUs of a node are in a
+state in which jobs fail. Its tables hold NVIDIA's exit codes and messages (nvidia-smi(1), "RETURN
+VALUE"; Xid 79 "GPU has fallen off the bus") and the fields of the long listing. Any other output is
+no reason to give up a node.
 
-Determines from the output of ``nvidia-smi -q`` whether the GPUs of a node are in a state in which
-jobs fail. Pure.
-
-It has tables of NVIDIA's exit codes and messages (nvidia-smi(1), "RETURN VALUE"; Xid 79 "GPU has
-fallen off the bus") and of the fields of the long listing. Any other output is no reason to give up
-a node. :mod:`malletrain.agent.health` decides when this is checked.
-
-Reports the health of this node to the daemon.
-
-Decides that nothing is reported before the first checks have ended, that failed workers cause
-another check, and that the daemon receives a doubt about the node before it receives the failure.
-The daemon decides whether the node or the job caused a failure.
+:class:`NodeFitness` decides what the daemon receives and in which order: nothing before the first
+checks have ended, another check when workers failed, and a doubt about the node before the failure
+itself. The daemon decides whether the node or the job caused a failure.
 """
 
 from __future__ import annotations

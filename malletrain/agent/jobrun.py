@@ -4,11 +4,12 @@ its end.
     starting ──▶ ready ──Round──▶ running ──▶ succeeded | failed ──Round──▶ running …
     any ──launcher ended──▶ exited
 
-Decides only what is local: when a wait for a round or a drain has timed out, and when SIGKILL must
-follow SIGTERM. Everything is level-triggered: :meth:`NodeJob.assignment` is the current state, and
-sending it again has no effect.
+:class:`NodeJob` decides only what is local: when a wait for a round or a drain has timed out, and
+when SIGKILL must follow SIGTERM. Everything is level-triggered: :meth:`NodeJob.assignment` is the
+current state, and sending it again has no effect.
 
-Finds which workers of a node failed, and their last output. Decides nothing about the job.
+:func:`stock_failures`, :func:`unfit` and :func:`with_tails` find which workers of this node failed,
+and their last output. They decide nothing about the job.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """The agent's connection to the daemon. The agent reconnects without end; training continues
 without the connection.
 
-Decides when the daemon counts as silent and how to reconnect: with a new socket, after a pause that
-grows and is randomised. So thousands of agents do not return at the same moment, yet return soon
-enough for a restarted daemon, which waits some seconds before it plans. While the daemon is away,
-nothing is sent or queued, and the sender gets False. The first message after a reconnection is a
-Hello with the current state.
+:class:`DaemonLink` decides when the daemon counts as silent and how to reconnect: with a new
+socket, after a pause that grows and is randomised. So thousands of agents do not return at the same
+moment, yet return soon enough for a restarted daemon, which waits some seconds before it plans.
+While the daemon is away, nothing is sent or queued, and the sender gets False. The first message
+after a reconnection is a Hello with the current state.
 
-Finds the reason why the daemon does not answer, as far as this node can determine it.
-
-Resolves the daemon's name and connects to its port, as the agent does, and returns the result as a
-sentence for the lease's output. Decides nothing.
+:func:`why_no_answer` finds the reason why the daemon does not answer, as far as this node can
+determine it: it resolves the daemon's name, connects to its port as the agent does, and returns the
+result as sentences for the lease's output.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Tests the network between this node and others at the daemon's request: whether a connection is
-possible, and its throughput.
+"""The networks of this node, and tests of the connection to other nodes.
 
-The listener accepts only a token, and then bytes that it counts. It closes after OPEN_S. The daemon
-decides which nodes connect and what follows.
+:func:`networks` and :func:`address_to` find the interfaces of this node with address and speed, and
+the address that reaches the daemon. They ask only the kernel, and send nothing.
+:mod:`malletrain.core.fabric` decides which network a job uses.
 
-The networks of this node: its interfaces with address and speed, and the address that reaches the
-daemon.
-
-Asks only the kernel, and sends nothing. :mod:`malletrain.core.fabric` decides which network a job
-uses.
+:class:`Prober` tests at the daemon's request whether a connection to other nodes is possible, and
+its throughput. The listener accepts only a token, and then bytes that it counts. It closes after
+OPEN_S. The daemon decides which nodes connect and what follows.
 """
 
 from __future__ import annotations

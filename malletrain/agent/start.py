@@ -1,15 +1,14 @@
-"""Starts the launcher of a job from the daemon's assignment.
+"""Starts the launcher of a job from the daemon's assignment, in the job's software environment.
 
-Looks up what only the node knows: the container runtime, the GPUs, the location of the agent's own
-packages. :mod:`malletrain.agent.software`, :mod:`malletrain.agent.start` and
-:mod:`malletrain.agent.launch` decide the command line and the environment.
+:func:`start_launcher` looks up what only the node knows: the container runtime, the GPUs, the
+location of the agent's own packages. :mod:`malletrain.agent.software` decides which paths a
+container sees and which variables are passed into it, :mod:`malletrain.agent.launch` the command
+and the environment of the launcher.
 
-The table of container runtimes: how each runs one command in an image. Pure.
-
-Decides the arguments of the command line. :mod:`malletrain.agent.software` decides which paths are
-bound and which variables are passed. Each row names the manual of its runtime. A command line never
+:func:`container_command` decides the arguments of the container runtime, from a table of how each
+runtime runs one command in an image. Each row names the manual of its runtime. A command line never
 contains the values of variables, because all users of a node can read it. Variables are passed by
-name, or in the environment of the runtime.
+name, or in the environment of the runtime (:func:`runtime_environment`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Copies the results of a job into a folder: its newest snapshot with its shards, its logs.
+"""Copies the results of a job into a folder: its newest snapshot with its shards, the weights of a
+model, its logs.
 
-Finds the newest snapshot of a job, and exports its weights to one file.
+:func:`snapshot_of` decides which snapshot is the job's. The weights are exported from it to one
+file (:func:`export_weights`).
 """
 
 from __future__ import annotations

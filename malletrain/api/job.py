@@ -1,10 +1,9 @@
-"""One job in Python: its state, its output, its metrics. The asyncio version is
-:class:`malletrain.api.aio.AsyncJob`.
+"""One job in Python: its state, its output, its metrics, and its display in a notebook. The asyncio
+version of :class:`Job` is :class:`malletrain.api.aio.AsyncJob`.
 
-The display of a job in a notebook: its state, and plots of its scale and of a metric over time.
-Pure: views in, HTML out; every text of a script or a user is escaped.
-
-This module draws the plots as SVG, so that no plotting package is needed.
+:func:`job_html` shows a job in a notebook: its state, and plots of its scale and of a metric over
+time. It is pure: views in, HTML out; every text of a script or a user is escaped. The plots are
+SVG, so that no plotting package is needed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The report as one self-contained HTML file: text, tables, plots. Decides the content and its
 order.
 
-The plots of the report, as SVG text. Imports matplotlib (``pip install 'malletrain[demo]'``) when
-drawing; needs no display.
+The plots (:func:`idle_over_time`, :func:`gap_lengths`, :func:`use_over_time`,
+:func:`where_it_went`) are SVG text. They import matplotlib (``pip install 'malletrain[demo]'``)
+when they draw, and need no display.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """``malletrain assess``: estimates the yield of MalleTrain on a machine.
 
-Shows the progress of a long computation and its remaining time, on stderr.
-
-Decides the form: a bar on a terminal, otherwise a line at the start and then every half minute.
+:class:`ProgressLine` shows the progress of the computation and its remaining time on stderr: a bar
+on a terminal, otherwise a line at the start and then every half minute.
 """
 
 from __future__ import annotations

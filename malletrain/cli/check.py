@@ -4,11 +4,9 @@
 Each test uses the daemon's own code and leaves nothing behind. Prints one line per test: whether it
 works, and if not, what to do.
 
-The part of ``malletrain check`` for the effects of minimum charges and lease lengths.
-
-The part of ``malletrain check`` for shares: which are counted, and with which weights.
-
-The part of ``malletrain check`` for trainers: which jobs are planned together, on which nodes.
+Three functions also report what the configuration amounts to. :func:`accounting`: the effects of
+minimum charges and lease lengths. :func:`shares`: which shares are counted, and with which weights.
+:func:`trainers`: which jobs are planned together, on which nodes.
 """
 
 from __future__ import annotations

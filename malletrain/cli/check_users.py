@@ -1,8 +1,8 @@
-"""The part of ``malletrain check`` for a daemon of several users: whether they are known, can run
-MalleTrain, and can be submitted as.
+"""The part of ``malletrain check`` for a daemon of several users and for ``malletrain-lease``.
 
-The part of ``malletrain check`` for ``malletrain-lease``: whether it restricts the daemon's account
-to leases, and whether it accepts the leases of this site.
+:func:`users` tests whether the users are known, can run MalleTrain, and can be submitted as.
+:func:`gate` tests whether ``malletrain-lease`` restricts the daemon's account to leases, and
+whether it accepts the leases of this site.
 """
 
 from __future__ import annotations

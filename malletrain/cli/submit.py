@@ -1,8 +1,7 @@
 """``malletrain submit`` and ``malletrain cancel``.
 
-Merges options of ``malletrain submit`` at the head of the script with those of the command line.
-
-Decides precedence: an option on the command line overrides the script's, and those that it
+:func:`apply_directives` merges the options at the head of a script with those of the command line.
+It decides precedence: an option on the command line overrides the script's, and those that it
 excludes; ``--env`` adds. :mod:`malletrain.submission.directives` decides which lines are
 directives.
 """

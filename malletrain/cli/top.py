@@ -1,8 +1,7 @@
 """``malletrain top``: the live screen.
 
-Reads keys pressed on a terminal, one at a time and without echo, together with other input.
-
-Decides how a key is read. The caller decides what it means.
+:class:`Keys` reads keys pressed on a terminal, one at a time and without echo, together with other
+input. It decides how a key is read; :func:`top` decides what it means.
 """
 
 from __future__ import annotations

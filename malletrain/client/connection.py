@@ -1,11 +1,8 @@
-"""A connection to one daemon with a method for each operation. Synchronous: one
-:class:`Connection` serves one thread.
+"""A connection to one daemon with a method for each operation. Synchronous: one :class:`Connection`
+serves one thread.
 
-The operations are in :mod:`malletrain.client.operations`.
-
-One socket to the daemon: connects, sends requests and waits for a limited time.
-
-Synchronous. The operations are in :mod:`malletrain.client.operations`.
+:class:`Channel` is its socket: it connects, sends requests and waits for a limited time.
+:mod:`malletrain.client.operations` defines the operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The site's configuration: every key with its unit, default and valid values.
+"""The site's configuration: every key with its unit, default and valid values, and the differences
+between two configurations.
 
 Decides which keys exist and what a valid value is; :func:`load_config` reads a TOML file and lists
 everything wrong with it at once, each with its line. It does not decide whether the site can work
@@ -7,10 +8,9 @@ with a valid file (that is ``malletrain check``) and starts nothing.
 Quantities are written with their unit ("30 s", "2 GiB") and are held in seconds and bytes. Relative
 paths are relative to the file.
 
-Differences between two configurations of a site. Pure.
-
-Decides how a change is reported, and builds the configuration in which only some changes are
-applied. The daemon decides which.
+:func:`changes` decides how a change of the site's configuration is reported, and
+:func:`with_changes` builds the configuration in which only some changes are applied. The daemon
+decides which.
 """
 
 from __future__ import annotations

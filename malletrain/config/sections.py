@@ -1,17 +1,15 @@
-"""The sections of a configuration that are the same at every site: the daemon, jobs, allocation and
-profiling.
+"""The sections of a configuration that do not depend on the kind of main scheduler: the daemon,
+jobs, allocation, gaps and accounting.
 
 Decides which keys they have, in which unit, and what a valid value is. The defaults of the decision
 core's parameters are in :mod:`malletrain.core.defaults`.
 
-The configuration of the costs of leases: charged time and energy.
+:class:`AccountingSection`: the costs of leases, charged time and energy.
+:mod:`malletrain.core.lease_planner` takes the minimum charge into account;
+:mod:`malletrain.daemon.api.usage` adds up the costs.
 
-Decides which keys exist and what a valid value is. :mod:`malletrain.core.lease_planner` takes the
-minimum charge into account; :mod:`malletrain.daemon.api.usage` adds up the costs.
-
-The configuration of gaps: which idle nodes of a batch scheduler may be leased.
-
-Decides which keys exist and what a valid value is; :mod:`scavenger.batch` applies them.
+:class:`GapsSection`: which idle nodes of a batch scheduler may be leased. :mod:`scavenger.batch`
+applies its keys.
 """
 
 from __future__ import annotations

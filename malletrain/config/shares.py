@@ -1,13 +1,12 @@
-"""The configuration of fair shares and quotas.
+"""The configuration of fair shares, quotas and trainers.
 
-Decides which keys exist and what a valid value is. :mod:`malletrain.core.shares` applies shares;
-:mod:`malletrain.core.shares` and the daemon's handling of submissions apply quotas.
+Decides which keys exist and what a valid value is. :mod:`malletrain.core.shares` applies shares and
+quotas; the daemon also applies quotas when it handles submissions.
 
-The configuration of trainers: groups of users whose jobs are planned separately, on certain nodes,
-for an objective of their own.
-
-Decides which keys exist and what a valid list is. :mod:`malletrain.core.trainers` and
-:mod:`malletrain.core.trainer_plans` decide what follows for a plan.
+:class:`TrainerSection`: groups of users whose jobs are planned separately, on certain nodes, for an
+objective of their own. :func:`checked` decides what a valid list of them is;
+:mod:`malletrain.core.trainers` and :mod:`malletrain.core.trainer_plans` decide what follows for a
+plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The account of the idle node-seconds: offered, harvested, lost.
+"""The account of the idle node-seconds: offered, harvested, lost. Pure: histories in, numbers out.
 
 Definitions, for one node and one instant between the begin and the end of the account:
 
@@ -17,12 +17,11 @@ Definitions, for one node and one instant between the begin and the end of the a
   has the node) or ``not leased``.
 
 So offered = harvested + lost to rescaling + lost to preemption + leased and not used + not leased.
-Pure: histories in, numbers out.
 
-Sets of time as sorted, disjoint, half-open intervals ``(start, end)``. Pure arithmetic.
-
-Converts the daemon's events and job details to rounds and assignments, which the account adds up.
-Pure.
+:func:`assignments_of` and :func:`rounds_of` convert the daemon's events and job details to the
+assignments and rounds that :func:`account` adds up. A set of times is a sorted tuple of disjoint,
+half-open intervals ``(start, end)``; :func:`normal`, :func:`both`, :func:`without` and
+:func:`length` compute with them.
 """
 
 from __future__ import annotations

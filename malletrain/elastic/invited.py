@@ -1,13 +1,16 @@
-"""Decides whether all ranks of a group leave it now, and for which round, by what each rank knows.
+"""The requests that all ranks exchange once per step in one small collective, and the decision
+whether all of them leave their group now, and for which round.
 
-Rounds follow each other quickly when members are lost or nodes are reclaimed. Only the members of a
-round are informed of it, so ranks of one group may know different rounds. The newest counts. An
-older one is void, and is never waited for: a rank that is not in its successor is not informed that
-it is void. Pure.
+:class:`StepWishes` defines the requests only. :mod:`malletrain.elastic.step` decides what follows
+from them.
 
-The requests that all ranks exchange once per step, in one small collective.
+:func:`to_wait_for` and :func:`who_stays` decide about a round by what each rank knows
+(:class:`Invited`). Rounds follow each other quickly when members are lost or nodes are reclaimed.
+Only the members of a round are informed of it, so ranks of one group may know different rounds. The
+newest counts. An older one is void, and is never waited for: a rank that is not in its successor is
+not informed that it is void.
 
-Defines the requests only. :mod:`malletrain.elastic.step` decides what follows from them.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Checks that all ranks made their last update at the same learning rate.
+"""Learning rates when the scale changes: rules for a global batch that changes with it, and the
+check that all ranks made their last update at the same rate.
 
-If a script computes the rate from a counter of its own, the counter starts at its first value in a
-process that joins, and the models of the ranks diverge. Decides what is compared, and the error
-message. The comparison is part of the collective that all ranks call once per step anyway
-(:mod:`malletrain.elastic.group`). Rates that are tensors on a GPU are not read, because that would
-wait for the GPU.
+:func:`lr_linear` and :func:`lr_sqrt` are the linear and the square-root rule. With a fixed global
+batch size (``ElasticSampler(global_batch_size=...)``, which is recommended) neither is needed.
 
-Learning rate rules for a global batch that changes with the scale: the linear and the square-root
-rule.
-
-With a fixed global batch size (``ElasticSampler(global_batch_size=...)``, which is recommended)
-neither is needed.
+The check: if a script computes the rate from a counter of its own, the counter starts at its first
+value in a process that joins, and the models of the ranks diverge. :func:`rate_of` decides what is
+compared, :func:`sentence` the error message. The comparison is part of the collective that all
+ranks call once per step anyway (:mod:`malletrain.elastic.group`). Rates that are tensors on a GPU
+are not read, because that would wait for the GPU.
 """
 
 from __future__ import annotations

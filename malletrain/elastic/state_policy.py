@@ -1,19 +1,16 @@
-"""The policies for the state when the group changes: one for state that every rank has in full, one
-for sharded state. :mod:`malletrain.elastic.state_policy` and
-:mod:`malletrain.elastic.sharded.sharing` carry them out.
+"""The policies for the state when the group changes: :class:`WholeState` for state that every rank
+has in full, :class:`ShardedState` for sharded state.
 
-Gives every rank of a new group the same state: that of the rank that is furthest.
+:func:`share` gives every rank of a new group the same whole state, that of the rank that is
+furthest; :func:`source_and_needy` decides which rank that is and which ranks need its state.
+:mod:`malletrain.elastic.transfer` moves it. Sharded state is shared by
+:mod:`malletrain.elastic.sharded.sharing`.
 
-Decides which rank's state counts and which ranks need it. :mod:`malletrain.elastic.transfer` moves
-it.
-
-Gloo process groups whose collectives can all be aborted, even if the script or torch itself waits
-for them.
-
-Scripts, FSDP and DTensor call collectives and wait for each. Decides only two things: such a wait
-goes through :meth:`malletrain.elastic.group.Group.wait`, which ends when a peer is lost, and a
-collective of all ranks first passes :meth:`malletrain.elastic.group.Group.fence`. gloo carries out
-the collectives.
+:class:`AbortableGroup` is a gloo process group whose collectives can all be aborted, even if the
+script or torch itself waits for them. Scripts, FSDP and DTensor call collectives and wait for each.
+It decides only two things: such a wait goes through :meth:`malletrain.elastic.group.Group.wait`,
+which ends when a peer is lost, and a collective of all ranks first passes
+:meth:`malletrain.elastic.group.Group.fence`. gloo carries out the collectives.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The training state of this process: the objects, the progress counters, and the copies with which
 a step can be discarded.
 
-Decides what a step that counts changes, and what a discarded step leaves behind. It knows no group
-and no peers; :mod:`malletrain.elastic.state_policy` decides which rank's state counts.
+:class:`Training` decides what a step that counts changes, and what a discarded step leaves behind.
+It knows no group and no peers; :mod:`malletrain.elastic.state_policy` decides which rank's state
+counts.
 
-A copy of the state at the beginning of the current step, so that the step can be discarded:
-buffers, plain attributes of modules (numbers, strings, flags), plain dicts, the states of random
-number generators and, if needed, parameters.
-
-Decides when parameters are copied. Most scripts change them only in ``optimizer.step()``, after the
-last collective of the gradients, and need no copy. Three kinds of scripts need one:
+:class:`StateBeforeStep` copies what a forward pass may change, at the beginning of each step:
+buffers, plain attributes of modules (numbers, strings, flags), plain dicts (one level deep), the
+states of random number generators and, if needed, parameters. It decides when parameters are
+copied. Most scripts change them only in ``optimizer.step()``, after the last collective of the
+gradients, and need no copy. Three kinds of scripts need one:
 
 * Scripts that change the parameters between two passes of one step (SAM). The first such step is
   only detected and cannot be discarded; copies are made from the second on.
@@ -17,8 +17,6 @@ last collective of the gradients, and need no copy. Three kinds of scripts need 
 * Scripts with several updates in one step, each from gradients of its own (the two networks of a
   GAN). The first such step is only detected; from the second on the whole state is copied
   (:class:`StateCopy`).
-
-Dicts are copied one level deep.
 """
 
 from __future__ import annotations

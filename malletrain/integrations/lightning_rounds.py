@@ -1,21 +1,17 @@
-"""Preserves means and metrics that Lightning accumulates over an epoch when the epoch continues at
-another number of ranks: the checkpoint has the sums over all ranks, and one rank continues with
-them.
+"""Continues what Lightning holds beside model and optimizer over the rounds of a job: loggers, the
+files of ``ModelCheckpoint``, and the results accumulated over an epoch.
 
-Decides what a checkpoint stores of the trained part of an epoch. The library decides what is
-logged, and when.
+:func:`keep`, :func:`go_on_in` and :func:`go_on` continue the loggers: one version, without repeated
+or lost rows. They decide where a logger continues that would otherwise create a new version at each
+start, or delete its rows. Lightning decides what is logged, and when.
 
-Continues Lightning's loggers over the rounds of a job: one version, without repeated or lost rows.
+:class:`ModelFiles` decides which files of a run were written by lost steps, so that a repeated step
+overwrites its file. ``ModelCheckpoint`` never overwrites an unknown file, and would save the
+repeated step beside the first file, as ``…-v1.ckpt``. Lightning decides what is saved and removed.
 
-Decides where a logger continues that would otherwise create a new version at each start, or delete
-its rows. The library decides what is logged.
-
-Continues Lightning's ``ModelCheckpoint`` over the rounds of a job: a step that is repeated after a
-loss overwrites its file.
-
-Decides which files of a run were written by lost steps. ``ModelCheckpoint`` never overwrites an
-unknown file, and would save a repeated step beside the first file, as ``…-v1.ckpt``. The library
-decides what is saved and removed.
+:class:`EpochResults` preserves means and metrics that Lightning accumulates over an epoch when the
+epoch continues at another number of ranks. It decides what a checkpoint stores of the trained part
+of an epoch: the sums over all ranks, with which one rank continues.
 """
 
 from __future__ import annotations

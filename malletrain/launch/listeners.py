@@ -6,11 +6,10 @@ of other users. A :class:`SignedListener` accepts only connections of its own ob
 has a signature with a key that only this process knows (RFC 2385, TCP_MD5SIG of tcp(7), which needs
 no privilege), and the kernel drops all other segments. So torch itself can accept there.
 
-Finds the user whose process is at the other end of a TCP connection within this host.
-
-Asks the kernel by sock_diag(7), which looks up one connection and needs no privilege. If a kernel
-or a sandbox lacks it, the kernel's table of all connections is read instead, which takes tens of
-milliseconds. Decides nothing.
+:class:`Callers` finds the user whose process is at the other end of a connection within this host.
+It asks the kernel by sock_diag(7), which looks up one connection and needs no privilege. If a
+kernel or a sandbox lacks it, the kernel's table of all connections is read instead, which takes
+tens of milliseconds (:func:`owner_in_table`).
 """
 
 from __future__ import annotations

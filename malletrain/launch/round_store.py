@@ -1,16 +1,15 @@
 """The store of one round, as a launcher sees it: served here, or reached at the node of rank 0.
 
 In both cases the processes of this node reach it at a port of their loopback, which other users'
-processes cannot use. Nodes are connected by a connection that only the job's launchers can open
-(:mod:`malletrain.launch.round_store`). Decides how long connecting to a store is tried, not which
-nodes are in a round.
+processes cannot use. :class:`ServedStore` and :class:`ReachedStore` decide how long connecting to a
+store is tried, not which nodes are in a round.
 
-Relays bytes between connections on this host and the host that serves a round's store.
-
-A relay is one thread. On this host a :class:`~malletrain.launch.listeners.UserListener` accepts the
-connections. Between hosts every connection is a numbered stream over one ZeroMQ socket with CURVE
-encryption. Both of its keys are derived from the job's secret, so only processes with the secret
-can connect. Decides neither which nodes are in a round nor what the bytes mean.
+:class:`ServingRelay` and :class:`CallingRelay` relay bytes between connections on this host and the
+host that serves the store. A relay is one thread. On this host a
+:class:`~malletrain.launch.listeners.UserListener` accepts the connections. Between hosts every
+connection is a numbered stream over one ZeroMQ socket with CURVE encryption. Both of its keys are
+derived from the job's secret, so only the job's launchers can connect. A relay does not decide what
+the bytes mean.
 """
 
 from __future__ import annotations

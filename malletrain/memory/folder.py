@@ -1,19 +1,17 @@
 """A node's folder for snapshots in shared memory: file names, sizes, the limit, and the removal of
-folders of dead agents.
+folders of dead agents. Standard library only.
 
 A folder on ``/dev/shm`` outlives the workers, and ``torch.distributed.checkpoint`` can write to it;
 only its user can access it. Anonymous memory (memfd) would be freed with its last holder, but
 cannot hold a folder of shards. So the folder must be removed: by the agent when the job leaves, by
 the launcher's supervisor if the agent was killed, or by the next agent of the user on the node if
-both were killed. Standard library only.
+both were killed (:func:`sweep`).
 
-Locks that show whether the process that created a folder still runs, if its process id cannot show
-it.
-
-Agents in containers of one node share ``/tmp`` or ``/dev/shm`` and do not see each other's
-processes. So each holds a lock on its folders (flock(2)), which the kernel releases when the
-process ends. If a file system has no such locks, nothing is locked, and only the process id is
-used. Standard library only.
+:func:`lock_folder` and :func:`is_locked` show whether the process that created a folder still runs,
+if its process id cannot show it. Agents in containers of one node share ``/tmp`` or ``/dev/shm``
+and do not see each other's processes. So each holds a lock on its folders (flock(2)), which the
+kernel releases when the process ends. If a file system has no such locks, nothing is locked, and
+only the process id is used.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Copies of each rank's shards, in the memory of its own node and of the next one.
+"""Copies of each rank's shards, in the memory of its own node and of the next one, and the versions
+of the state from which a group can continue with them.
 
-Decides which copies a process keeps: one of its own shards, which change as it trains, and one of
-the shards of the rank with the same local rank on the previous node. If a node is lost, the next
-one still has its shards. For the duration of one step there are copies of two steps.
-:mod:`malletrain.elastic.sharded.sharing` decides how copies are used after a loss.
+:func:`exchange` decides which copies a process keeps: one of its own shards, which change as it
+trains, and one of the shards of the rank with the same local rank on the previous node. If a node
+is lost, the next one still has its shards. For the duration of one step there are copies of two
+steps.
 
-The versions of the state from which a group can continue: those that its processes train, and those
-of which they have copies.
-
-Decides the order in which versions are tried: the newest first.
-:mod:`malletrain.elastic.sharded.sharing` checks whether a version is complete.
+:func:`candidates` decides the order in which versions are tried, the newest first: those that the
+group's processes train, and those of which they have copies.
+:mod:`malletrain.elastic.sharded.sharing` checks whether a version is complete, and decides how
+copies are used after a loss.
 """
 
 from __future__ import annotations

@@ -1,26 +1,22 @@
 """The state that a process has of a sharded training: its shards, the state that is equal on all
 ranks, copies for the case of a loss, and an update that it has not made.
 
-Decides which state a process can offer when the group changes.
+:class:`ShardedTraining` decides which state a process can offer when the group changes.
 :mod:`malletrain.elastic.sharded.sharing` decides which version counts.
 
-Caches the device meshes over which a process shards its model, and reuses them in later rounds.
+:class:`MeshCache` keeps the device meshes over which a process shards its model, and decides which
+one a round uses. If the process had the same rank in an earlier round of the same size, it is the
+mesh of that round, with the process group of the new round. DTensor caches the sharding of each
+operation per mesh. Filling that cache takes most of the first step after a rescale.
 
-Decides which mesh a round uses. If the process had the same rank in an earlier round of the same
-size, it is the mesh of that round, with the process group of the new round. DTensor caches the
-sharding of each operation per mesh. Filling that cache takes most of the first step after a
-rescale.
+:class:`RunSnapshot` takes the snapshots of a sharded run: all ranks write, at a step on which they
+agree. It decides only which ranks write: those of the current group, whose collectives can be
+aborted. All else is done by :class:`malletrain.Snapshot`.
 
-Snapshots of a sharded run: all ranks write, at a step on which they agree.
-
-Decides only which ranks write: those of the current group, whose collectives can be aborted. All
-else is done by :class:`malletrain.Snapshot`.
-
-Pickles state for another process of the same run.
-
-Decides how small tensors are written: as a list of their numbers. torch writes each tensor as a
-file of its own, and an optimizer has one per parameter, its step count. That costs 0.2 ms per
-tensor at both ends while all ranks wait.
+:func:`dumps` pickles state for another process of the same run. It decides how small tensors are
+written: as a list of their numbers. torch writes each tensor as a file of its own, and an optimizer
+has one per parameter, its step count. That costs 0.2 ms per tensor at both ends while all ranks
+wait.
 """
 
 from __future__ import annotations

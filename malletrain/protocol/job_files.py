@@ -1,8 +1,6 @@
-"""The names of the log files in a job's directory on a node. Imports nothing, because helper
-scripts that run by their path import it too.
-
-The signal that requests the stacks of a worker, and the file to which it writes them. Standard
-library only: training scripts import it.
+"""The names of the files in a job's directory on a node that other processes look for: the logs of
+workers and services, and the stacks that a worker writes on a signal. Imports the standard library
+only, because training scripts import it, and helper scripts that run by their path.
 """
 
 from __future__ import annotations

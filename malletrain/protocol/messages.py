@@ -4,11 +4,9 @@ Decides the shape of messages only. :mod:`malletrain.protocol.wire` encodes and 
 handlers decide who may send which. Times are seconds since the epoch unless a name ends in ``_s``
 (a duration in seconds).
 
-The message of a daemon with forecasts of gaps to the agent of a job's first node.
-
-The value of nodes to a service, as its process reports it at run time.
-
-Requests of clients to the daemon, and the answers.
+A client sends :class:`Request` and gets :class:`Reply`. :class:`ExpectLoss` is a forecast of the
+daemon for the agent of a job's first node, :class:`Worth` the value of nodes to a service, as its
+process reports it at run time. All others concern the agents.
 """
 
 from __future__ import annotations

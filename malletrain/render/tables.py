@@ -1,9 +1,8 @@
 """Views as tables and lines for ``status``, ``show``, ``nodes`` and ``events``. Decides columns and
 wording.
 
-The scaling of a job as a table: observed and expected throughput at each size.
-
-Decides columns and wording of that part of ``malletrain show``. The numbers come from the daemon.
+:func:`scaling` is the part of ``malletrain show`` on a job's observed and expected throughput at
+each size. The numbers come from the daemon.
 """
 
 from __future__ import annotations

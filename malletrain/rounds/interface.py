@@ -1,6 +1,9 @@
-"""The interface between the daemon and the rounds of a job, for every mode.
+"""The interface between the daemon and the rounds of a job, for every mode, and the time limits of
+a rescale.
 
-Time limits of the stages of a rescale, and how a preemption shortens them.
+:class:`Rounds` is what a mode implements, :class:`RoundPolicy` the steps in which the modes differ.
+:class:`RoundSettings` holds the time limits of the stages, and decides how a preemption shortens
+them.
 """
 
 from __future__ import annotations

@@ -7,13 +7,12 @@
                       └── it continues to train, or its node must leave: as above
 
 A round has exactly the members that were planned and are ready. A joiner that is not ready in time
-is rejected. This module decides membership, ranks and the order of steps. The controller decides
-the nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
+is rejected. :class:`JobRounds` decides membership, ranks and the order of steps. The controller
+decides the nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
 
-Tracks on which nodes the script of a job has ended with exit code 0, by round. Pure.
-
-A job is completed when its script has ended with exit code 0 on every node of one round. What
-happens to the nodes afterwards and which round is being formed does not matter.
+:class:`ScriptEnds` decides when a job is completed: its script has ended with exit code 0 on every
+node of one round. What happens to the nodes afterwards and which round is being formed does not
+matter.
 """
 
 from __future__ import annotations

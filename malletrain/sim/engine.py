@@ -1,18 +1,15 @@
 """The second shell of the controller: a virtual clock, a trace instead of a machine, model jobs
 instead of processes.
 
-Decides the order of events and applies the controller's commands to model jobs. The controller
-(:mod:`malletrain.core.controller`), the same code as in the daemon, makes every other decision.
-:mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
+:class:`Simulation` decides the order of events and applies the controller's commands to model jobs.
+It tells the controller of a job's submission (:func:`submission`) and progress (:func:`work_done`).
+The controller (:mod:`malletrain.core.controller`), the same code as in the daemon, makes every
+other decision. :mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
 
-The ideal throughput: an upper bound on the throughput of any plan at one moment, with which
-simulated results are compared.
-
-It is the largest sum of throughputs that the admitted jobs can reach on the idle nodes if rescaling
-is free. No plan processes more at that moment. The bound of a policy is the integral over the jobs
-that this policy has admitted at each moment. Decides nothing in the simulation.
-
-Events about a model job for the controller of a simulation: its submission and its progress.
+:class:`IdealThroughput` is an upper bound on the throughput of any plan at one moment, with which
+results are compared: the largest sum of throughputs that the admitted jobs can reach on the idle
+nodes if rescaling is free. The bound of a policy is the integral over the jobs that this policy has
+admitted at each moment. It decides nothing in the simulation.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
 """Stores jobs, leases, the audit log and measurements in a database.
 
-Decides how rows are read and written, that each call is one short transaction (or part of the one
-opened with :meth:`Store.transaction`), and that a database of an earlier version is migrated and
-one of a later version refused. It does not decide which columns are stored
+:class:`Store` decides how rows are read and written, that each call is one short transaction (or
+part of the one opened with :meth:`Store.transaction`), and that a database of an earlier version is
+migrated and one of a later version refused. It does not decide which columns are stored
 (:mod:`malletrain.store.schema`) nor when.
 
 When a call returns, its changes are on disk: ``kill -9`` loses nothing of them. All calls are
 synchronous and come from one thread, the daemon's loop. The default database is SQLite with a
 write-ahead log; a URL selects any other that SQLAlchemy supports.
 
-Reads rows of many jobs together. A starting daemon needs the rows of all unfinished jobs, and one
-query per job would take many times as long.
+:class:`GoalTable` stores the goals of jobs and the past numbers of nodes, :class:`ServiceTable` the
+service to each party. :class:`ManyRows` reads rows of many jobs together: a starting daemon needs
+the rows of all unfinished jobs, and one query per job would take many times as long.
 
-Stores the service to each party in the database.
-
-Deletes old leases and ended jobs. Decides in which order and how many at a time; the configuration
-has the retention time.
-
-The audit log is append-only and stays.
-
-Stores the goals of jobs and the past numbers of nodes in the database.
+:func:`forget` deletes old leases and ended jobs. It decides in which order and how many at a time;
+the configuration has the retention time. The audit log is append-only and stays.
 """
 
 from __future__ import annotations

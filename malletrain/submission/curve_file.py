@@ -1,12 +1,13 @@
-"""The file of ``malletrain submit --curve``: a job's throughput by scale as its owner states it, in
-CSV or JSON.
+"""The files of ``malletrain submit`` with a number for each size: ``--curve`` and ``--value``.
+Decides their form and what a valid number is.
 
-The file of ``malletrain submit --value``: the value of each number of nodes to a service.
+:func:`read_curve`: a job's throughput by scale as its owner states it, in CSV or JSON.
 
-Two forms, distinguished by their first line. CSV with the header ``nodes,value`` and one line per
-size; TOML with a table ``[value]`` of ``nodes = value`` lines. Values between listed sizes are
-interpolated linearly; beyond the last size the value is constant. Values need not increase or have
-diminishing returns: a service that is useless on fewer than 4 nodes has the value 0 there.
+:func:`read_value`: the value of each number of nodes to a service. Two forms, distinguished by
+their first line. CSV with the header ``nodes,value`` and one line per size; TOML with a table
+``[value]`` of ``nodes = value`` lines. Values between listed sizes are interpolated linearly;
+beyond the last size the value is constant. Values need not increase or have diminishing returns: a
+service that is useless on fewer than 4 nodes has the value 0 there.
 """
 
 from __future__ import annotations

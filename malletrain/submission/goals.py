@@ -3,11 +3,10 @@
 
 Decides what such a text means. The daemon decides whether a deadline can be met.
 
-Deadlines as a day and a time of day: ``18:00``, ``friday 18:00``, ``tomorrow 08:00``, ``friday``.
-
-Decides which time such a text means: the next one, in the user's local time zone. A day without a
-time means its beginning, like a date. A text that is ambiguous, or names a time that does not exist
-on that day, is refused with a sentence. Pure, except that it reads the time zone.
+:func:`parse_day_time` reads a day and a time of day: ``18:00``, ``friday 18:00``, ``tomorrow
+08:00``, ``friday``. Such a text means the next such time in the user's local time zone. A day
+without a time means its beginning, like a date. A text that is ambiguous, or names a time that does
+not exist on that day, is refused with a sentence.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The snapshot from which a job starts, and the snapshot folders that its container must see.
 
-Finds the snapshot files that a job will write, as far as its command and its script name them.
-
-Reads the script and never runs it. Finds options such as ``--snapshot PATH``, and paths that the
-script names literally in ``Snapshot("run.pt", …)`` or ``Run(snapshot="run.pt", …)``. A path that
-the script computes is not found.
+:func:`snapshot_paths` finds the snapshot files that a job will write, as far as its command and its
+script name them. It reads the script and never runs it. It finds options such as ``--snapshot
+PATH``, and paths that the script names literally in ``Snapshot("run.pt", …)`` or
+``Run(snapshot="run.pt", …)``. A path that the script computes is not found.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Converts options of ``malletrain submit`` to a checked job: sizes, scaling curve, environment,
-script.
+time limit, notifications, script.
 
 All checks that are possible on the submitting machine are made here, before the daemon is asked;
 the daemon checks the job again. Raises :class:`malletrain.submission.error.SpecError` with a
 sentence that says what is accepted.
-
-Parsers of a job's ``--time-limit`` and ``--notify``. Pure.
 """
 
 from __future__ import annotations

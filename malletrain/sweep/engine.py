@@ -1,8 +1,8 @@
 """The engine of a sweep: checks trials and jobs and carries out the next actions. A turn may be
 interrupted anywhere; the next one, of this process or another, continues.
 
-Decides when a trial starts, is pruned and ends, and the weight of its job. No clock, no sleep: the
-caller passes the time. States of a trial:
+:class:`Engine` decides when a trial starts, is pruned and ends; :func:`weights` decides the weight
+of its job. No clock, no sleep: the caller passes the time. States of a trial:
 
     asked → values chosen → job submitted (with a key: once) → values of the metric read
       → its end noted, then its job cancelled, then told       (pruned, or cancelled by its owner)
@@ -13,12 +13,11 @@ that is about to end is already in the queue, so that the nodes do not become id
 starts after the end is noted and before the job is cancelled, or when the trial has reported its
 last step. The exception is a sampler that learns and is to run one trial at a time.
 
-The weight of each trial's job in the plan: trials on higher rungs weigh more. Pure.
-
-The pruner and the allocator meet in the bid. The trials on the highest rung have the weight that
-the sweep has; the others have less. When only those on the highest rung remain, they have the whole
-weight and get the nodes that there are. :mod:`malletrain.core.bidders` makes all trials together
-count as one job of that weight beside other jobs.
+Weights: trials on higher rungs weigh more. The pruner and the allocator meet in the bid. The trials
+on the highest rung have the weight that the sweep has; the others have less. When only those on the
+highest rung remain, they have the whole weight and get the nodes that there are.
+:mod:`malletrain.core.bidders` makes all trials together count as one job of that weight beside
+other jobs.
 
 The weights are close to each other, because a node brings most to a trial that has none: a second
 node for a running trial brings about 0.87 as much (2^0.9 - 1, with throughput taken as nodes^0.9

@@ -1,15 +1,13 @@
 """The drain wait: after a snapshot on demand, a worker reports it and waits to be stopped, because
-further steps would be lost.
+further steps would be lost. Standard library only.
 
-Decides how long to wait and how often to report. Open files and experiment trackers are flushed
-before the process is stopped. Standard library only.
+:func:`wait_to_be_stopped` decides how long to wait and how often to report. Open files and
+experiment trackers are flushed before the process is stopped.
 
-Flushes the files that the script has open for writing, at each snapshot.
-
-A process that is stopped for a rescale ends by a signal, and loses the content of Python's buffers.
-A row in such a buffer would be missing, because the process that resumes from the snapshot does not
-write it again. Decides which files are flushed: regular files that Python's own file objects write
-to. Standard library only.
+:func:`flush` flushes the files that the script has open for writing, at each snapshot. A process
+that is stopped for a rescale ends by a signal, and loses the content of Python's buffers. A row in
+such a buffer would be missing, because the process that resumes from the snapshot does not write it
+again. It decides which files are flushed: regular files that Python's own file objects write to.
 """
 
 from __future__ import annotations

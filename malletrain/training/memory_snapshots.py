@@ -1,14 +1,12 @@
 """The snapshots of a run's :class:`malletrain.Snapshot` in the memory of the nodes.
 
-Decides what is saved and which node gets a copy: at a drain a node of the next round, and
-periodically another node. If the memory does not suffice, the user gets one message and the disk is
-used. Decides nothing about the disk.
+:class:`MemorySnapshots` decides what is saved and which node gets a copy: at a drain a node of the
+next round, and periodically another node. If the memory does not suffice, the user gets one message
+and the disk is used. It decides nothing about the disk.
 
-Copies tensors from a GPU to host memory through page-locked buffers, which are reused for the next
-snapshot.
-
-Starts all copies at once and waits for them once. Does nothing on a CPU. Tested by ``make
-test-gpu``.
+:class:`Staging` copies tensors from a GPU to host memory through page-locked buffers, which are
+reused for the next snapshot. It starts all copies at once and waits for them once, and does nothing
+on a CPU. Tested by ``make test-gpu``.
 """
 
 from __future__ import annotations

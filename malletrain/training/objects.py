@@ -3,20 +3,17 @@
 Decides which objects can be saved and what their state is without wrappers, and writes the messages
 for states that do not fit. Accesses no disk (:mod:`malletrain.training.snapshot_file` does).
 
-Loads the state of an optimizer that gets further parameter groups during training, as in
-fine-tuning that unfreezes layers step by step.
+:func:`load` loads the state of an optimizer that gets further parameter groups during training, as
+in fine-tuning that unfreezes layers step by step. If the optimizer has all saved groups, the state
+is loaded at once. Otherwise the state of its present groups is loaded at once, and the full state
+right before its next update. Until then the script must add the other groups with
+``add_param_group()``.
 
-If the optimizer has all saved groups, the state is loaded at once. Otherwise the state of its
-present groups is loaded at once, and the full state right before its next update. Until then the
-script must add the other groups with ``add_param_group()``.
-
-Saves plain numbers in attributes of modules that change during training (the counter of an
-average's warm-up, a decreasing temperature), and which parameters are frozen. ``state_dict()`` does
-not include them.
-
-Decides which attributes belong to the state: those that differ from their value at the start of the
-script. A value that the script sets and does not change, such as a size or a probability, is taken
-from the script at every start.
+:class:`ModuleNumbers` saves what ``state_dict()`` does not include: plain numbers in attributes of
+modules that change during training (the counter of an average's warm-up, a decreasing temperature),
+and which parameters are frozen. It decides which attributes belong to the state: those that differ
+from their value at the start of the script. A value that the script sets and does not change, such
+as a size or a probability, is taken from the script at every start.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Identifies the run that owns a snapshot, and the default path of a run's snapshots.
+"""Identifies the run that owns a snapshot, and the default path of a run's snapshots. Standard
+library only.
 
-A run is identified by its job, its script and its arguments. Decides which snapshots belong to
-another run. Such a snapshot is used only on request. Standard library only.
+A run is identified by its job, its script and its arguments (:class:`Owner`). :func:`check` decides
+which snapshots belong to another run. Such a snapshot is used only on request.
 
-Reads the owner of a snapshot without torch, without running code of the snapshot and without its
-tensors, for commands that copy, export or delete snapshots. Decides nothing. Standard library only.
+:func:`owner_in` reads the owner of a snapshot without torch, without running code of the snapshot
+and without its tensors, for commands that copy, export or delete snapshots.
 """
 
 from __future__ import annotations

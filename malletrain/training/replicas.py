@@ -1,12 +1,12 @@
-"""Decides when the state of a node is copied to another node.
+"""Copies of the state of a node: to another node, and from the node's memory to the disk.
 
-If the script sets a number of steps, a copy is made after each of these intervals. Otherwise copies
-are made with each snapshot if a node holds more than it can hand over within its notice.
+:class:`Replicas` decides when the state is copied to another node. If the script sets a number of
+steps, a copy is made after each of these intervals. Otherwise copies are made with each snapshot if
+a node holds more than it can hand over within its notice.
 :mod:`malletrain.training.memory_snapshots` makes the copies.
 
-Copies snapshots from the node's memory to the disk while the training continues.
-
-Copies one snapshot at a time. The process does not exit before its copy is complete.
+:class:`DiskCopies` copies snapshots to the disk while the training continues, one snapshot at a
+time. The process does not exit before its copy is complete.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""Reports of a training script to the agent: samples done, timestamps, metrics.
+"""Reports of a training script to the agent: samples done, timestamps, metrics, and the stacks of a
+worker that hangs. Standard library only.
 
-Decides when a report is sent as a datagram: at most every 50 ms, and 10 ms after the last report
-while the training waits. Counts are cumulative, so a lost datagram loses nothing. Decides nothing
-about throughput. Nothing here raises into the training loop or blocks it. Without
-``MALLETRAIN_SOCKET`` in the environment all functions are no-ops, so that the same script runs
-under plain Python or torchrun.
+:func:`report` and :func:`metric` decide when a report is sent as a datagram: at most every 50 ms,
+and 10 ms after the last report while the training waits. Counts are cumulative, so a lost datagram
+loses nothing. They decide nothing about throughput. Nothing here raises into the training loop or
+blocks it. Without ``MALLETRAIN_SOCKET`` in the environment all functions are no-ops, so that the
+same script runs under plain Python or torchrun.
 
-Lets the agent see the stacks of a hanging worker: on a signal, they are written to a file in the
-job's directory.
-
-Uses Python's faulthandler, which needs neither the interpreter's lock nor a Python thread, so it
-works in a worker that is stuck in a collective or a system call. Decides nothing else. Standard
-library only.
+:func:`install` lets the agent see the stacks of a hanging worker: on a signal, they are written to
+a file in the job's directory. It uses Python's faulthandler, which needs neither the interpreter's
+lock nor a Python thread, so it works in a worker that is stuck in a collective or a system call.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Reads only those rows of a saved shard that this rank needs.
 
-torch's own reader reads a whole shard if a rank needs a part of it. This one reads the head of each
-shard, which locates the elements, and the needed rows; if a shard is not as expected, it reads all
-of it. If block check sums are known, it reads whole blocks, each once, and returns nothing whose
-check sum is wrong.
+:class:`RowReader`: torch's own reader reads a whole shard if a rank needs a part of it. This one
+reads the head of each shard, which locates the elements, and the needed rows; if a shard is not as
+expected, it reads all of it. If block check sums are known, it reads whole blocks, each once, and
+returns nothing whose check sum is wrong. It uses only torch's public interfaces: ``StorageReader``,
+and the metadata of ``FileSystemReader``.
 
-Uses only torch's public interfaces: ``StorageReader``, and the metadata of ``FileSystemReader``.
-
-Locates the elements of a tensor in the output of ``torch.save``, without reading them. Pure.
-
-The output is a zip archive without compression: first a pickle with the layout of the tensor in its
-storage, then some records of a few bytes, then the storage. For anything unexpected the result is
-None, and the caller reads the whole archive.
+:func:`locate` finds the elements of a tensor in the output of ``torch.save``, without reading them.
+That output is a zip archive without compression: first a pickle with the layout of the tensor in
+its storage, then some records of a few bytes, then the storage. For anything unexpected the result
+is None, and the caller reads the whole archive.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
 """Snapshots of a training run: taken periodically and on demand, restored at any number of ranks.
 
-Decides when a snapshot is taken and what it contains. If it cannot be written, training continues.
-:mod:`malletrain.training.snapshot_file` decides how it reaches the disk. torch is imported only
-when a snapshot is saved or restored.
+:class:`Snapshot` decides when a snapshot is taken and what it contains. If it cannot be written,
+training continues. :mod:`malletrain.training.snapshot_file` decides how it reaches the disk. torch
+is imported only when a snapshot is saved or restored.
 
 In data-parallel training only rank 0 writes: parameters and optimizer are identical on every rank,
 and the sampler's position is global, so the state of rank 0 at its own step boundary is the state
 of all ranks. If a model is sharded (FSDP2, HSDP, tensor parallelism), all ranks write at a step
 that they agree on: :mod:`malletrain.training.sharded_snapshot`.
 
-Sends a request of rank 0 to all ranks, so that all act on it at the same step.
-
-Decides when the request is sent and read: rank 0 broadcasts one number at each step, and all ranks
-read it at the next step, so that no rank waits for the message. :mod:`malletrain.training.snapshot`
-defines the numbers.
+:class:`Agreement` sends a request of rank 0 to all ranks, so that all act on it at the same step.
+It decides when the request is sent and read: rank 0 broadcasts one number at each step, and all
+ranks read it at the next step, so that no rank waits for the message. :class:`Snapshot` defines the
+numbers.
 """
 
 from __future__ import annotations

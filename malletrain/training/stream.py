@@ -1,9 +1,8 @@
 """Iterable datasets made of shards, for jobs whose number of ranks changes: every record of an
 epoch exactly once.
 
-Yields this rank's batches and tracks the position of all ranks.
-:mod:`malletrain.training.stream_deal` decides which rank reads which shard,
-:mod:`malletrain.training.stream` how shards are read, and
+:class:`ElasticStream` yields this rank's batches and tracks the position of all ranks.
+:mod:`malletrain.training.stream_deal` decides which rank reads which shard, and
 :mod:`malletrain.training.snapshot` when the position is saved.
 
 The length of a shard is unknown until it is read. The shards are dealt out to the readers of all
@@ -12,16 +11,13 @@ The ranks report to each other at each step whether they have a further share. W
 the remaining shards are dealt out again. When too few shards are left for that, all ranks read all
 of them and take their share of every global batch.
 
-Messages between the ranks of a stream at each step: whether a rank has a further portion, and the
-cursors of its readers.
+:class:`StepWord` is the message of the ranks at each step: whether a rank has a further portion,
+and the cursors of its readers. :func:`send_progress` sends it when a batch is yielded, and it is
+read when the step is done, so that no rank waits for it.
 
-Decides when a message is sent and read: it is sent when a batch is yielded and read when the step
-is done, so that no rank waits for it. :mod:`malletrain.training.stream` acts on it.
-
-Readers of a stream: open shards and cut them into portions, in the processes of a ``DataLoader``.
-
-Decides how many records a portion has and where the next one begins.
-:mod:`malletrain.training.stream_deal` decides which shards a reader has.
+:class:`Readers` open shards and cut them into portions, in the processes of a ``DataLoader``
+(:func:`loader`). :func:`portions` decides how many records a portion has and where the next one
+begins.
 """
 
 from __future__ import annotations

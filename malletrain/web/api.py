@@ -1,18 +1,19 @@
 """The API of the page: ``/api/v1``, one route per operation. Data have the form of the command
 line's ``--json``.
 
-Decides which answers come from the last poll and which from the daemon. :mod:`malletrain.web.guard`
-decides before which requests are admitted, :mod:`malletrain.web.guard` what a viewer sees.
+:class:`Routes` decides which answers come from the last poll and which from the daemon.
+:mod:`malletrain.web.guard` decides before which requests are admitted, and what a viewer sees.
 
-Caches large answers, encoded once for each version of the board and for all viewers.
+:class:`EncodedAnswers` caches large answers, encoded once for each version of the board and for all
+viewers.
 
-The forms that viewers send: jobs to submit, and limits of their scale. Decides only their format; a
-job is validated by the same code as in ``malletrain submit``.
+:class:`SubmitForm` and :class:`ScaleForm` are the forms that viewers send: jobs to submit, and
+limits of their scale. They decide only the format; a job is validated by the same code as in
+``malletrain submit``.
 
-Sends server-sent events to all viewers: everything once, then the changes.
-
-A change is encoded once for all viewers of one user. A viewer that is behind gets the kept changes,
-or everything again. The server does not wait for slow viewers.
+:class:`Stream` sends server-sent events to all viewers: everything once, then the changes. A change
+is encoded once for all viewers of one user. A viewer that is behind gets the kept changes, or
+everything again. The server does not wait for slow viewers.
 """
 
 from __future__ import annotations

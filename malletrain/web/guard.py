@@ -1,12 +1,13 @@
-"""Decides which requests are admitted, before anything else handles them.
+"""Decides which requests are admitted, before anything else handles them, and what each viewer may
+see.
 
-Four questions are answered in this order:
+:class:`WebGuard` answers four questions in this order:
 
 * Is the request meant for this page? Its ``Host`` must be an allowed name, else another site could
   let its own name resolve to this host (DNS rebinding).
 * Does it have the token? First in the URL, then in a cookie that no script can read; programs send
   it as ``Authorization: Bearer``. It is compared in constant time. A wrong token is logged, and
-  answered with a growing delay (:mod:`malletrain.web.guard`).
+  answered with a growing delay.
 * Who is the viewer? The user as whom the page runs; if a proxy is trusted, the user in its header.
 * Does it change something? Then it must come from the page itself (CSRF): it needs a header that no
   form of another site can send, and if the browser states the request's origin, that must be this
@@ -14,17 +15,14 @@ Four questions are answered in this order:
 
 Headers of every answer tell the browser what the page may load and do.
 
-Handles requests with a wrong token: how long each waits for its answer, and which are logged. Pure.
+:class:`FailedLogins` decides how long each request with a wrong token waits for its answer, and
+which are logged, by address. A request with the right token is never delayed, even if others from
+its address had a wrong one.
 
-Decides by address. A request with the right token is never delayed, even if others from its address
-had a wrong one.
-
-Decides what each viewer may see.
-
-The page runs as one user and asks the daemon with that user's key. If a proxy names the viewer,
-other users see what they would see on the command line: their own jobs, and the public parts of
-others' jobs. They may cancel their own jobs, but not submit any, because a job runs as the user
-whose key submits it.
+:class:`Viewer` decides what a viewer may see. The page runs as one user and asks the daemon with
+that user's key. If a proxy names the viewer, other users see what they would see on the command
+line: their own jobs, and the public parts of others' jobs. They may cancel their own jobs, but not
+submit any, because a job runs as the user whose key submits it.
 """
 
 from __future__ import annotations

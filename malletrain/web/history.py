@@ -1,9 +1,10 @@
-"""Records throughput and scale of the jobs over time, since the page was started.
+"""Records throughput and scale of the jobs over time, since the page was started. Pure.
 
-Pure. The daemon does not store throughput over time, so the history of a job starts with the first
-poll after both the job and the page have started.
+:class:`SeenHistory`: the daemon does not store throughput over time, so the history of a job starts
+with the first poll after both the job and the page have started.
 
-Stores a series of numbers over time in bounded memory. The longer the series, the coarser it is.
+:class:`ThinnedSeries` stores a series of numbers over time in bounded memory. The longer the
+series, the coarser it is.
 """
 
 from __future__ import annotations

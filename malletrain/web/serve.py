@@ -1,9 +1,8 @@
-"""Serves the page: where it listens, who is admitted there, and how its address is shown.
+"""Serves the page: builds the application, and decides where it listens, who is admitted there, and
+how its address is shown.
 
-Decides which options can be combined: a header that names the viewer is trusted only if the proxy
-alone can send it.
-
-Builds the application: API, page and guard.
+:func:`make_access_policy` decides which options can be combined: a header that names the viewer is
+trusted only if the proxy alone can send it. :func:`make_app` joins API, page and guard.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Counts the calls to a main scheduler's controller by command and outcome, and detects that it is
-overloaded.
+"""How often a main scheduler's controller is called: counts of the calls, detection of overload,
+and the pauses that follow.
 
-Decides which messages mean overload, and how long the controller is left alone after one. Used by
-:mod:`scavenger.batch.commands` for commands, and by the bindings for their calls.
+:class:`CallLog` counts the calls by command and outcome. It decides which messages mean overload,
+and how long the controller is left alone after one. Used by :mod:`scavenger.batch.commands` for
+commands, and by the bindings for their calls.
 
-The pause between two polls of a main scheduler. Pure.
+:class:`PollPause` decides the pause between two polls. A scheduler that answers slowly is polled
+less often, up to the limit that the guarantees to the site set
+(:attr:`~scavenger.batch.settings.BatchSettings.max_pause_s`). :class:`CallLog` handles a scheduler
+that does not answer.
 
-A scheduler that answers slowly is polled less often, up to the limit that the guarantees to the
-site set (:attr:`~scavenger.batch.settings.BatchSettings.max_pause_s`). :mod:`scavenger.batch.calls`
-handles a scheduler that does not answer.
-
-Back-off after refusals: pauses that grow with each refusal.
-
-Decides how long to pause. The caller decides what counts as a refusal. Pure.
+:class:`Backoff` decides pauses that grow with each refusal. The caller decides what counts as a
+refusal.
 """
 
 from __future__ import annotations

@@ -1,22 +1,19 @@
 """The one place that runs the main scheduler's commands: time limit, bounded output, retries, no
 shell.
 
-Decides how long a command may take, how much it may print and how often it is retried. The caller
-decides what a command means and whether it may be retried (queries may, submissions may not). Used
-by every scheduler that is accessed through commands. :mod:`scavenger.batch.calls` stores the
-counts.
+:class:`Commands` decides how long a command may take, how much it may print and how often it is
+retried. The caller decides what a command means and whether it may be retried (queries may,
+submissions may not). Used by every scheduler that is accessed through commands.
+:mod:`scavenger.batch.calls` stores the counts.
 
-Runs several commands of the main scheduler in parallel.
+:func:`side_by_side` runs several commands in parallel. It decides how many: a command waits for the
+scheduler's answer most of its time, so more in parallel would only wait longer.
 
-Decides how many: a command waits for the scheduler's answer most of its time, so more in parallel
-would only wait longer.
-
-Checks that an answer of the main scheduler is complete, and turns errors in reading it into
-SchedulerError.
-
-The commands of the main scheduler end each line with a newline. Some sites replace them by scripts
-that exit with status 0 even if the command inside fails. A truncated line can look like a valid
-one: lease ``l1`` instead of ``l12``. (JSON needs no such check: truncated JSON is invalid.)
+:func:`require_complete` checks that an answer is complete. The commands of the main scheduler end
+each line with a newline. Some sites replace them by scripts that exit with status 0 even if the
+command inside fails. A truncated line can look like a valid one: lease ``l1`` instead of ``l12``.
+(JSON needs no such check: truncated JSON is invalid.) :func:`raising_scheduler_error` turns errors
+in reading an answer into SchedulerError.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Ends leases early: cancels them, or asks them to leave first.
 
-Decides when a cancel is repeated. :mod:`scavenger.batch.lease_ledger` and
-:mod:`scavenger.batch.ending` decide which leases have to end.
+:class:`LeaseEnder` decides when a cancel is repeated. :mod:`scavenger.batch.lease_ledger` and
+:func:`must_leave` decide which leases have to end.
 
-Decides which leases have to leave because of the site's plans for their nodes. Pure.
-
-The main scheduler preempts leases to take a node back for a job. It does not preempt for a
-reservation that begins, or for a node that an administrator drains: it waits until the lease ends.
-It does not know the hours of ``[gaps]`` either. So leases are asked to leave as in a preemption.
+:func:`must_leave` decides by the site's plans for the nodes. The main scheduler preempts leases to
+take a node back for a job. It does not preempt for a reservation that begins, or for a node that an
+administrator drains: it waits until the lease ends. It does not know the hours of ``[gaps]``
+either. So leases are asked to leave as in a preemption.
 """
 
 from __future__ import annotations

@@ -4,15 +4,13 @@ part, and gives them back.
 Contains everything that :mod:`scavenger.slurm` and :mod:`scavenger.pbs` share. These define how
 their scheduler is read and how a lease is requested. :mod:`scavenger.batch.rules` decides which
 node is a gap, :mod:`scavenger.batch.lease_ledger` tracks the leases, and
-:mod:`scavenger.batch.submission` submits and cancels jobs. This module combines them.
+:mod:`scavenger.batch.submission` submits and cancels jobs. :class:`BatchScavenger` combines them.
 
-The condition of a scavenger's connection to its main scheduler, from the calls and the ledger.
-Decides only the sentences.
+:func:`contact` describes the condition of the connection to the main scheduler, from the calls and
+the ledger. It decides only the sentences.
 
-Turns a request into the specification of a lease, or refuses it. Pure.
-
-Decides the time limit and the environment of a lease. :mod:`scavenger.batch.rules` decides whether
-its node is a gap.
+:func:`lease_spec` turns a request into the specification of a lease, or refuses it. It decides the
+time limit and the environment of a lease.
 """
 
 from __future__ import annotations

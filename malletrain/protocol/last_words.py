@@ -1,5 +1,5 @@
 """The last output of a process that failed: its log without known noise, and the line of its first
-error. Decides by the text alone; :mod:`failures` decides whose fault it is.
+error. Decides by the text alone; :mod:`malletrain.protocol.failures` decides whose fault it is.
 """
 
 from __future__ import annotations

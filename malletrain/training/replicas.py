@@ -2,8 +2,8 @@
 
 :class:`Replicas` decides when the state is copied to another node. If the script sets a number of
 steps, a copy is made after each of these intervals. Otherwise copies are made with each snapshot if
-a node holds more than it can hand over within its notice.
-:mod:`malletrain.training.memory_snapshots` makes the copies.
+a node holds more than it can hand over within its notice. :class:`HandOver` sends them while the
+training continues, :mod:`malletrain.training.memory_snapshots` makes them.
 
 :class:`DiskCopies` copies snapshots to the disk while the training continues, one snapshot at a
 time. The process does not exit before its copy is complete.

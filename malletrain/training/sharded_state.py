@@ -5,9 +5,9 @@ FSDP2, HSDP and tensor parallelism create only these) and which are the same on 
 which layout a saved tensor is read. They access no disk (:mod:`malletrain.training.shard_files`
 does).
 
-:func:`state_by_name` and :func:`load_by_name` store the state of an optimizer by the names of its
-parameters, and decide which parameter a saved state belongs to. torch numbers the parameters, so a
-parameter that is frozen, added or moved to another group makes a state unreadable.
+:func:`state_by_name` and :func:`load_by_name` save and load the state of an optimizer by the names
+of its parameters, and decide which parameter a saved state belongs to. torch numbers the
+parameters, so a parameter that is frozen, added or moved to another group makes a state unreadable.
 ``torch.distributed.checkpoint.state_dict`` does a step with zero gradients if an optimizer has no
 state yet, and ignores group keys that are not in both (a scheduler's ``initial_lr``). Names avoid
 both.

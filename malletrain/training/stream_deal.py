@@ -1,8 +1,8 @@
 """Deals the shards of a stream out to the ranks' readers, and computes the position of all ranks.
 
 Decides which reader gets which of the remaining shards of an epoch, and computes the position from
-the readers' cursors. Pure: it opens no shard (:mod:`malletrain.training.stream` does) and
-sends nothing to other ranks (:mod:`malletrain.training.stream` does).
+the readers' cursors. Pure: it opens no shard and sends nothing to other ranks
+(:mod:`malletrain.training.stream` does both).
 
 A *place* is a shard's index in the order of the epoch. A *cursor* is (index into the reader's list,
 number of records of that shard that are done).

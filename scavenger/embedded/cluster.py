@@ -7,20 +7,18 @@ It is a separate process, so that killing the daemon stops neither it nor the ag
   [--grace 5] [--notice-fraction 0.75]
 
 Without a trace all nodes are always idle. With one, the trace decides
-(:mod:`scavenger.trace.replay`). When a leased node becomes busy, the cluster preempts the lease: it
-sends SIGTERM to the lease's process and, after the grace time, SIGKILL to all processes of the
-lease. For the fraction without notice it sends SIGKILL to the process at once. It communicates with
-its clients (:mod:`scavenger.embedded.scavenger`) only through files, see
-:mod:`scavenger.embedded.layout`. On SIGTERM it preempts all leases and leaves no process behind. A
-second SIGTERM skips the grace time.
+(:mod:`scavenger.trace.replay`). When a leased node becomes busy, :class:`EmbeddedCluster` preempts
+the lease: it sends SIGTERM to the lease's process and, after the grace time, SIGKILL to all
+processes of the lease. For the fraction without notice it sends SIGKILL to the process at once. It
+communicates with its clients (:mod:`scavenger.embedded.scavenger`) only through files, see
+:mod:`scavenger.embedded.layout`.
 
-Writes the files of the embedded cluster: state, answers and history. A full disk does not stop the
-cluster.
-
-Checks the requests of clients to an embedded cluster. Pure. The cluster decides whether a node is
+:class:`Record` writes these files: state, answers and history. A full disk does not stop the
+cluster. :func:`read_take` checks the requests of clients; the cluster decides whether a node is
 free.
 
-The signals of the embedded cluster's process: requests to stop, and ended children.
+:func:`install` handles the signals of the process: requests to stop, and ended children. On SIGTERM
+the cluster preempts all leases and leaves no process behind. A second SIGTERM skips the grace time.
 """
 
 from __future__ import annotations

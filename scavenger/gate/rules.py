@@ -1,7 +1,7 @@
 """The rules of the gate: a file of the machine's administrator that only root can write.
 
-Decides whether the file can be trusted, and parses it. :mod:`scavenger.gate.verbs` and
-:mod:`scavenger.gate.verbs` decide which commands are accepted.
+Decides whether the file can be trusted, and parses it. :mod:`scavenger.gate.verbs` decides which
+commands are accepted.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""The commands that the gate accepts, and their arguments.
+"""The commands that the gate accepts, their arguments, and the batch scripts of leases. Pure.
 
-Tables: for each command the options that every lease has, as patterns. The site's own options
-(``options`` of the rules) must all be present, and no others. Decides nothing about batch scripts
-and existing jobs. Pure.
+:func:`gated` decides about a command by tables: for each command the options that every lease has,
+as patterns. The site's own options (``options`` of the rules) must all be present, and no others.
+It decides nothing about batch scripts and existing jobs.
 
-Checks that a batch script is that of leases and of nothing else.
-
-The script is parsed, and the result is assembled again by :mod:`scavenger.batch.lease_script` and
-:mod:`scavenger.slurm.job`. The script is accepted only if both are equal, byte for byte. Therefore
-the parser can be simple. Also decides which commands a lease may run and which variables it may
-set. Pure.
+:func:`check_script` decides that a batch script is that of leases and of nothing else, which
+commands a lease may run and which variables it may set. The script is parsed, and the result is
+assembled again by :mod:`scavenger.batch.lease_script` and :mod:`scavenger.slurm.job`. The script is
+accepted only if both are equal, byte for byte. Therefore the parser can be simple.
 """
 
 from __future__ import annotations

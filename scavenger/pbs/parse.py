@@ -1,17 +1,15 @@
-"""Parses PBS's output at one poll: vnodes, jobs and reservations. Text (or the same values from the
-bindings) in, plain values out.
+r"""Parses PBS's output at one poll: vnodes, jobs and reservations. Text (or the same values from
+the bindings) in, plain values out. Decides nothing about gaps.
 
 Commands run with ``TZ=UTC0``, so times are UTC. Formats: recordings of OpenPBS 23.06, the PBS
-Professional Reference Guide, and the sources of pbsnodes, qstat and pbs_rstat. This module decides
-nothing about gaps.
+Professional Reference Guide, and the sources of pbsnodes, qstat and pbs_rstat.
 
-Decodes JSON as PBS prints it, which is not always valid.
-
-``pbsnodes`` and ``qstat -F json`` print one key per line. Depending on the version, they do not
-escape quotes in strings, use escapes that JSON does not have (``\'``), and print each string that
-strtod(3) accepts as a number: ``005``, ``.5``, ``inf``, ``0x1f`` (openpbs issues 1255 and 2541,
-pull requests 830, 2049 and 2603). One user's environment variable is enough. So text that cannot be
-decoded is repaired line by line and decoded again. Text in, plain values out. It decides nothing.
+:func:`decode` reads JSON as PBS prints it, which is not always valid. ``pbsnodes`` and ``qstat -F
+json`` print one key per line. Depending on the version, they do not escape quotes in strings, use
+escapes that JSON does not have (``\'``), and print each string that strtod(3) accepts as a number:
+``005``, ``.5``, ``inf``, ``0x1f`` (openpbs issues 1255 and 2541, pull requests 830, 2049 and 2603).
+One user's environment variable is enough. So text that cannot be decoded is repaired line by line
+(:func:`repair`) and decoded again.
 """
 
 from __future__ import annotations

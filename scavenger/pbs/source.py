@@ -1,11 +1,10 @@
 """Reads the state of a PBS through its commands, or through its Python bindings if they are
 installed. Decides which, and with what environment.
 
-Reads PBS through its Python bindings, if they are installed. They run in a separate process
-(:mod:`scavenger.pbs.ask_pbs_ifl`), which has a time limit like every command.
-
-The answers are converted into the same values as the commands' output. Leases are always requested
-and given back through the commands, because only these can act as another user.
+:class:`PbsCommandSource` runs the commands. :class:`BindingsSource` runs the bindings in a separate
+process (:mod:`scavenger.pbs.ask_pbs_ifl`), which has a time limit like every command, and converts
+the answers into the same values as the commands' output. Leases are always requested and given back
+through the commands, because only these can act as another user.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 Nothing is submitted (``sbatch --test-only``) and nothing is changed.
 
-The longest time that a job of the main scheduler waits because a lease has its nodes, for
-``malletrain check``.
-
-Decides which times add up. By Slurm's preempt_select_promiscuous, a lease cannot be preempted
-during its exempt time. A preempted lease then has GraceTime, SIGTERM, and SIGKILL after KillWait.
-The waiting job is reconsidered at least once per backfill cycle. See slurm.conf(5),
-PreemptExemptTime, GraceTime, KillWait, bf_interval.
+:func:`longest_wait` computes the longest time that a job of the main scheduler waits because a
+lease has its nodes. It decides which times add up. By Slurm's preempt_select_promiscuous, a lease
+cannot be preempted during its exempt time. A preempted lease then has GraceTime, SIGTERM, and
+SIGKILL after KillWait. The waiting job is reconsidered at least once per backfill cycle. See
+slurm.conf(5), PreemptExemptTime, GraceTime, KillWait, bf_interval.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""One lease as a Slurm job: the arguments of ``sbatch`` and ``scancel``, and the batch script.
+"""Leases as Slurm jobs: the arguments of ``sbatch`` and ``scancel``, the batch script, and which
+job of Slurm belongs to which lease.
 
 Input from outside never passes through a shell unquoted: options are separate arguments, and the
 lease's command is quoted in the batch script, which sbatch reads from its standard input. Decides
 how a lease is requested, not when or where.
 
-Splits jobs of Slurm that leases share, arrays and blocks, into one job for each lease.
-
-Slurm chooses the nodes of both among those for which leases were requested, so the node identifies
-the lease. Pending tasks belong to all leases whose nodes have no task yet. Pure.
+:func:`split_by_lease` splits jobs of Slurm that leases share, arrays and blocks, into one job for
+each lease. Slurm chooses the nodes of both among those for which leases were requested, so the node
+identifies the lease. Pending tasks belong to all leases whose nodes have no task yet.
 """
 
 from __future__ import annotations

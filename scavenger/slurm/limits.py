@@ -1,20 +1,19 @@
-"""Tests for ``malletrain check`` whether limits of associations and QOS leave room for leases in
-addition to the users' other jobs. Asks a running Slurm and changes nothing.
+"""The limits of Slurm that a lease meets: of its partitions, of its QOS and of its association.
 
-Jobs that wait because a limit of their association or QOS is reached, against which leases count
-too.
+:func:`longest_lease` and :func:`most_memory_mb` decide the maximum length and memory of a lease
+job: MaxTime and MaxMemPerNode of its partitions, MaxWall of its QOS. A lease that requests more
+would wait for ever (PartitionTimeLimit, QOSMaxWallDurationPerJobLimit, MaxMemPerLimit).
 
-Slurm preempts for nodes, never for a limit. A job with such a reason waits until another job of its
-account ends. If the site sets ``leave_at_limits``, leases that count against the same limit leave
-for it, as many as it has nodes, and no lease is requested meanwhile. If such jobs still wait after
-a while, leases are not the cause: leases are taken again, and leave again after a longer while.
-Pure.
+:class:`LimitWatch` watches jobs that wait because a limit of their association or QOS is reached,
+against which leases count too. Slurm preempts for nodes, never for a limit. A job with such a
+reason waits until another job of its account ends. If the site sets ``leave_at_limits``, leases
+that count against the same limit leave for it, as many as it has nodes, and no lease is requested
+meanwhile. If such jobs still wait after a while, leases are not the cause: leases are taken again,
+and leave again after a longer while. :func:`at_limit` decides which leases such
+jobs need.
 
-Maximum length and memory of a lease job: MaxTime and MaxMemPerNode of its partitions, MaxWall of
-its QOS.
-
-Decides which limits apply. A lease that requests more would wait for ever (PartitionTimeLimit,
-QOSMaxWallDurationPerJobLimit, MaxMemPerLimit).
+:func:`limits` tests for ``malletrain check`` whether limits of associations and QOS leave room for
+leases in addition to the users' other jobs. It asks a running Slurm and changes nothing.
 """
 
 from __future__ import annotations

@@ -1,29 +1,27 @@
 """The scavenger of Slurm: how Slurm is read, and what is specific to taking leases from it.
 
-One poll is three commands (squeue, sinfo, scontrol show reservation), or three calls of pyslurm if
-it can be used. The configuration (partitions, preemption, the backfill cycle) is read every few
-minutes. :mod:`scavenger.slurm.state` interprets Slurm's states, :mod:`scavenger.slurm.job` defines
-how a lease is requested, and :mod:`scavenger.slurm.due` decides which nodes are left to main jobs
-that are about to start. Everything else is common to all batch schedulers (:mod:`scavenger.batch`).
+:class:`SlurmScavenger`: one poll is three commands (squeue, sinfo, scontrol show reservation), or
+three calls of pyslurm if it can be used. The configuration (partitions, preemption, the backfill
+cycle) is read every few minutes. :mod:`scavenger.slurm.state` interprets Slurm's states,
+:mod:`scavenger.slurm.job` defines how a lease is requested, and :mod:`scavenger.slurm.due` decides
+which nodes are left to main jobs that are about to start. Everything else is common to all batch
+schedulers (:mod:`scavenger.batch`).
 
-Pauses lease requests while Slurm preempts leases for a job that it does not show yet.
-
+:class:`Hold` pauses lease requests while Slurm preempts leases for a job that it does not show yet.
 A main job can need more nodes than those of the leases that it preempts. It counts on idle nodes
 without marking them as planned (observed with Slurm 22.05). Within a second or two Slurm shows the
-job (:mod:`scavenger.slurm.due`). From then on only the nodes that it needs are left alone. Until
-then no lease is requested, and pending ones are withdrawn. Each preempted lease counts separately,
-because several main jobs can preempt at once, and Slurm can show one of them first.
+job. From then on only the nodes that it needs are left alone. Until then no lease is requested, and
+pending ones are withdrawn. Each preempted lease counts separately, because several main jobs can
+preempt at once, and Slurm can show one of them first.
 
-Detects that an answer of squeue was truncated at the end of a line, because leases are missing.
+:func:`missing` and :func:`ask_of_missing` detect that an answer of squeue was truncated at the end
+of a line, because leases are missing. Slurm shows a job for minutes after its end. So it is rare
+that one of our jobs is missing, and Slurm is asked whether it knows the job. If it does, the answer
+was truncated, and none of it is used, because it lacks jobs of others too.
 
-Slurm shows a job for minutes after its end. So it is rare that one of our jobs is missing, and
-Slurm is asked whether it knows the job. If it does, the answer was truncated, and none of it is
-used, because it lacks jobs of others too.
-
-Detects the nodes of a block whose agent has ended while the job continues on other nodes. Pure.
-
-A job with one node ends with its agent. In a block each agent is a separate step, whose end does
-not end the job. This module decides when Slurm is asked for steps, and whose step has ended.
+:class:`StepWatch` detects the nodes of a block whose agent has ended while the job continues on
+other nodes. A job with one node ends with its agent. In a block each agent is a separate step,
+whose end does not end the job. It decides when Slurm is asked for steps, and whose step has ended.
 """
 
 from __future__ import annotations

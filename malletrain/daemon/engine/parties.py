@@ -2,8 +2,8 @@
 jobs.
 
 They are derived from the configuration, the system's groups and Slurm's associations.
-:mod:`malletrain.core.shares` and :mod:`malletrain.core.shares` decide what follows for a plan.
-:class:`ShareKeeper` decides when the counters of the service to each share are stored.
+:mod:`malletrain.core.shares` decides what follows for a plan. :class:`ShareKeeper` decides when the
+counters of the service to each share are stored.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 when the scheduler becomes overloaded or unreachable and when it answers again.
 
 Decides when a poll counts as missed, and the sentences. :mod:`malletrain.daemon.leases.reconciler`
-decides when to poll next, :mod:`scavenger.batch.calls` and :mod:`scavenger.batch.calls` how
-long the scheduler is not called.
+decides when to poll next, :mod:`scavenger.batch.calls` how long the scheduler is not called.
 """
 
 from __future__ import annotations

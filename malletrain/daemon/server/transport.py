@@ -39,7 +39,7 @@ ZAP_FRAMES = 7
 
 _AT_ONCE = int(zmq.DONTWAIT)
 _MORE = int(zmq.SNDMORE)
-"""Flags as plain integers, as in :mod:`malletrain.daemon.server.transport`."""
+"""Flags as plain integers, because combining flags takes as long as sending."""
 
 
 class ZapAuthenticator:
@@ -141,7 +141,7 @@ FRAMES = 3
 """Number of frames of a message: its sender's identity, the protocol's tag, the body."""
 
 _MORE_AT_ONCE = int(zmq.DONTWAIT | zmq.SNDMORE)
-"""Flags as plain integers, because combining flags takes as long as sending."""
+"""Both flags at once."""
 
 log = structlog.get_logger(__name__)
 

@@ -1,5 +1,5 @@
-"""Statistics of a trace, and their text for a terminal. :meth:`scavenger.trace.Trace.statistics`
-computes them.
+"""Statistics of a trace, and their text for a terminal.
+:meth:`scavenger.trace.trace.Trace.statistics` computes them.
 """
 
 from __future__ import annotations

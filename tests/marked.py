@@ -4,6 +4,8 @@ environment, and ended with the test.
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 
 MARK = "MALLETRAIN_TEST_SESSION"
@@ -25,7 +27,9 @@ def running(token: str) -> list[psutil.Process]:
 def end(token: str) -> None:
     """End all processes of a session."""
     for process in running(token):
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            process.terminate()
     _, alive = psutil.wait_procs(running(token), timeout=20)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,5 +1,5 @@
 """The daemon: runs the controller on the real clock, with sockets, a store and a main scheduler.
 
-Its rooms import downwards only: ``main`` and ``compose``, ``server``, ``api``, ``nodes``,
-``leases``, ``engine``, ``jobs``, ``site``.
+It runs on the head node. Its rooms import downwards only: ``main`` and ``compose``, ``server``,
+``api``, ``nodes``, ``leases``, ``engine``, ``jobs``, ``site``.
 """

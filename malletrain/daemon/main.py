@@ -4,11 +4,9 @@ SIGTERM it stops and leaves the jobs running.
 After a failed transaction or a change of the host's clock it replaces its components and adopts the
 jobs again within the same process. Agents and clients keep their connections.
 
-Decides which changes of the clock, by a person or a time service, matter. Stored times are shifted,
-so that durations computed from them (the age of a lease, the charge to a budget, the service to a
-share) exclude the change; all timers start again with the components. The time of a suspension of
-the host counts, because jobs continued. If two services set the clock against each other, the
-daemon ignores their changes after the first ``MAX_CHANGES``.
+Decides which changes of the clock matter. Stored times are shifted, so that durations computed from
+them exclude the change. The time of a suspension of the host counts, because jobs continued. If two
+services set the clock against each other, the daemon follows ``MAX_CHANGES`` of their changes.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ else:  # run by its path: only the standard library, and modules imported from t
     sys.path.append(os.path.join(_PACKAGE, "protocol"))
     import env  # type: ignore[import-not-found,no-redef]
     from fault_points import FaultPoint, reached  # type: ignore[import-not-found,no-redef]
-    from log_names import rank_log_name  # type: ignore[import-not-found,no-redef]
+    from job_files import rank_log_name  # type: ignore[import-not-found,no-redef]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15

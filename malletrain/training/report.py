@@ -7,9 +7,10 @@ loses nothing. They decide nothing about throughput. Nothing here raises into th
 blocks it. Without ``MALLETRAIN_SOCKET`` in the environment all functions are no-ops, so that the
 same script runs under plain Python or torchrun.
 
-:func:`install` lets the agent see the stacks of a hanging worker: on a signal, they are written to
-a file in the job's directory. It uses Python's faulthandler, which needs neither the interpreter's
-lock nor a Python thread, so it works in a worker that is stuck in a collective or a system call.
+:func:`install_stack_signal` lets the agent see the stacks of a hanging worker: on a signal, they
+are written to a file in the job's directory. It uses Python's faulthandler, which needs neither the
+interpreter's lock nor a Python thread, so it works in a worker that is stuck in a collective or a
+system call.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from malletrain.training.busy import Busy
 _file: IO[bytes] | None = None
 
 
-def install() -> None:
+def install_stack_signal() -> None:
     """Install the signal handler. Never raises. Does nothing outside MalleTrain, or if the script
     uses the signal itself.
     """
@@ -64,7 +65,7 @@ def install() -> None:
         faulthandler.register(STACKS_SIGNAL, file=_file, all_threads=True, chain=False)
 
 
-def remove() -> None:
+def remove_stack_signal() -> None:
     """Remove the handler in a forked child of the worker."""
     global _file
     if _file is not None:
@@ -246,7 +247,7 @@ def _connect() -> _Worker | None:
         path = os.environ.get(env.SOCKET)
         if path:
             _worker = _Worker(path)
-            install()
+            install_stack_signal()
             tracking.set_wandb_run()
             atexit.register(_at_exit)
     return _worker
@@ -259,7 +260,7 @@ def forget() -> None:
     global _worker, _connected
     if _worker is not None:
         _worker.forgotten = True
-        remove()
+        remove_stack_signal()
         _worker.close()
     _worker, _connected = None, False
 

@@ -1,1 +1,4 @@
-"""The requests of clients: what they may see and change."""
+"""The requests of clients: what they may see and change.
+
+Runs in the daemon.
+"""

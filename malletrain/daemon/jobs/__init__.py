@@ -1,1 +1,4 @@
-"""What is stored and measured of each job."""
+"""What is stored and measured of each job.
+
+Runs in the daemon.
+"""

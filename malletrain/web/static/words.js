@@ -85,7 +85,7 @@ export const CAUSES = {
   loss: "a node was lost",
 };
 
-/** Returns the state of a profile, in the words of `malletrain show` (malletrain/render/scaling.py). */
+/** Returns the state of a profile, in the words of `malletrain show` (malletrain/render/tables.py). */
 export const STANDS = {
   off: "not measured",
   waiting: "not measured yet",

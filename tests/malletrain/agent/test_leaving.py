@@ -105,9 +105,9 @@ def test_an_idle_agent_leaves_at_once_on_sigterm(daemon, start):
 
 PATIENT = """
 import sys
-from malletrain.agent import probe
+from malletrain.agent import networks
 from malletrain.agent.__main__ import main
-probe.CONNECT_S = 3600.0
+networks.CONNECT_S = 3600.0
 sys.exit(main())
 """
 

@@ -18,10 +18,10 @@ from tests.waiting import PATIENCE_S, until
 WORKER = """
 import os, signal, sys, threading, time
 from malletrain.protocol.job_files import STACKS_SIGNAL
-from malletrain.training import stacks
+from malletrain.training.report import install_stack_signal
 if sys.argv[1] == "forked":  # by one that had offered, and withdrew
     signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
-stacks.install()
+install_stack_signal()
 def deep_in_the_step():
     print("here", flush=True)
     if sys.argv[1] in ("call", "forked"):

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 import highspy, numpy, zmq.asyncio
 from malletrain.config import model as config, reference
-from malletrain.daemon import logs, metrics
+from malletrain.daemon.site import logs, metrics
 from malletrain.identity import keys
 from malletrain.identity import state_directory
 from malletrain.store import records, store

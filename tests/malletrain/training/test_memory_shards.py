@@ -82,7 +82,7 @@ def test_fetched_shards_take_no_more_memory_than_the_limit(
     receiver = Receiver(expected, tensors)
     reader.read_data(plan_of(metadata, expected), receiver).wait()
 
-    assert same(receiver.found, tensors, expected)
+    assert same(receiver.tensors, tensors, expected)
     assert folder.used() <= folder.limit
     fetched = [path for path in view.iterdir() if path.name != METADATA]
     assert len(fetched) == 2

@@ -76,7 +76,7 @@ def worth_taking(
     way_s: float,
     imagine: Imagine,
     everything: Mapping[str, NodeInfo],
-    had: Mapping[str, int],
+    pool_sizes: Mapping[str, int],
 ) -> Counter[str]:
     """Return how many of the nodes that each pool lacks are worth taking from other owners.
 
@@ -89,7 +89,7 @@ def worth_taking(
         way_s: time of a node between two leases, seconds.
         imagine: makes a hypothetical plan.
         everything: nodes of that plan.
-        had: pool → number of nodes that it has or that are on their way to it.
+        pool_sizes: pool → number of nodes that it has or that are on their way to it.
 
     Returns:
         Pool → number of nodes.
@@ -98,14 +98,14 @@ def worth_taking(
     if not needy:
         return Counter()
     careful = [_carefully(c, tried(c.job)) if owners[c.job] in needy else c for c in candidates]
-    has_nodes = {owner_of(name) for name, count in had.items() if count > 0}
+    has_nodes = {owner_of(name) for name, count in pool_sizes.items() if count > 0}
     growing = needy & has_nodes
     late = [c.but(late_s=way_s) if owners[c.job] in growing else c for c in careful]
-    pays = _lacking(imagine(late), everything, owners, had)
+    pays = _lacking(imagine(late), everything, owners, pool_sizes)
     if careful == list(candidates):
         shortage = Counter(lacking)
     else:
-        shortage = _lacking(imagine(careful), everything, owners, had)
+        shortage = _lacking(imagine(careful), everything, owners, pool_sizes)
     return Counter(
         {
             name: min(lacking[name], shortage[name])
@@ -128,14 +128,14 @@ def _lacking(
     plan: Plan,
     everything: Mapping[str, NodeInfo],
     owners: Mapping[str, str],
-    had: Mapping[str, int],
+    pool_sizes: Mapping[str, int],
 ) -> Counter[str]:
-    """Return pool → number of nodes that the plan gives it in addition to those in ``had``."""
+    """Return pool → number of nodes that the plan adds to those in ``pool_sizes``."""
     used: Counter[str] = Counter()
     for job, nodes in plan.nodes.items():
         if nodes:  # all of one class
             used[pool(everything[nodes[0]].node_class, owners[job])] += len(nodes)
-    return used - Counter(had)
+    return used - Counter(pool_sizes)
 
 
 PLAN_PAUSE_S_PER_JOB = 0.001
@@ -267,7 +267,7 @@ class LeasePlanner:
         owners.
         """
         state, coming = self._state, self._gaps.coming(self._state.nodes)
-        had = state.usable_by_pool + Counter(
+        pool_sizes = state.usable_by_pool + Counter(
             pool(info.node_class, owner) for info, owner in coming.values()
         )
         candidates = self._bidders.imagined(everything, now)
@@ -279,7 +279,7 @@ class LeasePlanner:
             self._way.seconds,
             lambda changed: self._planner(changed, everything, self._settings.planning),
             everything,
-            had,
+            pool_sizes,
         )
 
     def _largest_measured(self, job: str) -> int | None:

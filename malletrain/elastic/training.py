@@ -406,17 +406,17 @@ class Training:
         """See :meth:`Holder.pack`."""
         return self.state.pack(self._counters_for_peers())
 
-    def take_over(self, skeleton: Any, tensors: list[torch.Tensor], had: bool) -> None:
+    def take_over(self, skeleton: Any, tensors: list[torch.Tensor], had_state: bool) -> None:
         """Replace the state of this process by the one that a peer sent.
 
         Args:
             skeleton: skeleton of the received state (:meth:`Holder.pack`).
             tensors: its tensors.
-            had: whether this process had state before.
+            had_state: whether this process had state before.
         """
         before = self.steps
         self._load_counters(self.state.restore(skeleton, tensors))
-        if had and self.steps == before + 1 and self._discarded_samples:
+        if had_state and self.steps == before + 1 and self._discarded_samples:
             # The step that was discarded here counts after all, because a peer had finished it.
             report.report(self._discarded_samples)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import structlog
 
-from malletrain.daemon.site.clock import Clock
-from malletrain.daemon.site.clock import happens
+from malletrain.daemon.site.clock import Clock, happens
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
 from malletrain.store.records import EventRow

@@ -7,15 +7,19 @@ environment was made, and ``malletrain-lease.conf`` allows only some of them.
 """
 
 from __future__ import annotations
-import sys
-from pathlib import Path
+
 import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import fields, replace
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
 from malletrain.config.model import Config
 from malletrain.config.schedulers import BatchScheduler
+from malletrain.core.state_memory import HandOverTime
+from malletrain.daemon.site.advertise import advertised
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
 from malletrain.identity.state_directory import make_private_dir, write_atomically
 from malletrain.shipped import shipped
@@ -25,26 +29,22 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.hostlist import expand
-from scavenger.interface import SchedulerError
-from scavenger.pbs import job as pbs_job
-from scavenger.pbs import source as pbs_source
-from scavenger.pbs.scavenger import PbsScavenger
-from scavenger.slurm import job as slurm_job
-from scavenger.slurm import source as slurm_source
-from scavenger.slurm.associations import Associations, read_associations
-from scavenger.slurm.scavenger import SlurmScavenger
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from malletrain.core.state_memory import HandOverTime
-from malletrain.daemon.site.advertise import advertised
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.embedded.layout import node_names
 from scavenger.embedded.replaying import read_replay
 from scavenger.embedded.scavenger import LocalScavenger
+from scavenger.hostlist import expand
 from scavenger.interface import Scavenger, SchedulerError
+from scavenger.pbs import job as pbs_job
+from scavenger.pbs import source as pbs_source
+from scavenger.pbs.scavenger import PbsScavenger
 from scavenger.pbs.site import KILL_DELAY_S
+from scavenger.slurm import job as slurm_job
+from scavenger.slurm import source as slurm_source
+from scavenger.slurm.associations import Associations, read_associations
+from scavenger.slurm.scavenger import SlurmScavenger
 from scavenger.slurm.site import KILL_WAIT_S
+
 
 def agent_program(executable: str = sys.executable, prefix: str = sys.prefix) -> tuple[str, ...]:
     """Return the command that starts an agent, without its options. It begins with
@@ -425,7 +425,5 @@ _BACKENDS = {
         KILL_WAIT_S,
         slurm_addresses,
     ),
-    "pbs": _of_batch(
-        connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S, pbs_addresses
-    ),
+    "pbs": _of_batch(connect_pbs, lambda config: config.scheduler.pbs, KILL_DELAY_S, pbs_addresses),
 }

@@ -3,6 +3,7 @@ reads the time.
 """
 
 from __future__ import annotations
+
 import asyncio
 import time
 from collections import deque

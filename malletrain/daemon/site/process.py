@@ -10,10 +10,11 @@ raise its own limit up to the hard limit (setrlimit(2)).
 """
 
 from __future__ import annotations
-import resource
+
 import ctypes
 import gc
 import os
+import resource
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

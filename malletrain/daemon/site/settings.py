@@ -20,10 +20,10 @@ from malletrain.core.settings import (
     advisor_config,
 )
 from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
+from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import JobRounds
 from malletrain.rounds.service import ServiceRounds
-from malletrain.rounds.interface import RoundSettings
 
 ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "restart": JobRounds,

@@ -12,30 +12,35 @@ which the main scheduler's jobs are recognised as leases is stored in the databa
 """
 
 from __future__ import annotations
-from pathlib import Path
-from sqlalchemy.engine import make_url
-from malletrain.config.model import Config
-from malletrain.identity.state_directory import write_atomically
-import socket
-from dataclasses import asdict, dataclass
-import msgspec
-from sqlalchemy import Connection, text
-from malletrain.daemon.site.backends import lease_tag, write_lease_tag
-from malletrain.identity.keys import SERVER, KeyFileError, read_key
-from malletrain.store.store import Store
+
 import contextlib
 import os
+import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from malletrain.config.model import Config
 from malletrain.daemon.site.advertise import AddressError
-from malletrain.daemon.site.backends import backend
-from malletrain.identity.keys import CLIENT, SERVER, read_key
-from malletrain.identity.state_directory import FULL, StateDirError, make_private_dir
+from malletrain.daemon.site.backends import backend, lease_tag, write_lease_tag
+from malletrain.identity.keys import CLIENT, SERVER, KeyFileError, read_key
+from malletrain.identity.state_directory import (
+    FULL,
+    StateDirError,
+    make_private_dir,
+    write_atomically,
+)
 from malletrain.store.database import StoreError, advice, open_engine, schema_version
 from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD
+from malletrain.store.store import Store
 from scavenger.interface import SchedulerError
 
 NAME = "database"
@@ -277,7 +282,7 @@ def address(config: Config) -> Findings:
     """Test whether the addresses to listen on are free. The default address of the metrics need not
     be free, because several daemons of one host cannot share it.
     """
-    for key, text, remedy in (
+    for key, endpoint, remedy in (
         ("listen", config.daemon.listen.removeprefix("tcp://"), "set another address"),
         (
             "metrics_listen",
@@ -285,9 +290,9 @@ def address(config: Config) -> Findings:
             'set another address, or "" for no metrics,',
         ),
     ):
-        if not text:
+        if not endpoint:
             continue
-        host, _, port = text.rpartition(":")
+        host, _, port = endpoint.rpartition(":")
         host = {"*": "0.0.0.0", "": "0.0.0.0"}.get(host.strip("[]"), host.strip("[]"))
         try:
             family, kind, proto, _, where = socket.getaddrinfo(
@@ -297,7 +302,7 @@ def address(config: Config) -> Findings:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
         except OSError as error:
-            why = f"{key} = {text} cannot be listened on ({error.strerror or error})"
+            why = f"{key} = {endpoint} cannot be listened on ({error.strerror or error})"
             if key == "metrics_listen" and not config.daemon.metrics_required:
                 yield None, f"{why}, so that there are no metrics; {remedy} in [daemon]."
             else:
@@ -307,7 +312,7 @@ def address(config: Config) -> Findings:
                 True,
                 f"{key}: any free port of {host} will be taken."
                 if port == "0"
-                else f"{key}: {text} is free.",
+                else f"{key}: {endpoint} is free.",
             )
 
 

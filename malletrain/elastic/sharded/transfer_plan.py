@@ -86,11 +86,11 @@ def make_plan(
     routes_of: dict[object, list[tuple[int, int, Chunk]]] = {}
     last_turn: dict[tuple[int, int], int] = {}
     for key in sorted({key for layout in targets for key in layout}):
-        had = tuple(tuple(layout.get(key, ())) for layout in holders)
-        want = tuple(tuple(layout.get(key, ())) for layout in targets)
-        routes = routes_of.get((had, want))  # many tensors of a model have the same layout
+        old = tuple(tuple(layout.get(key, ())) for layout in holders)
+        new = tuple(tuple(layout.get(key, ())) for layout in targets)
+        routes = routes_of.get((old, new))  # many tensors of a model have the same layout
         if routes is None:
-            routes = routes_of[had, want] = _routes(key, had, want)
+            routes = routes_of[old, new] = _routes(key, old, new)
         max_elements = max(1, piece_bytes // item_bytes[key])
         for source, target, chunk in routes:
             if source == target:
@@ -105,19 +105,19 @@ def make_plan(
 
 
 def _routes(
-    key: str, had: tuple[tuple[Chunk, ...], ...], want: tuple[tuple[Chunk, ...], ...]
+    key: str, old: tuple[tuple[Chunk, ...], ...], new: tuple[tuple[Chunk, ...], ...]
 ) -> list[tuple[int, int, Chunk]]:
     owners: dict[Chunk, list[int]] = {}
-    for rank, chunks in enumerate(had):
+    for rank, chunks in enumerate(old):
         for chunk in chunks:
             if chunk.elements:
                 owners.setdefault(chunk, []).append(rank)
     turns: dict[Chunk, int] = {}
     routes: list[tuple[int, int, Chunk]] = []
-    for target, chunks in enumerate(want):
+    for target, chunks in enumerate(new):
         for chunk in chunks:
             remaining = [chunk] if chunk.elements else []
-            own = [(box, [target]) for box in (had[target] if target < len(had) else ())]
+            own = [(box, [target]) for box in (old[target] if target < len(old) else ())]
             for offer, ranks in (*own, *owners.items()):
                 rest: list[Chunk] = []
                 for box in remaining:

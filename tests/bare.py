@@ -21,7 +21,7 @@ from malletrain.protocol import env
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(
-    *(".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "site", "demo-output"),
+    *(".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "demo-output"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".import_linter_cache"),
 )
 OURS = ("malletrain", "infinicache", "windsr", "__editable__", "__pycache__")
@@ -47,9 +47,14 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    pages = {"site"} if Path(folder) == ROOT else set()  # as mkdocs builds them
+    return LEFT_OUT(folder, names) | pages
+
+
 def source_tree(target: Path) -> Path:
     """A copy of the source tree as a clone of it would be."""
-    shutil.copytree(ROOT, target, symlinks=True, ignore=LEFT_OUT)
+    shutil.copytree(ROOT, target, symlinks=True, ignore=_left_out)
     return target
 
 

@@ -30,7 +30,6 @@ from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.wait import until_ended
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.output_folders import output_folders
-from malletrain.submission.resuming import snapshot_paths
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -489,6 +488,8 @@ def _shared_places(client: Connection, spec: JobSpec, jobs: Sequence[JobSpec]) -
     """Returns warnings about unfinished jobs that use the snapshot path or output folder of
     ``spec``, and about an array whose first ``jobs`` share an output folder.
     """
+    from malletrain.submission.resuming import snapshot_paths
+
     own_paths = snapshot_paths(spec.script, spec.args, spec.workdir)
     folders = output_folders(spec.script, spec.args, spec.workdir)
     if not own_paths and not folders:

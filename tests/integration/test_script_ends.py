@@ -115,7 +115,7 @@ def at_its_end(made, kind, **spec):
     mode = "live" if kind == "live" else "restart"
     job = made.submit(script, nodes=(2, 3), mode=mode, profile=False, **spec)
     made.until(lambda: noted(made, "trained") >= 2, "two ranks have trained")
-    made.until(lambda: "is ending" in made.job(job).reason, "the daemon knows that")
+    made.until(lambda: "about to exit" in made.job(job).reason, "the daemon knows that")
     return job
 
 

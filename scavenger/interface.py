@@ -20,12 +20,32 @@ class SchedulerError(RuntimeError):
     """
 
 
+_SLOT = "/"
+
+
+def slot_name(host: str, kind: str, number: int) -> str:
+    """Return the name of a slot: ``c1/gpu.0``. Where a site names kinds of slots, it stands
+    wherever the name of a node stands elsewhere.
+    """
+    return f"{host}{_SLOT}{kind}.{number}"
+
+
+def host_of(node: str) -> str:
+    """Return the host of a node or slot: ``c1`` for ``c1`` and for ``c1/gpu.0``."""
+    return node.partition(_SLOT)[0]
+
+
+def kind_of(node: str) -> str:
+    """Return the kind of a slot: ``gpu`` for ``c1/gpu.0``; empty for a whole node."""
+    return node.partition(_SLOT)[2].rpartition(".")[0]
+
+
 @dataclass(frozen=True)
 class Gap:
-    """One idle node that the main scheduler cannot fill now."""
+    """One idle node, or slot of a host, that the main scheduler cannot fill now."""
 
     node: str
-    """Name of the node."""
+    """Name of the node or slot."""
     idle_since: float
     """Start of the gap, epoch seconds."""
     horizon_s: float | None = None
@@ -33,7 +53,7 @@ class Gap:
     node_class: str = "default"
     """Class of the node: nodes of one class are interchangeable."""
     group: str | None = None
-    """Topology group of the node; None if unknown."""
+    """Topology group of the node, for a slot its host; None if unknown."""
 
 
 class LeaseState(str, Enum):

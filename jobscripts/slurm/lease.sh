@@ -5,7 +5,7 @@
 # of this file with what its nodes need first, such as modules ([scheduler.slurm] script): keep that line, and end with exec, so that
 # Slurm's signal reaches the agent and no shell is left between them.
 #MALLETRAIN-LEASE
-export MALLETRAIN_NODE="${SLURMD_NODENAME:?this script runs in a Slurm job}"
+export MALLETRAIN_NODE="${SLURMD_NODENAME:?this script runs in a Slurm job}${MALLETRAIN_SLOT:+/$MALLETRAIN_SLOT}"
 # As many processes a node as Slurm gave the lease GPUs, unless a job says otherwise.
 if [ -n "$SLURM_GPUS_ON_NODE" ]; then export MALLETRAIN_GPUS="$SLURM_GPUS_ON_NODE"; fi
 # What describes this job's own steps would mislead srun and sbatch in the jobs that run here.

@@ -54,7 +54,11 @@ def sections(
 
 def is_repeatable(name: str) -> bool:
     """Returns whether the section of this name can be repeated."""
-    info = Config.model_fields.get(name)
+    *path, last = name.split(".")
+    model: type[BaseModel] | None = Config
+    for part in path:
+        model = table_of(model.model_fields[part].annotation) if model is not None else None
+    info = model.model_fields.get(last) if model is not None else None
     return info is not None and typing.get_origin(info.annotation) is list
 
 

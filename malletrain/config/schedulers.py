@@ -6,9 +6,10 @@ do.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import (
@@ -16,11 +17,95 @@ from malletrain.config.base import (
     MaybeDuration,
     MaybeLocation,
     Section,
+    Size,
     Words,
     key,
     section,
 )
 from malletrain.config.validation import either, table_of
+
+_KIND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+
+
+class SlotSection(Section):
+    """A kind of slot: a share of one host as the unit of leases, for machines whose nodes are
+    shared. Without this section a lease is a whole node. A job runs on slots of one kind.
+    """
+
+    name: str = key(
+        description="Name of the kind, such as gpu: a letter, then letters, digits, - and _. It is "
+        "the node class of its slots, which are called HOST/NAME.0, HOST/NAME.1, …",
+    )
+    gpus: int = key(0, ge=0, le=64, description="GPUs of a slot.")
+    gpu_type: str = key(
+        "",
+        description="Type of these GPUs as the scheduler names it, such as a100 or a MIG profile; "
+        "empty: any. With Slurm only.",
+    )
+    gres: Words = key(
+        [],
+        description='Further generic resources of a slot, each as NAME:COUNT, such as "shard:4". '
+        "With Slurm only.",
+    )
+    cpus: int = key(
+        1, ge=1, le=4096, description="Processors of a slot, as the scheduler counts them."
+    )
+    memory: Size = key(description="Main memory of a slot, counted in whole MiB.")
+    beside: str = key(
+        "any",
+        description="Whose jobs may run on the same host: any; own-user: jobs of the lease's user; "
+        "nobody: none; partition:A,B: jobs in these partitions or queues.",
+    )
+    nodes: Words = key(
+        [], description='Hosts with slots of this kind, such as "gpu[01-16]"; empty: all.'
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if not _KIND_NAME.fullmatch(value):
+            raise PydanticCustomError(
+                "kind_name",
+                '"{value}" is no name of a kind; accepted is a letter, then at most 31 letters, '
+                "digits, - and _, such as gpu",
+                {"value": value},
+            )
+        return value
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, value: int) -> int:
+        if value < 2**20:
+            raise PydanticCustomError("memory", "a slot needs 1 MiB of memory or more")
+        return value
+
+    @field_validator("gres")
+    @classmethod
+    def _check_gres(cls, value: Words) -> Words:
+        for text in value:
+            name, colon, count = text.rpartition(":")
+            if not colon or not name or not count.isdecimal() or int(count) < 1:
+                raise PydanticCustomError(
+                    "gres",
+                    '"{value}" is no generic resource with a count; write it as "shard:4"',
+                    {"value": text},
+                )
+        return value
+
+    @field_validator("beside")
+    @classmethod
+    def _check_beside(cls, value: str) -> str:
+        names = value.removeprefix("partition:").split(",")
+        if value in ("any", "own-user", "nobody") or (
+            value.startswith("partition:") and all(name.strip() == name != "" for name in names)
+        ):
+            return value
+        raise PydanticCustomError(
+            "beside",
+            '"{value}" is not known; accepted is any, own-user, nobody, or partition: followed by '
+            "names with commas between them",
+            {"value": value},
+        )
 
 
 class SchedulerTable(Section):
@@ -284,6 +369,25 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
         description="Ask Slurm through its commands or through pyslurm; auto: pyslurm where it "
         "can be imported and is of Slurm's version.",
     )
+    slots: list[SlotSection] = Field(
+        default_factory=list, description="Kinds of slots; none: leases are whole nodes."
+    )
+
+    @field_validator("slots")
+    @classmethod
+    def _check_slots(cls, value: list[SlotSection], info: ValidationInfo) -> list[SlotSection]:
+        names = [kind.name for kind in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise PydanticCustomError(
+                    "slots", "two kinds of slots are called {name}", {"name": name}
+                )
+        if value and info.data.get("lease_shape") != "single":
+            raise PydanticCustomError(
+                "slots",
+                'a lease of a slot is a job of its own; remove lease_shape, or set it to "single"',
+            )
+        return value
 
 
 class PbsLease(Section):

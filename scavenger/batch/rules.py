@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, overload
 
 from scavenger.batch.hours import Hours
-from scavenger.interface import Explanation
+from scavenger.interface import Explanation, host_of
 
 
 class NodeFacts(NamedTuple):
@@ -45,6 +45,10 @@ class NodeFacts(NamedTuple):
     """Our running or waiting lease on it."""
     drained: str = ""
     """Why running jobs have to leave, if an administrator takes the node out of service."""
+    kind: str = ""
+    """Kind of the slot; empty: a whole node."""
+    beside: str = ""
+    """Why no slot of this kind may be beside the jobs on the host."""
 
     @property
     def free_until(self) -> float | None:
@@ -99,6 +103,12 @@ def _usable(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     return not node.trouble, node.trouble or "it is up and takes jobs"
 
 
+def _beside(node: NodeFacts, rules: GapRules, now: float) -> Answer:
+    if not node.kind:
+        return True, "a lease has the whole node"
+    return not node.beside, node.beside or "it may be beside the jobs on its host"
+
+
 def _reservation(node: NodeFacts, rules: GapRules, now: float) -> Answer:
     if node.reserved:
         return False, node.reserved
@@ -137,9 +147,10 @@ def _partition(node: NodeFacts, rules: GapRules, now: float) -> Answer:
 
 
 def _listed(node: NodeFacts, rules: GapRules, now: float) -> Answer:
-    if node.name in rules.exclude:
+    host = host_of(node.name)
+    if host in rules.exclude:
         return False, "the configuration excludes it"
-    if rules.nodes and node.name not in rules.nodes:
+    if rules.nodes and host not in rules.nodes:
         return False, "it is not among the nodes of the configuration"
     return True, "the configuration allows it"
 
@@ -174,6 +185,7 @@ USABLE = "usable"
 RULES: tuple[tuple[str, Rule], ...] = (
     ("idle", _idle),
     (USABLE, _usable),
+    ("beside", _beside),
     ("reservation", _reservation),
     ("planned", _planned),
     ("partition", _partition),

@@ -49,6 +49,8 @@ from scavenger.interface import (
     LeaseState,
     PollResult,
     SchedulerError,
+    host_of,
+    kind_of,
 )
 
 
@@ -125,9 +127,13 @@ def lease_spec(
         **request.env,
         "MALLETRAIN_LEASE": request.id,
         "MALLETRAIN_NODE": request.node,
-        "MALLETRAIN_NODE_CLASS": s.class_of(facts.features),
+        "MALLETRAIN_NODE_CLASS": s.class_of(facts),
         "MALLETRAIN_GRACE_S": f"{grace_s:g}",
     }
+    slot = s.slot_kind(facts.kind)
+    if slot is not None:
+        # The batch script learns its host from the scheduler.
+        env["MALLETRAIN_SLOT"] = request.node.removeprefix(f"{host_of(request.node)}/")
     # The files in output_dir belong to this process's user.
     output = (
         s.output_dir / f"{request.id}.out"
@@ -145,6 +151,7 @@ def lease_spec(
         keep_at_home=s.output_dir is not None and output is None,
         lease=request.id,
         owner=request.owner,
+        slot=slot,
     )
 
 
@@ -330,7 +337,8 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                     node.name,
                     self.memory.since.get(node.name, now),
                     self._horizon(node, now),
-                    self.settings.class_of(node.features),
+                    self.settings.class_of(node),
+                    host_of(node.name) if node.kind else None,
                 )
                 for node in view.choice.gaps
             ),
@@ -454,6 +462,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             request_by_node.setdefault(request.node, request)
         lease_by_node: dict[str, Lease] = {}
         specs = []
+        kind_by_host: dict[str, str] = {}
         for node, request in request_by_node.items():
             if (job := self.ledger.jobs.get(request.id)) is not None:
                 lease_by_node[node] = job.lease
@@ -463,6 +472,11 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 spec = lease_spec(request, view, s, self.ledger, step_s, grace_s, max_length)
                 if overload:
                     raise SchedulerError(overload)
+                if (kind := kind_by_host.setdefault(spec.host, kind_of(node))) != kind_of(node):
+                    raise SchedulerError(
+                        f"slots of kind {kind} were just requested on {spec.host}, and {node} may "
+                        "need the same resources; the next poll shows what is left"
+                    )
                 specs.append(spec)
             except SchedulerError as error:
                 lease_by_node[node] = refused(request.id, node, str(error))

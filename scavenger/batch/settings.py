@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from scavenger.batch.groups import Shape
-from scavenger.batch.rules import GapRules
+from scavenger.batch.rules import GapRules, NodeFacts
+from scavenger.batch.slots import SlotKind
 
 SPREAD = 0.25
 """Maximum fraction by which the time limit of a lease is shortened, so that leases end at different
@@ -86,6 +87,8 @@ class BatchSettings(Generic[OptionsT]):
     """How leases that are requested together become jobs."""
     shared_by: int = 8
     """Maximum number of leases that share a job."""
+    slots: tuple[SlotKind, ...] = ()
+    """Kinds of slots; empty: a lease is a whole node."""
 
     @property
     def prefix(self) -> str:
@@ -127,9 +130,13 @@ class BatchSettings(Generic[OptionsT]):
             min_free_s=max(self.min_length_s + self.spare_s, rules.min_free_s),
         )
 
-    def class_of(self, features: Collection[str]) -> str:
-        """Return the class of a node with these features."""
-        return next((name for name in self.node_classes if name in features), "default")
+    def class_of(self, node: NodeFacts) -> str:
+        """Return the class of a node: by its features, or the kind of the slot."""
+        return node.kind or next((c for c in self.node_classes if c in node.features), "default")
+
+    def slot_kind(self, name: str) -> SlotKind | None:
+        """Return the kind of slots with this name; None if there is none."""
+        return next((kind for kind in self.slots if kind.name == name), None)
 
     def limit_s(self, lease: str, step_s: float, *ends_in_s: float | None) -> float | None:
         """Return the time limit of a lease, seconds; None if it is too short to be useful.

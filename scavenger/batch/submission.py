@@ -19,7 +19,8 @@ from scavenger.batch.calls import sign_in
 from scavenger.batch.commands import CommandError, Commands, failure, refusal, side_by_side
 from scavenger.batch.lease_script import Part, owner_prefix
 from scavenger.batch.pace import TokenBucket
-from scavenger.interface import SchedulerError
+from scavenger.batch.slots import SlotKind
+from scavenger.interface import SchedulerError, host_of
 
 
 class UnsureError(SchedulerError):
@@ -49,7 +50,7 @@ class LeaseSpec:
     name: str
     """Name of its job."""
     node: str
-    """Node on which it runs."""
+    """Node or slot on which it runs."""
     argv: Sequence[str]
     """Command of the agent."""
     env: Mapping[str, str]
@@ -66,6 +67,13 @@ class LeaseSpec:
     """Its id."""
     owner: str | None = None
     """User to submit as, None: this process's user."""
+    slot: SlotKind | None = None
+    """Kind of its slot; None: it has the whole node."""
+
+    @property
+    def host(self) -> str:
+        """The host on which it runs, as the main scheduler names it."""
+        return host_of(self.node)
 
     @property
     def part(self) -> Part:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from scavenger.batch.rules import NodeFacts
 from scavenger.hostlist import expand
+from scavenger.interface import host_of
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite
 
@@ -227,6 +228,45 @@ def claims(
         for name in claimed:
             becoming_free.pop(name, None)
             idle.pop(name, None)
+    return result
+
+
+def slot_claims(
+    due: Sequence[SlurmJob],
+    facts: Mapping[str, NodeFacts],
+    leases: Mapping[str, str],
+    leaving: Collection[str],
+) -> Claims:
+    """Return the slots that due jobs need, where leases are slots.
+
+    The nodes on which Slurm plans a job are known, the amounts that it needs there are not. So all
+    idle slots of these nodes are left to it. If the job still waits after :data:`MAX_LACK_S`, one
+    lease leaves on each of these nodes that has leases and none that leaves already.
+
+    Args:
+        due: the due jobs.
+        facts: slot → its facts.
+        leases: running lease → its slot.
+        leaving: the leases among them that are leaving.
+    """
+    slots: dict[str, list[str]] = {}
+    for name in facts:
+        slots.setdefault(host_of(name), []).append(name)
+    offered: dict[str, str] = {}
+    for lease, slot in sorted(leases.items(), key=lambda lease: lease[1]):
+        offered.setdefault(host_of(slot), lease)
+    for lease in leaving:
+        offered.pop(host_of(leases.get(lease, "")), None)
+    result = Claims({}, {}, set())
+    for job in due[:MAX_DUE_JOBS]:
+        hosts = expand(job.planned_on)
+        reason = f"Slurm is about to start job {job.id} on its host"
+        for host in hosts:
+            names = slots.get(host, ())
+            result.nodes.update(names)
+            result.node_holds.update((name, reason) for name in names if facts[name].idle)
+        if needed := [offered.pop(host) for host in hosts if host in offered]:
+            result.needed_leases[job.id] = needed
     return result
 
 

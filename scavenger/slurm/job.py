@@ -21,8 +21,10 @@ from typing import Literal
 from scavenger.batch import lease_script
 from scavenger.batch.groups import PartOf, leases_in, name_of, unknown
 from scavenger.batch.settings import BatchSettings
+from scavenger.batch.slots import CPUS, MEMORY_MB, Amounts
 from scavenger.batch.submission import Dialect, LeaseSpec, Shrink, printed_id
 from scavenger.hostlist import expand, fold
+from scavenger.interface import host_of, kind_of
 from scavenger.slurm.parse import SlurmJob
 
 RUNNING_STATES = frozenset({"RUNNING", "SUSPENDED", "STOPPED"})
@@ -81,6 +83,19 @@ def _part(job: SlurmJob, name: str, node: str, in_block: bool) -> SlurmJob:
     return job._replace(name=name, node_list=here, requested_nodes=node, part=part, nodes=1)
 
 
+def in_slot(job: SlurmJob, node: str) -> SlurmJob:
+    """Return one of our jobs with the name of its slot in place of its host.
+
+    Args:
+        job: the job.
+        node: node or slot of its lease; empty if it is not known.
+    """
+    if not kind_of(node):
+        return job
+    is_placed = job.node_list == host_of(node)
+    return job._replace(node_list=node if is_placed else job.node_list, requested_nodes=node)
+
+
 Launch = Literal["auto", "batch", "step"]
 
 
@@ -134,7 +149,7 @@ def sbatch(
         memory_mb: memory to request on a whole node, MB; 0: all of it.
     """
     output = "/dev/null" if spec.output is None else _pattern(str(spec.output))
-    where = [f"--nodelist={spec.node}", "--nodes=1", "--ntasks=1"]
+    where = [f"--nodelist={spec.host}", "--nodes=1", "--ntasks=1"]
     return _sbatch(settings, spec.name, where, output, spec, step, memory_mb)
 
 
@@ -198,14 +213,30 @@ def _sbatch(
     ]
     if settings.time_min_s is not None and settings.time_min_s < spec.limit_s:
         words.append(f"--time-min={max(1, int(settings.time_min_s // 60))}")
-    if options.exclusive:
+    if spec.slot is not None:
+        words += slot_options(spec.slot.amounts)
+    elif options.exclusive:
         words += ["--exclusive", f"--mem={memory_mb}"]
     if options.nice:
         words.append(f"--nice={options.nice}")
     for option in ("partition", "qos", "account", "constraint", "gres"):
+        if option == "gres" and spec.slot is not None:
+            continue
         if value := getattr(options, option):
             words.append(f"--{option}={value}")
     return words + list(options.options)
+
+
+def slot_options(amounts: Amounts) -> list[str]:
+    """Return the options of sbatch that request these amounts on one host."""
+    typed = {name.partition(":")[0] for name in amounts if ":" in name}
+    gres = [
+        f"{name}:{amount}"
+        for name, amount in amounts.items()
+        if name not in (CPUS, MEMORY_MB) and name not in typed
+    ]
+    words = [f"--cpus-per-task={amounts[CPUS]}", f"--mem={amounts[MEMORY_MB]}M"]
+    return [*words, f"--gres={','.join(gres)}"] if gres else words
 
 
 def batch_script(

@@ -39,15 +39,24 @@ from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
+from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
-from scavenger.interface import LeaseState, SchedulerError
+from scavenger.interface import LeaseState, SchedulerError, host_of, kind_of
 from scavenger.slurm.check import SlurmCheckInputs, findings
-from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs
+from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs, slot_claims
+from scavenger.slurm.hosts import (
+    HOSTS,
+    NEIGHBOUR_FIELDS,
+    NEIGHBOURS,
+    read_hosts,
+    with_neighbours,
+)
 from scavenger.slurm.job import (
     RUNNING_STATES,
     SLURM,
     SlurmLeaseOptions,
     batch_script,
+    in_slot,
     sbatch,
     sbatch_shared,
     shared_script,
@@ -59,6 +68,7 @@ from scavenger.slurm.parse import (
     STEP_FIELDS,
     SlurmJob,
     new_mark,
+    planned_uses,
     read_jobs,
     read_steps,
 )
@@ -305,7 +315,10 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
         ask_of_missing(self.commands, s.prefix, missing(expected, own))
+        own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         facts = node_facts(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        if s.slots:
+            facts = self._slots(facts, jobs.pending, own, now)
         due = (
             []
             if s.backfill
@@ -330,7 +343,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             for i, lease in running.items()
             if lease.gone_at is not None or i in self.ender.leave_requests or i in given_up
         }
-        claimed = claims(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
+        claim = slot_claims if s.slots else claims
+        claimed = claim(due, facts, {i: lease.node for i, lease in running.items()}, leaving)
         limited = (
             self._limits.look(jobs.pending, own, s.lease, s.owner, now)
             if s.lease.leave_at_limits
@@ -358,6 +372,50 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             urgent=bool(hold or self._needed_leases),
             requested=sum(job.nodes for job in jobs.pending),
         )
+
+    def _slots(
+        self,
+        hosts: Mapping[str, NodeFacts],
+        pending: Sequence[SlurmJob],
+        own: Mapping[str, SlurmJob],
+        now: float,
+    ) -> dict[str, NodeFacts]:
+        """Return slot → its facts, and those of hosts without slots unchanged. Raises
+        SchedulerError.
+        """
+        kinds = self.settings.slots
+        use = read_hosts(self.commands.ask([*HOSTS]))
+        if any(kind.beside != ANY for kind in kinds):
+            mark = new_mark()
+            jobs = self.commands.ask([*NEIGHBOURS, f"{mark}|{NEIGHBOUR_FIELDS}"])
+            use = with_neighbours(use, jobs, mark, {job.id for job in own.values()})
+        leased: dict[str, dict[str, LeasedSlot]] = {}
+        for lease, job in own.items():
+            if job.state not in ENDED_STATES and kind_of(
+                slot := job.node_list or job.requested_nodes
+            ):
+                state = LeasedSlot(lease, job.state not in PENDING_STATES)
+                leased.setdefault(host_of(slot), {})[slot] = state
+        planned = planned_uses(pending)
+        facts: dict[str, NodeFacts] = {}
+        for name, host in hosts.items():
+            if not any(kind.covers(name) for kind in kinds):
+                facts[name] = host
+                continue
+            if name not in use:
+                raise SchedulerError(f"scontrol show node does not list {name}, which sinfo lists.")
+            host = host._replace(planned_at=planned.get(name))
+            for one in slot_facts(
+                host,
+                use[name],
+                kinds,
+                leased.get(name, {}),
+                self._idle_since,
+                now,
+                self.settings.owner,
+            ):
+                facts[one.name] = one
+        return facts
 
     def _agents_ended(self, own: Mapping[str, SlurmJob], now: float) -> Collection[str]:
         """Return the leases whose agent has ended although their job continues."""

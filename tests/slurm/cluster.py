@@ -68,7 +68,7 @@ SlurmdTimeout={slurmd_timeout}
 MessageTimeout={message_timeout}
 TreeWidth=50
 {extra}
-NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000 Feature=test {node} State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=2000 Feature=test {node} State=UNKNOWN
 PartitionName=batch       Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 State=UP PriorityTier=1  {lease_mode} GraceTime={grace}
 {partitions}
@@ -122,6 +122,7 @@ class SlurmCluster:
             "storage": "AccountingStorageType=accounting_storage/none",
             "extra": "",
             "node": "",
+            "cpus": 2,
             "gres": "",
             "partitions": "",
             **options,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from malletrain.config.model import Config
-from malletrain.config.schedulers import BatchScheduler
+from malletrain.config.schedulers import BatchScheduler, SlotSection
 from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.site.advertise import advertised
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
@@ -29,6 +29,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings, OptionsT
+from scavenger.batch.slots import CPUS, MEMORY_MB, SlotKind
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.embedded.layout import node_names
 from scavenger.embedded.replaying import read_replay
@@ -86,7 +87,9 @@ def connect_pbs(config: Config) -> PbsScavenger:
 
 def slurm_settings(config: Config) -> BatchSettings[slurm_job.SlurmLeaseOptions]:
     """Return the settings of the scavenger of Slurm."""
-    return _settings(config, "slurm", config.scheduler.slurm, slurm_job.SlurmLeaseOptions)
+    table = config.scheduler.slurm
+    settings = _settings(config, "slurm", table, slurm_job.SlurmLeaseOptions)
+    return replace(settings, slots=tuple(map(slot_kind, table.slots)))
 
 
 def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
@@ -140,6 +143,21 @@ def _settings(
         needed_grace_s=config.jobs.drain_timeout + config.jobs.stop_grace,
         poll_interval_s=config.scheduler.poll_interval,
     )
+
+
+def slot_kind(slots: SlotSection) -> SlotKind:
+    """Return the kind of slots that a section describes."""
+    amounts: dict[str, int] = {}
+    if slots.gpus:
+        amounts["gpu"] = slots.gpus
+        if slots.gpu_type:
+            amounts[f"gpu:{slots.gpu_type}"] = slots.gpus
+    for text in slots.gres:
+        name, _, count = text.rpartition(":")
+        amounts[name] = int(count)
+    amounts.update({CPUS: slots.cpus, MEMORY_MB: slots.memory // 2**20})
+    hosts = frozenset(name for text in slots.nodes for name in expand(text))
+    return SlotKind(slots.name, amounts, slots.beside, hosts)
 
 
 def _policy(table: BatchScheduler) -> CommandPolicy:

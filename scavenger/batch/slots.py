@@ -1,0 +1,207 @@
+"""Slots: which shares of a partly used host are idle, and the facts about each.
+
+A slot is an amount of one host's resources, such as 1 GPU, 8 cores and 60 GB. A site names its
+kinds of slots (:class:`SlotKind`). Every host is divided into as many slots of a kind as it could
+hold if it were empty: ``c1/gpu.0`` to ``c1/gpu.3``. A slot that no lease has is idle if its amounts
+fit into the resources that no job has. The scheduler does not know these names: it chooses the
+devices of a lease.
+
+To everything but the scheduler's commands a slot is what a node is at a site without slots: it has
+a name, a class (the kind) and a topology group (the host). Pure: asks no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scavenger.batch.rules import NodeFacts
+from scavenger.interface import kind_of, slot_name
+
+Amounts = Mapping[str, int]
+"""Resource → amount. ``cpus``: logical processors as the scheduler counts them; ``memory_mb``:
+MiB; any other name: a generic resource as the scheduler names it, such as ``gpu``, ``gpu:a100`` or
+``shard``. A typed resource counts under both names.
+"""
+CPUS, MEMORY_MB = "cpus", "memory_mb"
+ANY, OWN_USER, NOBODY, PARTITION = "any", "own-user", "nobody", "partition:"
+"""Values of :attr:`SlotKind.beside`; the last one is followed by names of partitions or queues,
+separated by commas.
+"""
+
+
+@dataclass(frozen=True)
+class SlotKind:
+    """A kind of slot."""
+
+    name: str
+    """Name of the kind, which is the node class of its slots."""
+    amounts: Amounts
+    """What a slot has; all amounts are positive."""
+    beside: str = ANY
+    """Whose jobs may run on the same host: ``any``; ``own-user``: jobs of the lease's user;
+    ``nobody``: none; ``partition:A,B``: jobs in these partitions or queues.
+    """
+    nodes: frozenset[str] = frozenset()
+    """Hosts that have such slots (expanded; empty: all)."""
+
+    def covers(self, host: str) -> bool:
+        """Return whether this host has such slots."""
+        return not self.nodes or host in self.nodes
+
+
+class Neighbour(NamedTuple):
+    """A job of the main scheduler on a host that is not a lease of ours."""
+
+    user: str
+    """User of the job."""
+    partition: str
+    """Partition or queue in which it runs."""
+
+
+@dataclass(frozen=True)
+class HostUse:
+    """The main scheduler's report about the resources of one host."""
+
+    total: Amounts
+    """What jobs can have of the host."""
+    used: Amounts
+    """What jobs have, those of our leases included."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """Other jobs on the host. Known only if a kind asks for it."""
+    closed: str = ""
+    """Why no further job can start on the host, for example because a job has it for itself."""
+
+
+class LeasedSlot(NamedTuple):
+    """A slot for which there is a lease."""
+
+    lease: str
+    """Id of the lease."""
+    runs: bool
+    """Whether it runs, so that its amounts are among the used ones; otherwise it waits."""
+
+
+def capacity(total: Amounts, amounts: Amounts) -> int:
+    """Return how many slots of these amounts fit into ``total``."""
+    return max(
+        0, min((total.get(name, 0) // amount for name, amount in amounts.items()), default=0)
+    )
+
+
+def slot_facts(
+    host: NodeFacts,
+    use: HostUse,
+    kinds: Iterable[SlotKind],
+    leased: Mapping[str, LeasedSlot],
+    idle_since: Mapping[str, float],
+    now: float,
+    owner: str = "",
+) -> list[NodeFacts]:
+    """Return the facts about each slot of a host.
+
+    Slots of several kinds are considered one kind at a time, so the same idle GPU can be part of an
+    idle slot of each kind. A request for the second one is refused when the first is leased.
+
+    Args:
+        host: facts about the host.
+        use: its resources.
+        kinds: the site's kinds of slots.
+        leased: slot → its lease, for slots of this host.
+        idle_since: slot → time since which it is idle, from the previous poll.
+        now: epoch seconds.
+        owner: the one user who has leases; empty if there are several.
+    """
+    kinds = [kind for kind in kinds if kind.covers(host.name)]
+    free = {name: total - use.used.get(name, 0) for name, total in use.total.items()}
+    for kind in kinds:
+        # A waiting lease has its resources soon.
+        waiting = sum(not s.runs for name, s in leased.items() if kind_of(name) == kind.name)
+        for resource, amount in kind.amounts.items():
+            if waiting and resource in free:
+                free[resource] -= waiting * amount
+    facts = []
+    for kind in kinds:
+        fitting = 0 if use.closed else capacity(free, kind.amounts)
+        beside = neighbour_reason(kind, use.neighbours, owner)
+        names = [
+            slot_name(host.name, kind.name, number)
+            for number in range(capacity(use.total, kind.amounts))
+        ]
+        # The host may have less than when these were leased.
+        names += [n for n in leased if kind_of(n) == kind.name and n not in names]
+        for name in names:
+            lease = leased.get(name)
+            idle = lease is None and fitting > 0
+            fitting -= idle
+            facts.append(
+                host._replace(
+                    name=name,
+                    state=host.state if lease is not None else _state(host, use, free, kind),
+                    idle=idle,
+                    beside=beside,
+                    idle_since=idle_since.get(name, now) if idle else None,
+                    lease=lease.lease if lease is not None else "",
+                    kind=kind.name,
+                )
+            )
+    return facts
+
+
+def neighbour_reason(kind: SlotKind, neighbours: Iterable[Neighbour], owner: str = "") -> str:
+    """Return why a slot of this kind may not be beside these jobs; empty if it may.
+
+    Args:
+        kind: the kind.
+        neighbours: jobs of the main scheduler on the host.
+        owner: the one user who has leases; empty if there are several, and then no neighbour is
+            the lease's own.
+    """
+    if kind.beside == ANY:
+        return ""
+    allowed = frozenset(kind.beside.removeprefix(PARTITION).split(","))
+    for job in neighbours:
+        if kind.beside == OWN_USER and job.user == owner:
+            continue
+        if kind.beside.startswith(PARTITION) and job.partition in allowed:
+            continue
+        return (
+            f"a job of {job.user} in {job.partition} runs on its host, and slots of kind "
+            f"{kind.name} may be beside {_allowed(kind.beside)} only"
+        )
+    return ""
+
+
+def described(amounts: Amounts) -> str:
+    """Return amounts as text: ``1 gpu, 8 cpus, 60 GB``."""
+    words = [
+        f"{amount} {name}" for name, amount in amounts.items() if name not in (CPUS, MEMORY_MB)
+    ]
+    if cpus := amounts.get(CPUS):
+        words.append(f"{cpus} cpu{'s' * (cpus > 1)}")
+    if memory := amounts.get(MEMORY_MB):
+        words.append(f"{memory / 1024:.4g} GiB" if memory >= 1024 else f"{memory} MiB")
+    return ", ".join(words)
+
+
+def _state(host: NodeFacts, use: HostUse, free: Amounts, kind: SlotKind) -> str:
+    if use.closed:
+        return f"{host.state}, {use.closed}"
+    parts = ", ".join(
+        f"{max(0, free.get(name, 0))} of {use.total.get(name, 0)} {_unit(name)}"
+        for name in kind.amounts
+    )
+    return f"{host.state}, with {parts} idle"
+
+
+def _unit(resource: str) -> str:
+    return "MiB" if resource == MEMORY_MB else resource
+
+
+def _allowed(beside: str) -> str:
+    if beside == OWN_USER:
+        return "jobs of the lease's own user"
+    if beside == NOBODY:
+        return "no other job"
+    return f"jobs in {beside.removeprefix(PARTITION)}"

@@ -1,0 +1,124 @@
+"""Parses Slurm's report about the resources of hosts and the jobs on them, where leases are slots.
+
+Read only where a site names kinds of slots: ``scontrol show node -o -d`` for what each host has and
+what jobs have of it, and one more squeue for the jobs on hosts of which a kind asks whose they are.
+Pure; :mod:`scavenger.batch.slots` decides which slots are idle.
+
+A host's processors are its effective ones (``CPUEfctv``: without those that slurmd keeps for
+itself), its memory is ``RealMemory`` less ``MemSpecLimit``. Where Slurm does not allocate memory
+(``SelectTypeParameters`` without ``CR_Memory``) it counts none as used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from scavenger.batch.commands import require_complete, shorten
+from scavenger.batch.slots import CPUS, MEMORY_MB, HostUse, Neighbour
+from scavenger.hostlist import HostlistError, expand
+from scavenger.interface import SchedulerError
+
+HOSTS = ("scontrol", "show", "node", "-o", "-d")
+NEIGHBOUR_FIELDS = "%i|%u|%P|%N"
+"""Job id, user, partition, nodes."""
+NEIGHBOURS = (
+    *("squeue", "-h", "-a", "-t", "running,suspended,completing,configuring,stopped"),
+    "-o",
+)
+"""The command that lists the jobs on hosts, without its last word, ``MARK|NEIGHBOUR_FIELDS``."""
+_KEY = re.compile(r"(?:^| )([A-Z][A-Za-z]+)=(\S*)")
+_GRES = re.compile(r"(?:[^,(]|\([^)]*\))+")
+_COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
+_FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+
+
+def read_hosts(text: str) -> dict[str, HostUse]:
+    """Parse the output of :data:`HOSTS`. Raises SchedulerError if the text has another form."""
+    hosts = {}
+    for line in require_complete(text, "scontrol show node").splitlines():
+        if not line.strip():
+            continue
+        values: dict[str, str] = {}
+        for match in _KEY.finditer(line):
+            # A later one is part of a text that people write, such as the reason of a state.
+            values.setdefault(match[1], match[2])
+        try:
+            name = values["NodeName"]
+            cpus = int(values.get("CPUEfctv") or values["CPUTot"])
+            memory = int(values["RealMemory"]) - int(values.get("MemSpecLimit") or 0)
+            total = {CPUS: cpus, MEMORY_MB: memory, **read_gres(values.get("Gres", ""))}
+            used = {
+                CPUS: int(values["CPUAlloc"]),
+                MEMORY_MB: int(values["AllocMem"]),
+                **read_gres(values.get("GresUsed", "")),
+            }
+        except (KeyError, ValueError):
+            raise SchedulerError(
+                f"The answer of scontrol show node cannot be understood: {shorten(line)}"
+            ) from None
+        # A job with --exclusive has all processors of its nodes, so that nothing fits beside it.
+        # One with --exclusive=user has not, and makes its user the owner of the node.
+        owner = values.get("Owner", "N/A").partition("(")[0]
+        closed = "" if owner in ("N/A", "") else f"kept for jobs of {owner} (--exclusive=user)"
+        hosts[name] = HostUse(total, used, closed=closed)
+    if not hosts:
+        raise SchedulerError("scontrol show node lists no node.")
+    return hosts
+
+
+def read_gres(text: str) -> dict[str, int]:
+    """Return GRES → count from ``gpu:a100:4(S:0-1),shard:8``. A typed one counts under its type,
+    ``gpu:a100``, and under ``gpu``. A count that cannot be read is 0.
+    """
+    counts: dict[str, int] = {}
+    if text in ("", "(null)", "N/A"):
+        return counts
+    for piece in _GRES.findall(text):
+        words = [word for word in piece.partition("(")[0].split(":") if word != "no_consume"]
+        match = _COUNT.fullmatch(words[-1]) if len(words) > 1 else None
+        number = int(match[1]) * _FACTOR[match[2].upper()] if match else int(len(words) == 1)
+        name = words[0]
+        counts[name] = counts.get(name, 0) + number
+        if len(words) > 2:
+            typed = ":".join(words[:2])
+            counts[typed] = counts.get(typed, 0) + number
+    return counts
+
+
+def with_neighbours(
+    hosts: Mapping[str, HostUse], text: str, mark: str, own: Collection[str]
+) -> dict[str, HostUse]:
+    """Return the hosts with the jobs of others on them.
+
+    Args:
+        hosts: hosts without their jobs.
+        text: output of the command :data:`NEIGHBOURS`.
+        mark: the random mark at the beginning of each line.
+        own: ids of the jobs of our leases.
+
+    Raises:
+        SchedulerError: the text has another form.
+    """
+    neighbours: dict[str, list[Neighbour]] = {}
+    begin = mark + "|"
+    for line in require_complete(text, "squeue").split("\n"):
+        if not line.startswith(begin):
+            continue
+        fields = line.split("|")
+        if len(fields) != 5:
+            raise SchedulerError(f"The answer of squeue cannot be understood: {shorten(line)}")
+        _, job, user, partition, nodes = fields
+        if job in own or nodes in ("", "(null)"):
+            continue
+        try:
+            names = expand(nodes)
+        except HostlistError as error:
+            raise SchedulerError(f"The answer of squeue cannot be understood: {error}") from None
+        for name in names:
+            neighbours.setdefault(name, []).append(Neighbour(user, partition))
+    return {
+        name: replace(use, neighbours=tuple(neighbours.get(name, ())))
+        for name, use in hosts.items()
+    }

@@ -1,0 +1,93 @@
+"""Slots on a real Slurm: single GPUs of partly used nodes as leases."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from scavenger.batch.slots import SlotKind
+from scavenger.interface import LeaseRequest, LeaseState
+from tests.slurm.test_leases import TELL, scavenger
+
+GPU = SlotKind("gpu", {"gpu": 1, "cpus": 2, "memory_mb": 300})
+SHARED = {
+    "select": "select/cons_tres",
+    "extra": "GresTypes=gpu\nSelectTypeParameters=CR_Core_Memory\n",
+    "node": "Gres=gpu:4",
+    "cpus": 8,
+    "gres": "".join(f"Name=gpu File=/dev/{d}\n" for d in ("null", "zero", "full", "random")),
+}
+"""Nodes with 4 GPUs, for as much of them as Slurm wants to see, and 8 processors, on which Slurm
+places several jobs.
+"""
+
+
+def idle(one):
+    return sorted(gap.node for gap in one.poll().gaps)
+
+
+def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
+    slurm = cluster(2, **SHARED)
+    one = scavenger(slurm, slots=(GPU,))
+    assert idle(one) == [f"n{host}/gpu.{number}" for host in (1, 2) for number in range(4)]
+    main = slurm.submit(
+        "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300"
+    )
+    slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
+    assert idle(one) == [f"n1/gpu.{n}" for n in range(3)] + [f"n2/gpu.{n}" for n in range(4)]
+    [explained] = [e for e in one.poll().explanations if e.node == "n1/gpu.3"]
+    assert explained.state == "mixed, with 3 of 4 gpu, 6 of 8 cpus, 1700 of 2000 MiB idle"
+    assert not explained.is_gap
+    requests = [
+        LeaseRequest(f"l{n}", f"n1/gpu.{n}", (sys.executable, "-c", TELL, str(root / f"l{n}")))
+        for n in range(3)
+    ]
+    leases = one.take(requests)
+    assert [lease.state for lease in leases] == [LeaseState.PENDING] * 3
+    slurm.until(lambda: all((root / f"l{n}").exists() for n in range(3)), "the leases run")
+    _, environment = json.loads((root / "l1").read_text())
+    assert environment["MALLETRAIN_NODE"] == "n1/gpu.1"
+    assert environment["MALLETRAIN_NODE_CLASS"] == "gpu"
+    assert environment["MALLETRAIN_GPUS"] == "1"
+    assert environment["SLURM_CPUS_ON_NODE"] == "2"
+    poll = one.poll()
+    assert {lease.id: lease.node for lease in poll.leases} == {
+        f"l{n}": f"n1/gpu.{n}" for n in range(3)
+    }
+    assert sorted(gap.node for gap in poll.gaps) == [f"n2/gpu.{n}" for n in range(4)]
+    assert {gap.node_class for gap in poll.gaps} == {"gpu"}
+    assert {gap.group for gap in poll.gaps} == {"n2"}
+
+    again = scavenger(slurm, slots=(GPU,))  # as after a restart of the daemon
+    again.know({f"l{n}": "" for n in range(3)}, {f"l{n}": f"n1/gpu.{n}" for n in range(3)})
+    assert {lease.id: lease.node for lease in again.poll().leases} == {
+        f"l{n}": f"n1/gpu.{n}" for n in range(3)
+    }
+
+    # A main job that needs one GPU takes back one lease.
+    wanted = slurm.submit(
+        "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300"
+    )
+    slurm.until(lambda: slurm.jobs()[wanted][0] == "RUNNING", "the second main job runs")
+    running = [lease for lease in one.poll().leases if lease.state is LeaseState.RUNNING]
+    assert len(running) == 2
+    one.give_back(running)
+    slurm.until(lambda: not slurm.leases(), "the leases have ended")
+    assert len(idle(one)) == 6
+
+
+def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(cluster):
+    slurm = cluster(2, **SHARED)
+    alone = SlotKind("gpu", dict(GPU.amounts), beside="nobody")
+    one = scavenger(slurm, slots=(alone,))
+    main = slurm.submit(
+        "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=1", "--mem=9"
+    )
+    slurm.until(lambda: slurm.jobs()[main][0] == "RUNNING", "the main job runs")
+    poll = one.poll()
+    assert {gap.group for gap in poll.gaps} == {"n2"}
+    [explained] = [e for e in poll.explanations if e.node == "n1/gpu.0"]
+    reasons = {rule: sentence for rule, passed, sentence in explained.rules if not passed}
+    assert "in batch runs on its host" in reasons["beside"]
+    batch = scavenger(slurm, slots=(SlotKind("gpu", dict(GPU.amounts), beside="partition:batch"),))
+    assert {gap.group for gap in batch.poll().gaps} == {"n1", "n2"}

@@ -19,6 +19,7 @@ from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import SchedulerError
+from scavenger.slurm.check_slots import slot_findings
 from scavenger.slurm.job import SlurmLeaseOptions, batch_script, sbatch
 from scavenger.slurm.limits import limits, longest_lease, most_memory_mb
 from scavenger.slurm.parse import read_duration
@@ -114,6 +115,7 @@ def findings(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     by_mode = [_backfill] if inputs.settings.backfill else [_preemption, _grace, _longest_wait]
     for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(inputs)
+    yield from slot_findings(inputs.site, inputs.settings, inputs.commands)
     yield from limits(inputs.site, inputs.settings, inputs.commands)
 
 
@@ -348,7 +350,16 @@ def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     except SchedulerError as error:
         yield False, str(error)
         return
-    spec = LeaseSpec(s.prefix + "check", "any", (), {}, s.min_length_s, inputs.grace_s, None)
+    spec = LeaseSpec(
+        s.prefix + "check",
+        "any",
+        (),
+        {},
+        s.min_length_s,
+        inputs.grace_s,
+        None,
+        slot=s.slots[0] if s.slots else None,
+    )
     argv = [
         word
         for word in sbatch(s, spec, False)
@@ -403,7 +414,7 @@ def _shape(inputs: SlurmCheckInputs) -> Iterator[Finding]:
 def _gpus(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Check whether leases would leave GPUs unused."""
     lease = inputs.settings.lease
-    if any("gpu" in word for word in (lease.gres, *lease.options)):
+    if inputs.settings.slots or any("gpu" in word for word in (lease.gres, *lease.options)):
         return
     try:
         table, _, _ = inputs.source.read(inputs.settings.prefix)

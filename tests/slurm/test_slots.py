@@ -76,6 +76,33 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     assert len(idle(one)) == 6
 
 
+def test_the_check_says_which_hosts_can_have_a_kind(cluster):
+    slurm = cluster(2, **SHARED)
+    kinds = (GPU, SlotKind("huge", {"gpu": 8, "cpus": 2, "memory_mb": 300}))
+    found = [
+        (works, text) for works, text in scavenger(slurm, slots=kinds).check() if "kind" in text
+    ]
+    assert found == [
+        (
+            True,
+            "A slot of kind gpu is 1 gpu, 2 cpus, 300 MiB; 2 of 2 hosts can have such slots, 8 in "
+            "all.",
+        ),
+        (
+            False,
+            "A slot of kind huge is 8 gpu, 2 cpus, 300 MiB. No host has so much gpu: of each "
+            "resource, hosts have at most 4 gpu, 8 cpus, 1.953 GiB. Change this kind in "
+            "[scheduler.slurm].",
+        ),
+    ]
+
+
+def test_slots_need_a_slurm_that_shares_nodes(cluster):
+    slurm = cluster(1)
+    texts = [text for works, text in scavenger(slurm, slots=(GPU,)).check() if not works]
+    assert [t for t in texts if "select/linear" in t], texts
+
+
 def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(cluster):
     slurm = cluster(2, **SHARED)
     alone = SlotKind("gpu", dict(GPU.amounts), beside="nobody")

@@ -1,0 +1,155 @@
+"""Which slots of a host are idle: a table, and what holds for every host."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.batch.rules import GapRules, NodeFacts, choose, explain
+from scavenger.batch.slots import (
+    HostUse,
+    LeasedSlot,
+    Neighbour,
+    SlotKind,
+    capacity,
+    described,
+    slot_facts,
+)
+from scavenger.interface import host_of, kind_of, slot_name
+
+GPU = SlotKind("gpu", {"gpu": 1, "cpus": 8, "memory_mb": 1000})
+PAIR = SlotKind("gpu2", {"gpu": 2, "cpus": 8, "memory_mb": 1000})
+CPU = SlotKind("cpu", {"cpus": 4, "memory_mb": 500})
+TOTAL = {"gpu": 4, "gpu:a100": 4, "cpus": 64, "memory_mb": 8000}
+HOST = NodeFacts("c1", "mixed", idle=False, partitions=("batch",))
+
+
+def used(gpu=0, cpus=0, memory_mb=0):
+    return {"gpu": gpu, "gpu:a100": gpu, "cpus": cpus, "memory_mb": memory_mb}
+
+
+def idle(use, *kinds, leased=None):
+    facts = slot_facts(HOST, use, kinds, leased or {}, {}, 0.0)
+    return [fact.name for fact in facts if fact.idle]
+
+
+@pytest.mark.parametrize(
+    ("use", "kind", "expected"),
+    [
+        (used(), GPU, [0, 1, 2, 3]),
+        (used(gpu=1, cpus=8), GPU, [0, 1, 2]),
+        (used(gpu=3), GPU, [0]),
+        (used(gpu=4), GPU, []),
+        (used(cpus=64), GPU, []),  # GPUs without processors
+        (used(cpus=50), GPU, [0]),
+        (used(memory_mb=7001), GPU, []),
+        (used(gpu=1), PAIR, [0]),
+        (used(gpu=4, cpus=50), CPU, [0, 1, 2]),
+    ],
+)
+def test_a_slot_is_idle_if_everything_that_it_has_is(use, kind, expected):
+    assert idle(HostUse(TOTAL, use), kind) == [f"c1/{kind.name}.{n}" for n in expected]
+
+
+def test_a_running_lease_keeps_its_name_and_a_waiting_one_counts_as_used():
+    leased = {"c1/gpu.1": LeasedSlot("l1", True), "c1/gpu.2": LeasedSlot("l2", False)}
+    use = HostUse(TOTAL, used(gpu=2, cpus=16))  # one of a main job, one of l1
+    assert idle(use, GPU, leased=leased) == ["c1/gpu.0"]
+    facts = {f.name: f for f in slot_facts(HOST, use, [GPU], leased, {"c1/gpu.0": 3.0}, 9.0)}
+    assert [facts[f"c1/gpu.{n}"].lease for n in range(4)] == ["", "l1", "l2", ""]
+    assert facts["c1/gpu.0"].idle_since == 3.0
+    assert facts["c1/gpu.3"].idle_since is None
+    assert "with 1 of 4 gpu, 40 of 64 cpus, 7000 of 8000 MiB idle" in facts["c1/gpu.3"].state
+
+
+def test_a_leased_slot_stays_known_on_a_host_that_lost_a_device():
+    leased = {"c1/gpu.3": LeasedSlot("l4", True)}
+    use = HostUse({**TOTAL, "gpu": 2, "gpu:a100": 2}, used(gpu=2))
+    facts = slot_facts(HOST, use, [GPU], leased, {}, 0.0)
+    assert {f.name: f.lease for f in facts}["c1/gpu.3"] == "l4"
+    assert not any(f.idle for f in facts)
+
+
+def test_an_amount_can_be_part_of_an_idle_slot_of_each_kind():
+    assert idle(HostUse(TOTAL, used(gpu=2)), GPU, PAIR) == [
+        "c1/gpu.0",
+        "c1/gpu.1",
+        "c1/gpu2.0",
+    ]
+
+
+def test_a_host_that_a_user_keeps_has_no_idle_slot():
+    use = HostUse(TOTAL, used(gpu=1), closed="kept for jobs of ann")
+    [fact, *_] = slot_facts(HOST, use, [GPU], {}, {}, 0.0)
+    assert not fact.idle
+    assert fact.state == "mixed, kept for jobs of ann"
+
+
+@pytest.mark.parametrize(
+    ("beside", "owner", "passes"),
+    [
+        ("any", "", True),
+        ("nobody", "", False),
+        ("own-user", "ann", False),
+        ("own-user", "bob", True),
+        ("own-user", "", False),  # several users: nobody's job is known to be the lease's own
+        ("partition:batch", "", True),
+        ("partition:debug,batch", "", True),
+        ("partition:debug", "", False),
+    ],
+)
+def test_whose_jobs_may_be_beside_a_slot(beside, owner, passes):
+    kind = SlotKind("gpu", GPU.amounts, beside)
+    neighbours = (Neighbour("bob", "batch"),)
+    rules, host = GapRules(idle_for_s=0.0), HostUse(TOTAL, used(gpu=1), neighbours)
+    facts = slot_facts(HOST, host, [kind], {}, {}, 0.0, owner)
+    choice = choose(facts, rules, 0.0, lambda _: None)
+    assert bool(choice.gaps) is passes
+    answer = {rule: ok for rule, ok, _ in explain(facts[0], rules, choice, 0.0).rules}
+    assert answer["beside"] is passes
+    empty = slot_facts(HOST, HostUse(TOTAL, used()), [kind], {}, {}, 0.0, owner)
+    assert choose(empty, rules, 0.0, lambda _: None).gaps, "an empty host is free for all"
+
+
+def test_a_kind_of_other_hosts():
+    kind = SlotKind("gpu", GPU.amounts, nodes=frozenset({"c2"}))
+    assert slot_facts(HOST, HostUse(TOTAL, used()), [kind], {}, {}, 0.0) == []
+
+
+def test_names():
+    assert slot_name("c1", "gpu2", 10) == "c1/gpu2.10"
+    assert (host_of("c1/gpu2.10"), kind_of("c1/gpu2.10")) == ("c1", "gpu2")
+    assert (host_of("c1.site.org"), kind_of("c1.site.org")) == ("c1.site.org", "")
+
+
+def test_amounts_in_words():
+    assert described({"gpu": 1, "cpus": 8, "memory_mb": 61440}) == "1 gpu, 8 cpus, 60 GiB"
+    assert described({"cpus": 1, "memory_mb": 500}) == "1 cpu, 500 MiB"
+
+
+AMOUNT = st.integers(0, 12)
+KINDS = st.builds(
+    SlotKind,
+    st.just("k"),
+    st.fixed_dictionaries({"cpus": st.integers(1, 5)}, optional={"gpu": st.integers(1, 3)}),
+)
+
+
+@given(KINDS, AMOUNT, AMOUNT, AMOUNT, AMOUNT, st.sets(st.integers(0, 11)), st.sets(AMOUNT))
+def test_idle_slots_fit_into_what_is_free(kind, cpus, gpu, used_cpus, used_gpu, running, waiting):
+    total = {"cpus": cpus, "gpu": gpu}
+    use = HostUse(total, {"cpus": min(cpus, used_cpus), "gpu": min(gpu, used_gpu)})
+    leased = {slot_name("c1", "k", n): LeasedSlot(f"w{n}", False) for n in waiting}
+    leased |= {slot_name("c1", "k", n): LeasedSlot(f"r{n}", True) for n in running}
+    facts = slot_facts(HOST, use, [kind], leased, {}, 0.0)
+    count = sum(fact.idle for fact in facts)
+    waits = len(waiting - running)
+    for resource, amount in kind.amounts.items():
+        free = total[resource] - use.used[resource]
+        assert count == 0 or (count + waits) * amount <= free
+    assert len({fact.name for fact in facts}) == len(facts)
+    assert {f.name: f.lease for f in facts if f.lease} == {n: s.lease for n, s in leased.items()}
+    # None is forgotten: another one does not fit, or all of the host's are idle or leased.
+    rest = {r: total[r] - use.used[r] - (count + waits) * kind.amounts.get(r, 0) for r in total}
+    assert capacity(rest, kind.amounts) == 0 or all(fact.idle or fact.lease for fact in facts)

@@ -1,0 +1,97 @@
+"""What Slurm says of hosts and the jobs on them. The lines are in the form of 22.05 to 24.05."""
+
+from __future__ import annotations
+
+import pytest
+
+from scavenger.batch.slots import HostUse, Neighbour
+from scavenger.interface import SchedulerError
+from scavenger.slurm.hosts import read_gres, read_hosts, with_neighbours
+from scavenger.slurm.job import slot_options
+
+LINE = (
+    "NodeName=n1 Arch=x86_64 CoresPerSocket=8  CPUAlloc=10 CPUEfctv=62 CPUTot=64 CPULoad=15.99 "
+    "AvailableFeatures=test ActiveFeatures=test Gres=gpu:a100:4(S:0-1),shard:8 GresDrain=N/A "
+    "GresUsed=gpu:a100:2(IDX:0,2),shard:0 NodeAddr=127.0.0.1 NodeHostName=localhost Port=17425 "
+    "Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=2000 AllocMem=300 "
+    "FreeMem=12419 Sockets=1 Boards=1 MemSpecLimit=100 State=MIXED ThreadsPerCore=1 TmpDisk=0 "
+    "Weight=1 Owner={owner} MCS_label=N/A Partitions=batch,preemptable  BootTime=1 CfgTRES=cpu=8 "
+    "AllocTRES=cpu=2,mem=300M CapWatts=n/a Reason=Gres=gpu:99 CPUAlloc=0 [root@1]\n"
+)
+N1 = HostUse(
+    {"cpus": 62, "memory_mb": 1900, "gpu": 4, "gpu:a100": 4, "shard": 8},
+    {"cpus": 10, "memory_mb": 300, "gpu": 2, "gpu:a100": 2, "shard": 0},
+)
+
+
+def test_a_host():
+    assert read_hosts(LINE.format(owner="N/A")) == {"n1": N1}
+
+
+def test_a_host_that_belongs_to_a_user():
+    [use] = read_hosts(LINE.format(owner="ann(1001)")).values()
+    assert use.closed == "kept for jobs of ann (--exclusive=user)"
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("", {}),
+        ("(null)", {}),
+        ("gpu:4", {"gpu": 4}),
+        ("gpu:0", {"gpu": 0}),
+        ("gpu:a100:2(IDX:0,2),gpu:v100:1(IDX:3)", {"gpu": 3, "gpu:a100": 2, "gpu:v100": 1}),
+        ("gpu:a100_3g.39gb:4(S:0)", {"gpu": 4, "gpu:a100_3g.39gb": 4}),
+        ("gpu:2,mps:200", {"gpu": 2, "mps": 200}),
+        ("bandwidth:lustre:no_consume:4G", {"bandwidth": 2**32, "bandwidth:lustre": 2**32}),
+        ("license", {"license": 1}),
+    ],
+)
+def test_generic_resources(text, counts):
+    assert read_gres(text) == counts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NodeName=n1 CPUTot=64 CPUAlloc=ten RealMemory=1 AllocMem=0\n",
+        "NodeName=n1 CPUTot=64 RealMemory=1 AllocMem=0\n",
+        "slurm_load_node error: Unable to contact slurm controller\n",
+        "\n",
+        LINE.format(owner="N/A")[:-30],  # cut short
+    ],
+)
+def test_an_answer_that_is_none(text):
+    with pytest.raises(SchedulerError):
+        read_hosts(text)
+
+
+def test_whose_jobs_are_on_a_host():
+    text = (
+        "m1|7|ann|batch|n[1-2]\n"
+        "m1|8|bob|debug|n1\n"
+        "m1|9|us|preemptable|n1\n"
+        "m1|10|ann|batch|(null)\n"
+        "m2|11|eve|batch|n1\n"
+    )
+    hosts = with_neighbours({"n1": N1, "n3": N1}, text, "m1", {"9"})
+    assert hosts["n1"].neighbours == (Neighbour("ann", "batch"), Neighbour("bob", "debug"))
+    assert hosts["n3"].neighbours == ()
+
+
+@pytest.mark.parametrize(
+    ("amounts", "options"),
+    [
+        ({"cpus": 4, "memory_mb": 500}, ["--cpus-per-task=4", "--mem=500M"]),
+        (
+            {"gpu": 1, "cpus": 4, "memory_mb": 500},
+            ["--cpus-per-task=4", "--mem=500M", "--gres=gpu:1"],
+        ),
+        (
+            {"gpu": 2, "gpu:a100": 2, "shard": 4, "cpus": 1, "memory_mb": 1},
+            ["--cpus-per-task=1", "--mem=1M", "--gres=gpu:a100:2,shard:4"],
+        ),
+    ],
+)
+def test_the_options_that_request_a_slot(amounts, options):
+    assert slot_options(amounts) == options

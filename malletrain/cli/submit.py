@@ -201,6 +201,12 @@ def _file_of(params: dict[str, Any]) -> str:
     "the sizes of its value file.",
 )
 @click.option(
+    "--kind",
+    metavar="KIND",
+    help="Kind of slots, or class of nodes, on which the job runs, such as gpu. Default: any, all "
+    "nodes of one class.",
+)
+@click.option(
     "--nproc-per-node",
     metavar="N",
     type=int,

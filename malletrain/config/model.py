@@ -119,6 +119,14 @@ class Config(Section):
     quotas: QuotasSection = _section(QuotasSection)
     trainer: list[TrainerSection] = Field(default_factory=list)
 
+    @property
+    def node_classes(self) -> tuple[str, ...]:
+        """Classes of nodes that the configuration names: kinds of slots, and features that
+        distinguish nodes. Nodes with none of these features are of class ``default``.
+        """
+        slots = self.scheduler.slurm.slots if self.scheduler.kind == "slurm" else []
+        return (*(kind.name for kind in slots), *self.gaps.classes)
+
     @field_validator("trainer")
     @classmethod
     def _check_disjoint(cls, value: list[TrainerSection]) -> list[TrainerSection]:

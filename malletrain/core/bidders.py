@@ -258,4 +258,5 @@ def _candidate(
         broken=job.broken,
         owner=None if shared else spec.owner,
         trainer=trainer,
+        node_class=spec.node_class,
     )

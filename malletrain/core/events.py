@@ -169,6 +169,7 @@ class JobSubmitted:
             deadline).
         quotas: its limits.
         trainer: trainer whose plan it is in; empty if there is only one plan.
+        node_class: class of nodes, or kind of slots, on which it runs; empty: any one class.
     """
 
     job: str
@@ -193,6 +194,7 @@ class JobSubmitted:
     exempt_from_shares: bool = False
     quotas: tuple[Quota, ...] = ()
     trainer: str = ""
+    node_class: str = ""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from malletrain.core.goals import (
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import by_class
+from malletrain.core.pools import by_class, is_of_class
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
@@ -61,10 +61,10 @@ class GoalPlaces:
         """Return the class of its nodes, or the class that it is likely to get."""
         nodes = self._state.nodes
         own_classes = (nodes[n].info.node_class for n in job.nodes if n in nodes)
+        if current := next(own_classes, None) or job.submitted.node_class:
+            return current
         trainer = self._trainers.of(job.submitted.trainer)
-        return next(own_classes, None) or self._history.usual_class(
-            trainer.may_use if trainer else None
-        )
+        return self._history.usual_class(trainer.may_use if trainer else None)
 
     def rivals(self, node_class: str) -> list[int]:
         """Return the maximum size of every unfinished job that may use the class, ascending."""
@@ -73,6 +73,7 @@ class GoalPlaces:
             job.submitted.max_nodes
             for job in self._state.unfinished.values()
             if self._trainers.of(job.submitted.trainer) is trainer
+            and is_of_class(node_class, job.submitted.node_class)
         )
 
 

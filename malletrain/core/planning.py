@@ -30,7 +30,7 @@ from allocator import (
     solve,
 )
 from malletrain.core.expected_node_life import ExpectedNodeLife
-from malletrain.core.pools import class_counts, owner_of
+from malletrain.core.pools import class_counts, is_of_class, owner_of
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.trainers import Trainer
 
@@ -63,6 +63,8 @@ class Candidate:
     """Additional time before it can use its nodes, seconds."""
     trainer: Trainer | None = None
     """Trainer whose plan it is in; None if there is only one plan."""
+    node_class: str = ""
+    """Class of nodes that it may use; empty: any."""
 
     def but(self, **changes: Any) -> Candidate:
         """Return a copy with these fields changed. It is several times faster than
@@ -74,6 +76,8 @@ class Candidate:
 
     def may_use(self, pool: str) -> bool:
         """Return whether it may run on nodes of this pool."""
+        if not is_of_class(pool, self.node_class):
+            return False
         return self.owner is None or owner_of(pool) == self.owner
 
     @property

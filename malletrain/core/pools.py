@@ -38,6 +38,11 @@ def owner_of(name: str) -> str:
     return name.partition(_SEPARATOR)[2]
 
 
+def is_of_class(name: str, node_class: str) -> bool:
+    """Return whether a pool or class is of ``node_class``; empty: of any."""
+    return not node_class or class_of(name) == node_class
+
+
 def by_class(nodes: Mapping[str, int]) -> Counter[str]:
     """Return class → number of nodes from pool → number of nodes. Classes without nodes are
     absent.

@@ -42,7 +42,7 @@ from jpa import (
 )
 from jpa.curve import DEFAULT_PHASE
 from malletrain.core.events import Progressed
-from malletrain.core.pools import owner_of, pool
+from malletrain.core.pools import is_of_class, owner_of, pool
 from malletrain.core.profile_worth import ProfileWorth
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
@@ -472,8 +472,13 @@ class Profiler:
         if current := own_class or self._requested_class.get(job.submitted.job):
             return current
         owner, trainer = job.submitted.owner, self._trainers.of(job.submitted.trainer)
-        usable = (name for name in self._trainers.usable(free, trainer) if owner_of(name) == owner)
-        fallback = "default"
+        wanted = job.submitted.node_class
+        usable = (
+            name
+            for name in self._trainers.usable(free, trainer)
+            if owner_of(name) == owner and is_of_class(name, wanted)
+        )
+        fallback = wanted or "default"
         if trainer is not None and not trainer.may_use(fallback):
             fallback = min(trainer.node_classes or ("",))
         return max(usable, key=lambda c: (free[c], c), default=pool(fallback, owner))

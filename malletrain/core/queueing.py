@@ -19,7 +19,7 @@ from malletrain.core.defaults import TURNS_APART
 from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import by_class, largest
+from malletrain.core.pools import by_class, is_of_class, largest
 from malletrain.core.records import JobRecord
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainer, Trainers
@@ -104,11 +104,12 @@ class AdmissionQueue:
             self._cache.clear()
             self._enough_nodes = self._largest_minimum()
         max_nodes = {
-            (owner, trainer): min(
-                self._max_nodes(nodes, owner, trainer, shared), self._enough_nodes
+            (owner, trainer, node_class): min(
+                self._max_nodes(nodes, owner, trainer, node_class, shared), self._enough_nodes
             )
             for owner in self._state.owners
             for trainer in self._trainers
+            for node_class in self._state.job_classes
         }
         key = tuple(max_nodes.values())
         if key not in self._cache:
@@ -146,24 +147,33 @@ class AdmissionQueue:
                 yield job
 
     def _max_nodes(
-        self, nodes: Mapping[str, int], owner: str, trainer: Trainer | None, shared: bool
+        self,
+        nodes: Mapping[str, int],
+        owner: str,
+        trainer: Trainer | None,
+        node_class: str,
+        shared: bool,
     ) -> int:
-        """Return the maximum number of nodes that a job of this owner and trainer could have."""
+        """Return the maximum number of nodes that a job of this owner, trainer and class of nodes
+        (empty: any) could have.
+        """
         usable = self._trainers.usable(nodes, trainer)
+        if node_class:
+            usable = {name: n for name, n in usable.items() if is_of_class(name, node_class)}
         return max(usable.values(), default=0) if shared else largest(usable, owner)
 
     def _jobs_of_trainer(
-        self, trainer: Trainer | None, max_nodes: Mapping[tuple[str, Trainer | None], float]
+        self, trainer: Trainer | None, max_nodes: Mapping[tuple[str, Trainer | None, str], float]
     ) -> Iterable[JobRecord]:
         """Return the admitted jobs of one trainer."""
         fitting: Iterable[JobRecord] = (
             job
             for job in self._in_order()
             if self._trainers.of(job.submitted.trainer) is trainer
-            and job.smallest <= max_nodes[job.submitted.owner, trainer]
+            and job.smallest <= max_nodes[job.submitted.owner, trainer, job.submitted.node_class]
         )
         if self._turns is not None or len(self._state.owners) > 1:
-            own = (count for (_, other), count in max_nodes.items() if other is trainer)
+            own = (count for (_, other, _), count in max_nodes.items() if other is trainer)
             fitting = self._in_turn(list(fitting), max(own, default=0))
         if any(job.pressing for job in self._state.unfinished.values()):
             fitting = sorted(fitting, key=lambda job: not job.pressing)

@@ -41,6 +41,7 @@ class ControllerState:
         """
         self._sweeps_over: dict[str, float] = {}
         self.owners: dict[str, None] = {}
+        self.job_classes: dict[str, None] = {}
         """Users who have submitted a job or had a lease, in order."""
         self.admissions = 0
         """Counter of changes that affect which jobs can be admitted."""
@@ -203,6 +204,7 @@ class ControllerState:
         if not state.ended:
             self.unfinished[event.job] = self.at_work[event.job] = job
             self._add_owner(event.owner)
+            self.job_classes[event.node_class] = None
             self.admissions += 1
         return job
 

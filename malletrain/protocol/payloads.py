@@ -119,6 +119,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sized_for: int = 0
     """Number of nodes for which its processes sized quantities that they cannot change, if
     ``max_nodes`` was lowered after the job started; 0: ``max_nodes``."""
+    node_class: str = ""
+    """Class of nodes, or kind of slots, on which it runs; empty: any one class."""
 
     @property
     def largest(self) -> int:

@@ -199,6 +199,7 @@ def build(
     *,
     name: str | None = None,
     nodes: str | None = None,
+    kind: str | None = None,
     nproc_per_node: int | None = None,
     weight: float = 1.0,
     goal: str | None = None,
@@ -352,4 +353,5 @@ def build(
         parameters=parameters,
         flops=flops,
         module=script if as_module else "",
+        node_class=kind or "",
     )

@@ -15,6 +15,7 @@ from jpa.points import CI95
 from malletrain.config.units import format_duration
 from malletrain.core import state_memory
 from malletrain.core.events import JobState
+from malletrain.core.pools import is_of_class
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
@@ -284,18 +285,23 @@ class JobViews:
             return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
         behind = self._share_reason(job.submitted.party)
         trainer = self._core.trainer_of(job)
+        kind = job.submitted.node_class
         nodes = sum(
-            node.owner == owner and (trainer is None or trainer.may_use(node.pool))
+            node.owner == owner
+            and (trainer is None or trainer.may_use(node.pool))
+            and is_of_class(node.pool, kind)
             for node in self._core.controller.nodes.values()
         )
         if nodes < job.submitted.min_nodes:
             refused = self._refusals.get(owner, "")
             why = f"; the last lease failed: {refused}"
-            for_trainer = f" for trainer {trainer.name}" if trainer is not None else ""
+            for_trainer = f" of kind {kind}" if kind else ""
+            for_trainer += f" for trainer {trainer.name}" if trainer is not None else ""
             warming_up = sum(
                 a.owner == owner
                 and bool(a.awaited)
                 and (trainer is None or trainer.may_use(a.node_class))
+                and is_of_class(a.node_class, kind)
                 for a in self._core.agents
             )
             missing = missing_nodes_clause(

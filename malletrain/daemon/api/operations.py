@@ -41,6 +41,7 @@ from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
     cancelled,
+    class_problem,
     for_trainer,
     number,
     problem_of,
@@ -244,7 +245,10 @@ class Api:
         if refusal := core.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The daemon may be unable to read files of other users. Their client has checked them.
-        if problem := problem_of(spec, files=not core.accounts.of(user)):
+        problem = problem_of(spec, files=not core.accounts.of(user)) or class_problem(
+            spec.node_class, core.config.node_classes
+        )
+        if problem:
             raise RequestRefused(problem, "usage")
         if problem := refused(spec, user, core.accounts, core.config.notify):
             raise RequestRefused(problem)

@@ -377,6 +377,7 @@ class Core:
                 exempt_from_shares=spec.deadline is not None,
                 quotas=quotas,
                 trainer=self.parties.trainer(spec.owner),
+                node_class=spec.node_class,
             )
         )
         if spec.mode == "service" and curve is not None:

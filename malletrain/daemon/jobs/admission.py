@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -227,6 +227,23 @@ def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> 
             f"{trainer.name}, which plans for {goal}; leave the goal out."
         )
     return msgspec.structs.replace(spec, goal=goal)
+
+
+def class_problem(node_class: str, known: Sequence[str]) -> str:
+    """Return why no job can ask for this kind of nodes; empty if it can.
+
+    Args:
+        node_class: class of nodes, or kind of slots, that a job asks for; empty: any.
+        known: classes that the configuration names.
+    """
+    if node_class in ("", "default", *known):
+        return ""
+    if not known:
+        return (
+            f"The job asks for kind '{node_class[:40]}', and this site distinguishes no kinds of "
+            "nodes; leave --kind out."
+        )
+    return f"There is no kind '{node_class[:40]}' here; the site has {', '.join(known)}."
 
 
 def _size_problem(spec: messages.JobSpec) -> str:

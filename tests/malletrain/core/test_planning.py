@@ -121,6 +121,21 @@ def test_a_job_moves_to_another_class_only_where_that_pays_for_a_start():
     assert make_plan([much], nodes, SETTINGS).nodes == {"j": ("g1", "g2", "g3")}
 
 
+def test_a_job_that_asks_for_a_kind_gets_nodes_of_that_kind_or_none():
+    nodes = {**machine("a", "b", "c"), **machine("h/gpu.0", "h/gpu.1", node_class="gpu")}
+    jobs = [
+        Candidate("g", 1, 8, (), node_class="gpu"),
+        Candidate("any", 1, 8, ()),
+        Candidate("x", 1, 8, (), node_class="xpu"),
+    ]
+    plan = make_plan(jobs, nodes, SETTINGS)
+    assert {job: set(nodes) for job, nodes in plan.nodes.items()} == {
+        "g": {"h/gpu.0", "h/gpu.1"},
+        "any": {"a", "b", "c"},
+        "x": set(),
+    }
+
+
 def test_a_tie_between_classes_goes_to_the_favoured_one():
     nodes = {**machine("a"), **machine("g", node_class="gpu"), **machine("x", node_class="xpu")}
     for node, node_class in (("a", "default"), ("g", "gpu"), ("x", "xpu")):

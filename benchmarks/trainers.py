@@ -4,7 +4,7 @@
     python -m benchmarks.trainers [--counts 1,2,4,8] [--nodes N] [--jobs J] [--max-size K]
     [--repeats R] [--json] mpiexec -n P python -m benchmarks.trainers …
 
-Each trainer has its own part of ``--nodes`` nodes and ``--jobs`` jobs
+Each trainer has ``--nodes`` nodes and ``--jobs`` jobs of its own
 (:mod:`benchmarks.instances`), and solves ``--repeats`` events one after the other while the others
 do the same; all begin together. A row per number of trainers: median and worst wall time of a solve
 over all trainers, processor time, and solves a second of all trainers together. On one head node

@@ -140,6 +140,15 @@ def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
             "This daemon serves one user, so all jobs are of one trainer; with users or munge in "
             "[daemon] it serves several.",
         )
+    classes = {name for trainer in made(config) for name in trainer.node_classes or ()}
+    if all(trainer.node_classes for trainer in made(config)) and (
+        unused := sorted(set(config.gaps.classes) - classes)
+    ):
+        yield (
+            None,
+            f"Nodes of {', '.join(unused)} (classes in [gaps]) belong to no trainer, so no job "
+            "runs there; name them in node_classes of a [[trainer]].",
+        )
     accounts = [name for section in config.trainer for name in section.accounts]
     unknown = sorted(set(accounts) - set(config.shares.account_of.values()))
     if unknown and config.shares.weights_from == "here":
@@ -151,8 +160,8 @@ def trainers(config: Config) -> Iterator[tuple[bool | None, str]]:
     if config.shares.by != "none":
         yield (
             None,
-            "Shares are counted over all nodes, whoever may use them; where trainers have nodes "
-            f"of their own, use weights for parties of one trainer ({REST} or another) only.",
+            "Shares are counted over the nodes of all trainers; use weights for parties of one "
+            f"trainer ({REST} or another) only.",
         )
 
 

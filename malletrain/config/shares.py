@@ -3,10 +3,9 @@
 Decides which keys exist and what a valid value is. :mod:`malletrain.core.shares` applies shares and
 quotas; the daemon also applies quotas when it handles submissions.
 
-:class:`TrainerSection`: groups of users whose jobs are planned separately, on certain nodes, for an
-objective of their own. :func:`checked` decides what a valid list of them is;
-:mod:`malletrain.core.trainers` and :mod:`malletrain.core.trainer_plans` decide what follows for a
-plan.
+:class:`TrainerSection`: groups of users whose jobs are planned separately, on nodes of their own,
+for an objective of their own. :func:`checked` decides what a valid list of them is;
+:mod:`malletrain.core.trainers` decides what follows for a plan.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pydantic import field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import ValidationError, field_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from malletrain.config.base import Duration, Section, Words, key
 from malletrain.config.units import format_duration
@@ -48,15 +47,8 @@ class TrainerSection(Section):
     groups: Words = key([], description="Primary groups whose users' jobs belong to it.")
     node_classes: Words = key(
         [],
-        description="Node classes of this trainer alone, or shared with the trainers that name "
-        "exactly the same ones. Empty: the classes that no trainer names.",
-    )
-    part: float = key(
-        1.0,
-        gt=0,
-        le=1e6,
-        description="Its proportion of nodes that several trainers may use; nodes for which one "
-        "trainer has no use go to the others.",
+        description="Classes of its nodes; a class belongs to one trainer only. Empty, for one "
+        "trainer at most: the classes that no trainer names.",
     )
 
     @property
@@ -66,43 +58,68 @@ class TrainerSection(Section):
 
 
 def checked(trainers: Sequence[TrainerSection]) -> None:
-    """Check that the trainers are disjoint. Raises PydanticCustomError if they are not."""
-    _check_unique([trainer.name for trainer in trainers], "the name of two trainers")
-    for what in NAMES:
-        named = [name for trainer in trainers for name in getattr(trainer, what)]
-        _check_unique(
-            named, f"named in {what} of two trainers, or twice; a job is of one trainer only"
-        )
-    if sum(trainer.rest for trainer in trainers) > 1:
-        raise PydanticCustomError(
-            "trainers",
-            "two trainers name no users, accounts or groups; the jobs of those whom nobody names "
-            "are of one trainer only",
-        )
-    if any(trainer.name == REST and not trainer.rest for trainer in trainers):
-        raise PydanticCustomError(
-            "trainers",
-            'the trainer "{name}" is that of those whom nobody names; give this one another name',
-            {"name": REST},
-        )
-    own = [frozenset(trainer.node_classes) for trainer in trainers if trainer.node_classes]
-    for classes in own:
-        for others in own:
-            if classes != others and (both := classes & others):
-                raise PydanticCustomError(
-                    "trainers",
-                    'class "{name}" is of two trainers that do not name the same node_classes; '
-                    "name the same ones, or none twice",
-                    {"name": min(both)},
-                )
+    """Check that the trainers are disjoint: no user, account, group or node class is of two.
+
+    Raises:
+        ValidationError: two trainers have something in common; the error is at the second one.
+    """
+    number_of: dict[tuple[str, str], int] = {}
+    for number, trainer in enumerate(trainers):
+        if number_of.setdefault(("name", trainer.name), number) != number:
+            sentence = '"{value}" is the name of two trainers; rename one of them'
+            raise _error(sentence, number, "name", value=trainer.name)
+        for name in (*NAMES, "node_classes"):
+            for value in getattr(trainer, name):
+                first = trainers[number_of.setdefault((name, value), number)].name
+                if first != trainer.name:
+                    sentence = (
+                        '"{value}" is in {name} of the trainers "{first}" and "{second}"; leave it '
+                        "in one of them"
+                    )
+                    names = {"name": name, "first": first, "second": trainer.name}
+                    raise _error(sentence, number, name, value=value, **names)
+    _check_rest(trainers)
 
 
-def _check_unique(names: Sequence[str], what: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise PydanticCustomError(
-                "trainers", '"{name}" is {what}', {"name": name, "what": what}
+def _check_rest(trainers: Sequence[TrainerSection]) -> None:
+    """Check that one trainer only has the users whom no trainer names, and one only the classes."""
+    rest = [number for number, trainer in enumerate(trainers) if trainer.rest]
+    if len(rest) > 1:
+        first, second = (trainers[number].name for number in rest[:2])
+        sentence = (
+            'the trainers "{first}" and "{second}" name no users, accounts or groups, so the users '
+            "whom no trainer names would be of both; name some in one of them"
+        )
+        raise _error(sentence, rest[1], first=first, second=second)
+    for number, trainer in enumerate(trainers):
+        if trainer.name == REST and not trainer.rest:
+            sentence = (
+                'the trainer "{name}" is that of those whom nobody names; give this one another '
+                "name"
             )
+            raise _error(sentence, number, "name", name=REST)
+    without = [number for number, trainer in enumerate(trainers) if not trainer.node_classes]
+    names = [trainers[number].name for number in without]
+    hint = ""
+    if trainers and not rest:
+        names.append(REST)
+        hint = f' (a [[trainer]] "{REST}" without users is that of the users whom no trainer names)'
+    if len(names) > 1:
+        sentence = (
+            'the trainers "{first}" and "{second}" name no node_classes, so the classes that no '
+            "trainer names would be of both; name some in one of them{hint}"
+        )
+        raise _error(sentence, without[-1], first=names[0], second=names[1], hint=hint)
+
+
+def _error(sentence: str, number: int, *keys: str, **values: str) -> ValidationError:
+    """Return an error at a key of the trainer with this number, or at the trainer as a whole.
+
+    ``values``: what stands in ``sentence`` for the names in braces.
+    """
+    error = PydanticCustomError("trainers", sentence, values)
+    details = InitErrorDetails(type=error, loc=(number, *keys), input="")
+    return ValidationError.from_exception_data("trainer", [details])
 
 
 _WEIGHT = re.compile(r"\s*(\S+)\s*[:=\s]\s*(\d+(?:\.\d+)?)\s*")

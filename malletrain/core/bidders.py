@@ -180,16 +180,24 @@ class Bidders:
         now: float,
     ) -> list[Candidate]:
         starving = self._queue.starving(candidates, now)
-        remaining_nodes = self._goals.left_for_turns(candidates.values(), free, nodes)
-        newcomers = self._unmeasured_jobs(candidates, nodes)
-        chosen = guarantees(holders, [*starving, *newcomers], remaining_nodes, nodes)
-        bidders = [c.but(must_run=True) if name in chosen else c for name, c in candidates.items()]
-        # Goals use the final weights of the jobs, relative to jobs of the same trainer.
-        weighted = self._shares.weigh(self._merge_sweeps(bidders, len(nodes)))
         bids = []
         for trainer in self._trainers:
-            of_trainer = [c for c in weighted if c.trainer is trainer]
-            bids += self._goals.bids(of_trainer, now, trainer.deadline_weight if trainer else None)
+            own = {name: c for name, c in candidates.items() if c.trainer is trainer}
+            own_nodes = trainer.own(nodes) if trainer else nodes
+            remaining_nodes = self._goals.left_for_turns(
+                own.values(), self._trainers.usable(free, trainer), own_nodes
+            )
+            newcomers = self._unmeasured_jobs(own, own_nodes)
+            chosen = guarantees(
+                [c for c in holders if c.job in own],
+                [*(c for c in starving if c.job in own), *newcomers],
+                remaining_nodes,
+                own_nodes,
+            )
+            bidders = [c.but(must_run=True) if name in chosen else c for name, c in own.items()]
+            # Goals use the final weights of the jobs.
+            weighted = self._shares.weigh(self._merge_sweeps(bidders, len(own_nodes)))
+            bids += self._goals.bids(weighted, now, trainer.deadline_weight if trainer else None)
         return self._quotas.within(bids)
 
     def _unmeasured_jobs(

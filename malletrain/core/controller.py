@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from malletrain.core.bidders import Bidders
@@ -64,14 +65,13 @@ from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.losses import Losses
-from malletrain.core.planning import Plan, Planner, make_plan
+from malletrain.core.planning import Plan, Planner, make_plan, plan_each_trainer
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
 from malletrain.core.state import ControllerState
-from malletrain.core.trainer_plans import TrainerPlanner
 from malletrain.core.trainers import Trainers
 
 __all__ = ["Controller", "ControllerSettings", "JobRecord", "NodeRecord"]
@@ -92,7 +92,7 @@ class Controller:
         self.profiles = ProfileRunner(self.state, s)
         self.last_plan: Plan | None = None
         self.trainers = Trainers(s.trainers)
-        self._planner = planner = TrainerPlanner(planner) if s.trainers else planner
+        self._planner = planner = partial(plan_each_trainer, planner) if s.trainers else planner
         self.gaps = Gaps(least_horizon_s(s), s.lease_wait_s, s.rejected_s)
         self.goals = GoalKeeper(self.state, self.gaps, s)
         self.shares = Shares(self.state, s.shares)

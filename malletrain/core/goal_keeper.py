@@ -6,8 +6,7 @@ forecasts, :mod:`malletrain.core.goal_bids` changes bids, :mod:`malletrain.core.
 computes charges.
 
 Decides also for which class of nodes a job's forecasts are made, and which jobs are assumed to
-compete. A job without nodes is forecast on the most frequent class that its trainer may use. The
-parts of trainers are ignored, because each plan divides the nodes again.
+compete. A job without nodes is forecast on the most frequent class that its trainer may use.
 """
 
 from __future__ import annotations
@@ -69,16 +68,11 @@ class GoalPlaces:
 
     def rivals(self, node_class: str) -> list[int]:
         """Return the maximum size of every unfinished job that may use the class, ascending."""
-        may_use = {}
-        for trainer in self._trainers:
-            if trainer is not None:
-                may_use[trainer.name] = trainer.may_use(node_class)
-        jobs = self._state.unfinished.values()
+        trainer = self._trainers.of_class(node_class)
         return sorted(
             job.submitted.max_nodes
-            for job in jobs
-            if (trainer := self._trainers.of(job.submitted.trainer)) is None
-            or may_use[trainer.name]
+            for job in self._state.unfinished.values()
+            if self._trainers.of(job.submitted.trainer) is trainer
         )
 
 

@@ -7,6 +7,7 @@ each gets and which ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,8 +74,6 @@ class Candidate:
 
     def may_use(self, pool: str) -> bool:
         """Return whether it may run on nodes of this pool."""
-        if self.trainer is not None and not self.trainer.may_use(pool):
-            return False
         return self.owner is None or owner_of(pool) == self.owner
 
     @property
@@ -148,8 +147,8 @@ def guarantees(
     """Return the jobs that get their smallest size guaranteed.
 
     A job stays in its pool if possible; otherwise it gets the pool with the most remaining nodes.
-    No job overtakes another of its trainer in the queue. Otherwise a series of small jobs could
-    delay a large one forever.
+    No job overtakes another in the queue. Otherwise a series of small jobs could delay a large one
+    forever.
 
     Args:
         holders: jobs whose minimum is already guaranteed.
@@ -179,10 +178,9 @@ def guarantees(
 
     for c in holders:
         granted(c)
-    blocked_trainers: set[Trainer | None] = set()
     for c in queue:
-        if c.job not in chosen and c.trainer not in blocked_trainers and not granted(c):
-            blocked_trainers.add(c.trainer)
+        if c.job not in chosen and not granted(c):
+            break
     return chosen
 
 
@@ -253,6 +251,47 @@ def make_plan(
         allocation.objective,
         allocation.gap,
         allocation.solve_s,
+    )
+
+
+def plan_each_trainer(
+    planner: Planner,
+    candidates: Sequence[Candidate],
+    nodes: Mapping[str, NodeInfo],
+    settings: PlanningSettings,
+    favoured: Collection[str] = (),
+    /,
+) -> Plan:
+    """Make a plan for each trainer over its own nodes with ``planner``, and join the plans.
+
+    A fixed candidate keeps its nodes even if they belong to another trainer since a change of the
+    configuration.
+
+    Args:
+        planner: makes the plan of one trainer.
+        candidates: jobs of all trainers, each with its trainer.
+        nodes: all usable nodes, see :func:`make_plan`.
+        settings: settings of the planner.
+        favoured: classes that win a tie.
+    """
+    groups: dict[Trainer | None, list[Candidate]] = {}
+    for c in candidates:
+        groups.setdefault(c.trainer, []).append(c)
+    fixed_nodes = {n: c.trainer for c in candidates if c.fixed for n in c.nodes if n in nodes}
+    plans = []
+    for trainer, group in groups.items():
+        own_nodes = dict(nodes) if trainer is None else trainer.own(nodes)
+        for name, holder in fixed_nodes.items():
+            if holder is trainer:
+                own_nodes[name] = nodes[name]
+            else:
+                own_nodes.pop(name, None)
+        plans.append(planner(group, own_nodes, settings, favoured))
+    return Plan(
+        {job: names for plan in plans for job, names in plan.nodes.items()},
+        math.nan if len(plans) > 1 else sum(plan.objective for plan in plans),
+        max((plan.gap for plan in plans), default=0.0),
+        sum(plan.solve_s for plan in plans),
     )
 
 

@@ -35,6 +35,7 @@ from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
 from malletrain.core.state import ControllerState
+from malletrain.core.trainers import Trainers
 from malletrain.protocol.event_kinds import EventKind
 
 SPARED = "spared"
@@ -53,7 +54,8 @@ class ProfileRunner:
         self._settings = settings
         self._on = settings.profiling is not None
         profiling = settings.profiling or ProfilingSettings()
-        self.profiler = Profiler(profiling, settings.planning.cost)
+        trainers = Trainers(settings.trainers)
+        self.profiler = Profiler(profiling, settings.planning.cost, trainers)
 
     # --- reading ---
 

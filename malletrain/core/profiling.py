@@ -48,6 +48,7 @@ from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.settings import ProfilingSettings
 from malletrain.core.siblings import SharedCurves
+from malletrain.core.trainers import Trainers
 
 WINDOW = 15
 """Number of reports whose median is the batch size."""
@@ -141,8 +142,9 @@ class _JobProgress:
 class Profiler:
     """Wraps the advisor and tracks the profile request of each job."""
 
-    def __init__(self, settings: ProfilingSettings, cost: RescaleCost) -> None:
+    def __init__(self, settings: ProfilingSettings, cost: RescaleCost, trainers: Trainers) -> None:
         self.settings = settings
+        self._trainers = trainers
         self.advisor = Advisor(settings.advisor)
         self._costs = RescaleCosts(cost.up_s, cost.down_s, cost.start_s)
         self._requested_class: dict[str, str] = {}
@@ -462,18 +464,19 @@ class Profiler:
 
     def _class_of(self, job: JobRecord, machine: Machine, free: Mapping[str, int]) -> str:
         """Return the node class for the job's profile: that of its nodes, else that of its request,
-        else its owner's class with the most free nodes.
+        else, of the classes of its owner and trainer, the one with the most free nodes.
         """
         own_class = next(
             (machine.usable[n].node_class for n in job.nodes if n in machine.usable), None
         )
-        owner = job.submitted.owner
-        owner_classes = (name for name in free if owner_of(name) == owner)
-        return (
-            own_class
-            or self._requested_class.get(job.submitted.job)
-            or max(owner_classes, key=lambda c: (free[c], c), default=pool("default", owner))
-        )
+        if current := own_class or self._requested_class.get(job.submitted.job):
+            return current
+        owner, trainer = job.submitted.owner, self._trainers.of(job.submitted.trainer)
+        usable = (name for name in self._trainers.usable(free, trainer) if owner_of(name) == owner)
+        fallback = "default"
+        if trainer is not None and not trainer.may_use(fallback):
+            fallback = min(trainer.node_classes or ("",))
+        return max(usable, key=lambda c: (free[c], c), default=pool(fallback, owner))
 
     def _next_tick(self, now: float) -> float | None:
         if self.profiling is not None:

@@ -163,7 +163,8 @@ class AdmissionQueue:
             and job.smallest <= max_nodes[job.submitted.owner, trainer]
         )
         if self._turns is not None or len(self._state.owners) > 1:
-            fitting = self._in_turn(list(fitting), max(max_nodes.values(), default=0))
+            own = (count for (_, other), count in max_nodes.items() if other is trainer)
+            fitting = self._in_turn(list(fitting), max(own, default=0))
         if any(job.pressing for job in self._state.unfinished.values()):
             fitting = sorted(fitting, key=lambda job: not job.pressing)
         return self._placed(fitting)

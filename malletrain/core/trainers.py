@@ -1,10 +1,10 @@
-"""Trainers: disjoint groups of users, each with its own objective, on separate nodes or on parts of
-shared ones. Pure.
+"""Trainers: disjoint groups of users, each with its own objective and its own nodes. Pure.
 
-A job belongs to exactly one trainer. Values of samples cannot be compared between trainers, so each
-trainer has a plan of its own (:mod:`malletrain.core.trainer_plans`). Decides the objective of a
-trainer's jobs and which nodes they may use. :mod:`malletrain.daemon.engine.parties` decides which
-jobs belong to a trainer.
+A job belongs to exactly one trainer, and so does a node class. Values of samples cannot be compared
+between trainers, so each has a plan of its own
+(:func:`malletrain.core.planning.plan_each_trainer`). Decides the objective of a trainer's jobs and
+which nodes they may use. :mod:`malletrain.daemon.engine.parties` decides which jobs belong to a
+trainer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from allocator import Goal
+from allocator import Goal, NodeInfo
 from malletrain.core.pools import class_of
 
 DEADLINES_FIRST = 100.0
@@ -32,12 +32,10 @@ class Trainer:
     """Goal of its jobs."""
     deadline_weight: float | None = None
     """Weight of a node that a deadline needs; None for the site's weight."""
-    only: frozenset[str] | None = None
-    """Classes of nodes that it may use; None for all except ``never``."""
-    never: frozenset[str] = frozenset()
-    """Classes of nodes reserved for other trainers."""
-    part: float = 1.0
-    """Its part of the nodes that it shares with other trainers, in proportion to their parts."""
+    node_classes: frozenset[str] | None = None
+    """Classes of its nodes; None for all except ``other_classes``."""
+    other_classes: frozenset[str] = frozenset()
+    """Classes of the other trainers' nodes."""
 
     @property
     def objective(self) -> str:
@@ -47,17 +45,23 @@ class Trainer:
     def phrase(self) -> str:
         """Return a description for users."""
         where = "all nodes"
-        if self.only is not None:
-            where = f"nodes of {', '.join(sorted(self.only))}"
-        elif self.never:
-            where = f"all nodes but {', '.join(sorted(self.never))}"
-        part = f", part {self.part:g}" if self.part != 1 else ""
-        return f"{self.name}: {self.objective}, on {where}{part}"
+        if self.node_classes is not None:
+            where = f"nodes of {', '.join(sorted(self.node_classes))}"
+        elif self.other_classes:
+            where = f"all nodes but {', '.join(sorted(self.other_classes))}"
+        return f"{self.name}: {self.objective}, on {where}"
 
     def may_use(self, name: str) -> bool:
         """Return whether its jobs may run on nodes of this pool or class."""
         node_class = class_of(name)
-        return node_class not in self.never if self.only is None else node_class in self.only
+        if self.node_classes is None:
+            return node_class not in self.other_classes
+        return node_class in self.node_classes
+
+    def own(self, nodes: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
+        """Return those of ``nodes`` that its jobs may use."""
+        pools = set(filter(self.may_use, {info.node_class for info in nodes.values()}))
+        return {node: info for node, info in nodes.items() if info.node_class in pools}
 
 
 class Trainers:
@@ -74,6 +78,10 @@ class Trainers:
     def of(self, name: str) -> Trainer | None:
         """Return the trainer of this name; None if there are no trainers."""
         return self._by_name.get(name, self._rest)
+
+    def of_class(self, name: str) -> Trainer | None:
+        """Return the trainer of the nodes of this pool or class; None if they belong to none."""
+        return next((t for t in self._by_name.values() if t.may_use(name)), None)
 
     def usable(self, nodes: Mapping[str, int], trainer: Trainer | None) -> Mapping[str, int]:
         """Return the part of ``nodes`` (pool or class → number) that a trainer's jobs may use."""

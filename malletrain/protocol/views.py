@@ -220,8 +220,8 @@ class NodeView(View, frozen=True):
     rules: tuple[tuple[str, bool, str], ...] = ()
     warm_bytes: int = 0
     """Memory of its warm fork servers."""
-    trainers: tuple[str, ...] = ()
-    """Trainers whose jobs may run there, if there are several plans."""
+    trainer: str = ""
+    """Trainer of the node, if there are several plans; empty if it belongs to none."""
 
 
 class NodeForecastView(View, frozen=True):
@@ -282,7 +282,6 @@ class TrainerView(View, frozen=True):
     name: str
     objective: str
     node_classes: tuple[str, ...]
-    part: float
     jobs: int
     """Number of jobs with nodes."""
     waiting: int

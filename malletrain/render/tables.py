@@ -425,8 +425,8 @@ def nodes(
         return Text("No node is held and none is idle now.", "dim")
     owners = (Column("OWNER", drop=4, least=6),) if any(n.owner for n in rows) else ()
     warm = (Column("WARM", drop=8, right=True),) if any(n.warm_bytes for n in rows) else ()
-    apart = (Column("TRAINERS", drop=9, least=8),) if any(n.trainers for n in rows) else ()
-    made = FittedTable(*NODE_COLUMNS, *owners, *warm, *apart)
+    trainers = (Column("TRAINER", drop=9, least=7),) if any(n.trainer for n in rows) else ()
+    made = FittedTable(*NODE_COLUMNS, *owners, *warm, *trainers)
     for n in rows:
         word = state(n.state)
         if n.gone_in_s is not None:
@@ -442,7 +442,7 @@ def nodes(
             plain(n.lease),
             *(plain(n.owner) or "nobody" for _ in owners),
             *(f"{n.warm_bytes / 1e6:.0f} MB" if n.warm_bytes else "" for _ in warm),
-            *(plain(", ".join(n.trainers)) for _ in apart),
+            *(plain(n.trainer) for _ in trainers),
         )
     if not explain:
         reasons = [Text(f"{plain(n.node)}: {plain(n.rules[-1][2])}") for n in rows if n.rules]

@@ -56,8 +56,7 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
             TrainerView(
                 trainer.name,
                 trainer.objective,
-                tuple(sorted(trainer.only)) if trainer.only is not None else (),
-                trainer.part,
+                tuple(sorted(trainer.node_classes or ())),
                 sum(bool(job.nodes) for job in jobs),
                 sum(not job.nodes for job in jobs),
                 sum(len(job.nodes) for job in jobs),
@@ -80,10 +79,10 @@ def of_job(core: Core, job: str) -> str:
     return trainer.phrase() if trainer is not None else ""
 
 
-def of_class(core: Core, node_class: str) -> tuple[str, ...]:
-    """Return the trainers whose jobs may run on nodes of a class."""
-    trainers = core.controller.trainers
-    return tuple(t.name for t in trainers if t is not None and t.may_use(node_class))
+def of_class(core: Core, node_class: str) -> str:
+    """Return the trainer of the nodes of a class; empty if they belong to none."""
+    trainer = core.controller.trainers.of_class(node_class)
+    return trainer.name if trainer is not None else ""
 
 
 ROOM_BYTES = wire.MAX_MESSAGE_BYTES * 3 // 4

@@ -139,12 +139,12 @@ def node_views(
         free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
         views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
     ordered = sorted(views, key=natural)
-    trainers_by_class = {v.node_class: of_class(core, v.node_class) for v in views.values()}
+    trainer_of_class = {v.node_class: of_class(core, v.node_class) for v in views.values()}
     return [
         msgspec.structs.replace(
             views[node],
             rules=rules.get(node, ()),
-            trainers=trainers_by_class[views[node].node_class],
+            trainer=trainer_of_class[views[node].node_class],
         )
         for node in ordered
     ]

@@ -131,12 +131,13 @@ def trainers(config: Config) -> tuple[Trainer, ...]:
             DEADLINES_FIRST if section.objective == "deadlines" else None,
             frozenset(section.node_classes) or None,
             frozenset() if section.node_classes else named_classes,
-            section.part,
         )
         for section in sorted(config.trainer, key=lambda section: section.rest)
     ]
     if not any(section.rest for section in config.trainer):
-        trainers_.append(Trainer(REST, Goal(config.allocation.objective), never=named_classes))
+        trainers_.append(
+            Trainer(REST, Goal(config.allocation.objective), other_classes=named_classes)
+        )
     return tuple(trainers_)
 
 

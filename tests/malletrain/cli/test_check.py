@@ -112,6 +112,23 @@ def test_the_daemon_refuses_the_same_file_the_same_way(run, tmp_path):
     assert run("daemon", "--config", path).stderr == run("check", "--config", path).stderr
 
 
+def test_a_node_class_of_two_trainers_is_refused_by_check_and_daemon(run, tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text(
+        '[scheduler]\nkind = "local"\n'
+        '[[trainer]]\nname = "gpus"\nusers = ["ann"]\nnode_classes = ["h100", "a100"]\n'
+        '[[trainer]]\nname = "urgent"\nnode_classes = ["a100"]\n'
+    )
+    for command in ("check", "daemon"):
+        result = run(command, "--config", path)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.splitlines() == [
+            f"{path}: 1 problem.",
+            '  line 9: trainer.1.node_classes: "a100" is in node_classes of the trainers "gpus" '
+            'and "urgent"; leave it in one of them.',
+        ]
+
+
 def test_missing_file(run, tmp_path):
     result = run("check", "--config", tmp_path / "none.toml")
     assert (result.exit_code, result.stdout) == (1, "")

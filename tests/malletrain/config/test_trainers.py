@@ -26,7 +26,7 @@ node_classes = ["a100"]
 name = "urgent"
 objective = "deadlines"
 accounts = ["geo"]
-part = 2.0
+node_classes = ["milan", "rome"]
 """
 
 
@@ -37,11 +37,13 @@ def parse(*trainers):
 
 def test_what_the_core_is_told():
     gpus, urgent, rest = controller_settings(parse_config(SITE)).trainers
-    assert (gpus.name, gpus.goal, gpus.only) == ("gpus", Goal.EFFICIENCY, frozenset({"a100"}))
+    assert (gpus.name, gpus.goal) == ("gpus", Goal.EFFICIENCY)
+    assert gpus.node_classes == {"a100"}
     assert gpus.deadline_weight is None
     assert (urgent.goal, urgent.deadline_weight) == (Goal.EFFICIENCY, DEADLINES_FIRST)
-    assert (urgent.only, urgent.never, urgent.part) == (None, frozenset({"a100"}), 2.0)
-    assert (rest.name, rest.goal, rest.never) == ("default", Goal.THROUGHPUT, urgent.never)
+    assert urgent.node_classes == {"milan", "rome"}
+    assert (rest.name, rest.goal, rest.node_classes) == ("default", Goal.THROUGHPUT, None)
+    assert rest.other_classes == {"a100", "milan", "rome"}
 
 
 def test_without_there_are_none():
@@ -66,7 +68,7 @@ def test_a_job_is_of_exactly_one(user, trainer):
 
 
 def test_who_names_nobody_takes_the_rest():
-    config = parse('name = "a"', 'name = "b"\nusers = ["ann"]')
+    config = parse('name = "a"', 'name = "b"\nusers = ["ann"]\nnode_classes = ["k"]')
     assert [t.name for t in controller_settings(config).trainers] == ["b", "a"]
     assert Parties(config, lambda name: "").trainer("bob") == "a"
 
@@ -77,15 +79,30 @@ def test_who_names_nobody_takes_the_rest():
         (('name = "a"', 'name = "a"\nusers = ["x"]'), '"a" is the name of two trainers'),
         (
             ('name = "a"\nusers = ["x"]', 'name = "b"\nusers = ["x", "y"]'),
-            '"x" is named in users of two trainers',
+            '"x" is in users of the trainers "a" and "b"; leave it in one of them',
         ),
-        (('name = "a"', 'name = "b"'), "two trainers name no users"),
+        (('name = "a"', 'name = "b"'), 'the trainers "a" and "b" name no users'),
         (
             (
                 'name = "a"\nusers = ["x"]\nnode_classes = ["k", "l"]',
                 'name = "b"\nnode_classes = ["l"]',
             ),
-            'class "l" is of two trainers that do not name the same node_classes',
+            '"l" is in node_classes of the trainers "a" and "b"; leave it in one of them',
+        ),
+        (
+            (
+                'name = "a"\nusers = ["x"]\nnode_classes = ["k"]',
+                'name = "b"\nnode_classes = ["k"]',
+            ),
+            '"k" is in node_classes of the trainers "a" and "b"; leave it in one of them',
+        ),
+        (
+            ('name = "a"\nusers = ["x"]', 'name = "b"'),
+            'the trainers "a" and "b" name no node_classes, .* name some in one of them',
+        ),
+        (
+            ('name = "a"\nusers = ["x"]',),
+            'the trainers "a" and "default" name no node_classes, .* name some in one of them',
         ),
         (('name = "default"\nusers = ["x"]',), "give this one another name"),
     ],
@@ -100,7 +117,7 @@ def test_trainers_that_are_not_disjoint(trainers, problem):
     [
         ('name = "b"\nobjektive = "x"', 7, "trainer.1.objektive", 'did you mean "objective"?'),
         ('name = "b"\nobjective = "speed"', 7, "trainer.1.objective", '"speed" is not known'),
-        ('name = "b"\npart = 0.0', 7, "trainer.1.part", "0.0 is too small"),
+        ('name = "b"\nnode_classes = "x"', 7, "trainer.1.node_classes", "is not a list"),
         ('users = ["y"]', 5, "trainer.1.name", 'add a line name = "..."'),
         ('name = "b c"', 6, "trainer.1.name", '"b c" is not accepted'),
     ],
@@ -122,14 +139,30 @@ def test_what_check_says():
     sentences = [sentence for _, sentence in findings(parse_config(SITE))]
     assert sentences[:3] == [
         "gpus: efficiency, on nodes of a100; its jobs are those of users ann and groups wheel.",
-        "urgent: deadlines, on all nodes but a100, part 2; its jobs are those of accounts geo.",
-        "default: throughput, on all nodes but a100; its jobs are those of whom no other trainer "
-        "names.",
+        "urgent: deadlines, on nodes of milan, rome; its jobs are those of accounts geo.",
+        "default: throughput, on all nodes but a100, milan, rome; its jobs are those of whom no "
+        "other trainer names.",
     ]
     assert "serves one user" in sentences[3]
     assert [sentence for _, sentence in findings(parse_config(LOCAL))] == [
         "There is one plan for all jobs (no [[trainer]])."
     ]
+
+
+def test_check_names_classes_that_belong_to_no_trainer():
+    trainers = '[[trainer]]\nname = "a"\nnode_classes = ["k"]\n'
+    sentences = [
+        s for _, s in findings(parse_config(f'{LOCAL}[gaps]\nclasses = ["k"]\n{trainers}'))
+    ]
+    assert sentences == [
+        "a: throughput, on nodes of k; its jobs are those of whom no other trainer names."
+    ]
+    config = parse_config(f'{LOCAL}[gaps]\nclasses = ["k", "m"]\n{trainers}')
+    assert (
+        None,
+        "Nodes of m (classes in [gaps]) belong to no trainer, so no job runs there; name them in "
+        "node_classes of a [[trainer]].",
+    ) in list(findings(config))
 
 
 def test_the_reference_and_the_example_have_it():

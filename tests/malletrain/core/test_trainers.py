@@ -1,29 +1,33 @@
-"""Trainers: which nodes each plans with, that nothing is added up over them, and the rules of whose
-a job is.
+"""Trainers: each plans as on a machine of its own, nothing is added up over them, and the rules of
+whose a job is.
 """
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator import Goal, NodeInfo, RescaleCost, ScalingCurve
-from malletrain.core.commands import Start, TakeLeases
+from allocator import Goal, NodeInfo, ScalingCurve
+from malletrain.core.commands import ReleaseLeases, Rescale, Start, TakeLeases
 from malletrain.core.controller import Controller
-from malletrain.core.events import GapsSeen, JobSubmitted, NodeJoined, RescaleFinished, Tick
+from malletrain.core.events import (
+    GapsSeen,
+    JobSubmitted,
+    NodeJoined,
+    NodeLost,
+    RescaleFinished,
+    Tick,
+)
 from malletrain.core.goals import GoalStanding, OwnerGoals
-from malletrain.core.planning import Candidate, make_plan
-from malletrain.core.settings import ControllerSettings, PlanningSettings
-from malletrain.core.trainer_plans import TrainerPlanner, divide
+from malletrain.core.planning import Candidate, make_plan, plan_each_trainer
+from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.core.trainers import Trainer, Trainers
 
-GPU = Trainer("gpu", Goal.EFFICIENCY, only=frozenset({"a100"}))
-CPU = Trainer("cpu", never=frozenset({"a100"}))
-ONE, TWO = Trainer("one", part=1.0), Trainer("two", Goal.EFFICIENCY, part=3.0)
-FREE = RescaleCost(0.0, 0.0)
+GPU = Trainer("gpu", Goal.EFFICIENCY, node_classes=frozenset({"a100", "h100"}))
+CPU = Trainer("cpu", other_classes=frozenset({"a100", "h100"}))
+CLASSES = {"gpu": ("a100", "h100"), "cpu": ("xeon", "default")}
 
 
 def nodes(count, node_class="default", begin=0):
@@ -34,215 +38,115 @@ def linear(rate, most=64):
     return ScalingCurve.of({1: rate, most: rate * most})
 
 
-def test_nothing_changes_where_there_is_one():
-    seen = []
-
-    def planner(*args):
-        seen.append(args)
-        return make_plan(*args)
-
-    candidates = [Candidate("j1", 1, 4, (), trainer=GPU), Candidate("j2", 1, 4, (), trainer=GPU)]
-    machine = {**nodes(4, "a100"), **nodes(4, begin=4)}
-    plan = TrainerPlanner(planner)(candidates, machine, PlanningSettings())
-    assert seen == [(candidates, machine, PlanningSettings(), ())]
-    assert sorted(n for mine in plan.nodes.values() for n in mine) == [f"n00{k}" for k in range(4)]
-
-
 def test_each_has_the_nodes_of_its_classes():
     candidates = [Candidate("j1", 1, 9, (), trainer=GPU), Candidate("j2", 1, 9, (), trainer=CPU)]
-    plan = TrainerPlanner(make_plan)(
-        candidates, {**nodes(3, "a100"), **nodes(4, begin=3)}, PlanningSettings()
+    plan = plan_each_trainer(
+        make_plan, candidates, {**nodes(3, "a100"), **nodes(4, begin=3)}, PlanningSettings()
     )
     assert plan.nodes == {"j1": ("n000", "n001", "n002"), "j2": ("n003", "n004", "n005", "n006")}
     assert math.isnan(plan.objective)
 
 
-def test_a_large_number_in_one_unit_takes_nothing_from_another():
-    """In one plan of samples per second the first job would have every node."""
+def test_nodes_of_a_trainer_without_jobs_stay_idle():
+    candidates = [Candidate("j", 1, 9, (), curve=linear(1.0), trainer=GPU)]
+    machine = {**nodes(2, "a100"), **nodes(6, begin=2)}
+    plan = plan_each_trainer(make_plan, candidates, machine, PlanningSettings())
+    assert plan.nodes == {"j": ("n000", "n001")}
+
+
+def test_a_job_that_must_stay_keeps_nodes_that_became_those_of_another_trainer():
+    """The daemon was started with other node classes of the trainers."""
     candidates = [
-        Candidate("fast", 1, 8, (), curve=linear(1e6), trainer=ONE),
-        Candidate("slow", 1, 8, (), curve=linear(1.0), goal=Goal.EFFICIENCY, trainer=TWO),
+        Candidate("stays", 1, 2, ("n000", "n001"), fixed=True, trainer=CPU),
+        Candidate("goes", 1, 2, ("n002",), curve=linear(1.0), trainer=CPU),
+        Candidate("j", 1, 9, (), curve=linear(1.0), trainer=GPU),
     ]
-    plan = TrainerPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
-    assert {job: len(mine) for job, mine in plan.nodes.items()} == {"fast": 2, "slow": 6}
-    alone = [Candidate(c.job, 1, 8, (), curve=c.curve) for c in candidates]
-    assert len(make_plan(alone, nodes(8), PlanningSettings()).nodes["fast"]) == 8
+    plan = plan_each_trainer(make_plan, candidates, nodes(4, "a100"), PlanningSettings())
+    assert plan.nodes == {"stays": ("n000", "n001"), "goes": (), "j": ("n002", "n003")}
 
 
-def test_what_one_has_no_use_for_the_other_has():
-    candidates = [
-        Candidate("j1", 1, 12, (), curve=linear(1.0), trainer=ONE),
-        Candidate("j2", 1, 2, (), curve=linear(1.0), trainer=TWO),
-    ]
-    plan = TrainerPlanner(make_plan)(candidates, nodes(10), PlanningSettings())
-    assert {job: len(mine) for job, mine in plan.nodes.items()} == {"j1": 8, "j2": 2}
-
-
-def test_a_part_that_grows_back_takes_free_nodes_first_and_leaves_jobs_theirs():
-    machine = nodes(8)
-    first_nodes = tuple(machine)[:2]
-    candidates = [
-        Candidate("j1", 1, 8, first_nodes, curve=linear(1.0), trainer=ONE),
-        Candidate("j2", 1, 8, (), curve=linear(1.0), trainer=TWO),
-    ]
-    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert plan.nodes["j1"] == first_nodes
-    assert len(plan.nodes["j2"]) == 6
-
-
-def test_two_shared_classes_are_both_used():
-    """A job runs on one class only: each trainer's is at home in one of them, and has all of it."""
-    machine = {**nodes(4, "a"), **nodes(4, "b", begin=4)}
-    candidates = [
-        Candidate("j1", 1, 4, (), curve=linear(1.0), trainer=ONE),
-        Candidate("j2", 1, 4, (), curve=linear(1.0), trainer=Trainer("two")),
-    ]
-    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert {job: len(mine) for job, mine in plan.nodes.items()} == {"j1": 4, "j2": 4}
-
-
-def test_a_class_that_stands_empty_draws_a_job_from_a_full_one():
-    machine = {**nodes(4, "a"), **nodes(8, "b", begin=4)}
-    first_nodes = tuple(machine)[:4]
-    candidates = [
-        Candidate("j1", 1, 8, first_nodes[:2], curve=linear(1.0), cost=FREE, trainer=ONE),
-        Candidate(
-            "j2", 1, 8, first_nodes[2:], curve=linear(1.0), cost=FREE, trainer=Trainer("two")
-        ),
-    ]
-    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert sorted(len(mine) for mine in plan.nodes.values()) == [4, 8]
-
-
-def test_who_has_few_jobs_has_its_part_of_two_classes():
-    machine = {**nodes(4, "a"), **nodes(4, "b", begin=4)}
-    candidates = [
-        *(Candidate(f"j{k}", 1, 4, (), curve=linear(1.0), trainer=ONE) for k in range(3)),
-        Candidate("k", 1, 4, (), curve=linear(1.0), trainer=Trainer("two")),
-    ]
-    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert len(plan.nodes["k"]) == 4
-
-
-def test_nodes_too_few_for_one_are_the_others():
-    candidates = [
-        Candidate("wide", 6, 8, (), curve=linear(1.0), trainer=ONE),
-        Candidate("j", 1, 8, (), curve=linear(1.0), trainer=Trainer("two")),
-    ]
-    plan = TrainerPlanner(make_plan)(candidates, nodes(8), PlanningSettings())
-    assert {job: len(mine) for job, mine in plan.nodes.items()} == {"wide": 0, "j": 8}
-
-
-sizes = st.integers(1, 12)
+# --- two trainers and two machines ---
 
 
 @st.composite
 def machines(draw):
-    """Candidates of up to three trainers, and nodes of up to two classes, some of them held."""
-    kinds = draw(
-        st.lists(
-            st.builds(
-                Trainer,
-                st.sampled_from("xyz"),
-                part=st.sampled_from([0.5, 1.0, 3.0]),
-                only=st.sampled_from([None, frozenset("a"), frozenset("b"), frozenset("ab")]),
-            ),
-            min_size=1,
-            max_size=3,
-            unique_by=lambda t: t.name,
-        )
-    )
-    machine = {
-        f"n{k:02}": NodeInfo(c)
-        for k, c in enumerate(draw(st.lists(st.sampled_from("ab"), max_size=16)))
-    }
-    free, candidates = list(machine), []
-    for number in range(draw(st.integers(0, 6))):
-        trainer, most = draw(st.sampled_from(kinds)), draw(sizes)
-        home = draw(st.sampled_from("ab"))
-        count = draw(st.integers(0, most))
-        mine = [n for n in free if machine[n].node_class == home and trainer.may_use(home)][:count]
-        free = [n for n in free if n not in mine]
-        fixed = bool(mine) and draw(st.booleans())
-        must = not fixed and draw(st.booleans())
-        candidates.append(
-            Candidate(
-                *(f"j{number}", 1, max(most, len(mine)), tuple(mine)),
-                fixed=fixed,
-                must_run=must,
-                trainer=trainer,
+    """Steps of a machine with two trainers: (time, events), with a trainer of each event."""
+    joined, submitted, gaps, lost = [], [], [], []
+    for trainer in (GPU, CPU):
+        for node_class in CLASSES[trainer.name]:
+            for k in range(draw(st.integers(0, 6))):
+                joined.append((trainer, NodeJoined(f"{node_class}-{k}", node_class)))
+                if draw(st.integers(0, 3)) == 0:
+                    lost.append((trainer, NodeLost(f"{node_class}-{k}")))
+            for k in range(draw(st.integers(0, 3))):
+                gaps.append((trainer, f"{node_class}-gap{k}", node_class))
+        for k in range(draw(st.integers(0, 4))):
+            least = draw(st.integers(1, 4))
+            curve = draw(st.sampled_from([None, linear(1.0), linear(30.0)]))
+            submitted.append(
+                (
+                    trainer,
+                    JobSubmitted(
+                        f"{trainer.name}{k}",
+                        least,
+                        least + draw(st.integers(0, 6)),
+                        weight=draw(st.sampled_from([1.0, 2.0])),
+                        curve=curve,
+                        trainer=trainer.name,
+                        sweep=draw(st.sampled_from(["", f"sweep of {trainer.name}"])),
+                    ),
+                )
             )
-        )
-    return candidates, machine
+    return joined, submitted, gaps, lost
 
 
-@settings(max_examples=60)
-@given(machines())
-def test_the_parts_are_disjoint_and_keep_what_stays(drawn):
-    candidates, machine = drawn
-    groups = {}
-    for c in candidates:
-        groups.setdefault(c.trainer.name, []).append(c)
-    parts = divide(groups, machine)
-    used_nodes = [node for mine in parts.values() for node in mine]
-    assert len(used_nodes) == len(set(used_nodes))
-    for name, group in groups.items():
-        able = {node for node in machine if group[0].trainer.may_use(machine[node].node_class)}
-        assert set(parts[name]) <= able
-        for c in group:
-            if c.fixed:
-                assert set(c.nodes) <= set(parts[name])
-
-
-@settings(max_examples=60)
-@given(machines())
-def test_no_node_is_left_that_a_job_could_use_where_it_is(drawn):
-    candidates, machine = drawn
-    plan = TrainerPlanner(make_plan)(
-        [
-            replace(c, cost=FREE, curve=linear(1.0), nodes=c.nodes if c.fixed else ())
-            for c in candidates
-        ],
-        machine,
-        PlanningSettings(),
+def decided(drawn, trainers, machine):
+    """All decisions of ``machine``, a controller that knows only jobs and nodes of ``trainers``."""
+    joined, submitted, gaps, lost = (
+        [(of, *rest) for of, *rest in part if of in trainers] for part in drawn
     )
-    taken = {node for mine in plan.nodes.values() for node in mine}
-    free_counts = Counter(info.node_class for node, info in machine.items() if node not in taken)
-    for c in candidates:
-        mine = plan.nodes[c.job]
-        if c.fixed or len(mine) == c.max_nodes:
-            continue
-        for pool, count in free_counts.items():
-            assert not mine or machine[mine[0]].node_class != pool or not c.may_use(pool)
-            assert len(mine) >= count or not c.may_use(pool)
+    steps = [
+        (0.0, [event for _, event in (*joined, *submitted)]),
+        (20.0, [Tick()]),
+        (100.0, [event for _, event in lost]),
+        (120.0, [Tick()]),
+        (300.0, [GapsSeen({name: (None, of_class) for _, name, of_class in gaps})]),
+        (320.0, [Tick()]),
+        (900.0, [Tick()]),
+    ]
+    decisions = []
+    for now, events in steps:
+        commands = machine.handle_all(events, now)
+        moved = [RescaleFinished(x.job) for x in commands if isinstance(x, Start | Rescale)]
+        for x in [*commands, *machine.handle_all(moved, now + 5.0)]:
+            if isinstance(x, TakeLeases | ReleaseLeases):
+                decisions += [(type(x).__name__, name) for name in x.nodes]
+            else:
+                decisions.append((x.job, repr(x)))
+    return sorted(decisions)
 
 
 @settings(max_examples=60)
 @given(machines())
-def test_a_plan_gives_each_job_nodes_that_it_may_use(drawn):
-    candidates, machine = drawn
-    plan = TrainerPlanner(make_plan)(candidates, machine, PlanningSettings())
-    assert set(plan.nodes) == {c.job for c in candidates}
-    taken = [node for mine in plan.nodes.values() for node in mine]
-    assert len(taken) == len(set(taken))
-    for c in candidates:
-        mine = plan.nodes[c.job]
-        assert all(c.may_use(machine[node].node_class) for node in mine)
-        assert len(mine) <= c.max_nodes
-        if c.fixed:
-            assert mine == c.nodes
+def test_two_trainers_decide_what_two_machines_of_their_own_would(drawn):
+    site = ControllerSettings(planning=PlanningSettings(max_running=3), starvation_s=200.0)
+    together = Controller(replace(site, trainers=(GPU, CPU)))
+    apart = []
+    for trainer in (GPU, CPU):
+        joined, submitted, *rest = drawn
+        own = [(of, replace(job, goal=trainer.goal, trainer="")) for of, job in submitted]
+        apart += decided((joined, own, *rest), (trainer,), Controller(site))
+    assert decided(drawn, (GPU, CPU), together) == sorted(apart)
 
 
-@given(st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=2, max_size=4), st.integers(0, 200))
-def test_parts_are_kept_where_all_want_more(parts, count):
-    groups = {
-        str(k): [Candidate(f"j{k}", 1, 500, (), trainer=Trainer(str(k), part=part))]
-        for k, part in enumerate(parts)
-    }
-    nodes_of_group = divide(groups, nodes(count))
-    assert sum(map(len, nodes_of_group.values())) == count
-    for k, part in enumerate(parts):
-        assert abs(len(nodes_of_group[str(k)]) - count * part / sum(parts)) < 2
+@settings(max_examples=60)
+@given(machines())
+def test_no_job_has_a_node_of_another_trainer(drawn):
+    machine = Controller(ControllerSettings(trainers=(GPU, CPU), starvation_s=200.0))
+    decided(drawn, (GPU, CPU), machine)
+    for job in machine.jobs.values():
+        trainer = machine.trainers.of(job.submitted.trainer)
+        assert all(trainer.may_use(machine.nodes[name].pool) for name in job.nodes)
 
 
 # --- in the controller ---
@@ -304,10 +208,10 @@ def test_where_no_node_of_its_class_was_seen_a_deadline_cannot_be_held():
 
 
 def test_a_full_queue_of_one_keeps_no_job_of_another_waiting():
-    c = controller(ONE, TWO, planning=PlanningSettings(max_running=2))
+    c = controller(GPU, CPU, planning=PlanningSettings(max_running=2))
     for k in range(5):
-        submit(c, f"a{k}", "one")
-    submit(c, "b", "two")
+        submit(c, f"a{k}", "gpu")
+    submit(c, "b", "cpu")
     for k in range(4):
         c.handle(NodeJoined(f"n{k}"), 0.0)
     commands = c.handle(Tick(), 10.0)
@@ -330,7 +234,7 @@ def test_a_job_that_starves_for_lack_of_nodes_of_its_own_blocks_no_other_trainer
     assert c.jobs["c1"].nodes, "it starved, and was served in its turn"
 
 
-@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("name", ["gpu", "cpu"])
 def test_all_of_a_trainers_jobs_are_valued_alike_whatever_their_owners_said(name):
     seen = {}
 
@@ -338,17 +242,62 @@ def test_all_of_a_trainers_jobs_are_valued_alike_whatever_their_owners_said(name
         seen.update({x.job: x.goal for x in candidates})
         return make_plan(candidates, *rest)
 
-    c = Controller(ControllerSettings(trainers=(ONE, TWO)), planner)
+    c = Controller(ControllerSettings(trainers=(GPU, CPU)), planner)
     c.handle(NodeJoined("n1"), 0.0)
+    c.handle(NodeJoined("g1", "a100"), 0.0)
     submit(c, "j1", name, goal=Goal.THROUGHPUT)
     submit(c, "j2", name, goal=Goal.EFFICIENCY)
     c.handle(Tick(), 10.0)
-    assert set(seen.values()) == {Trainers((ONE, TWO)).of(name).goal}
+    assert set(seen.values()) == {Trainers((GPU, CPU)).of(name).goal}
+
+
+def test_a_profile_begins_on_nodes_of_the_jobs_trainer():
+    """Of the idle nodes, most are of the class of the other trainer."""
+    c = controller(GPU, CPU, profiling=ProfilingSettings(when_worth=False))
+    for k in range(4):
+        c.handle(NodeJoined(f"c{k}", "xeon"), 0.0)
+    for k in range(2):
+        c.handle(NodeJoined(f"g{k}", "a100"), 0.0)
+    c.handle(JobSubmitted("j", 1, 2, trainer="gpu", profile=True), 0.0)
+    [start] = [x for x in c.handle(Tick(), 10.0) if isinstance(x, Start)]
+    assert sorted(start.nodes) == ["g0", "g1"]
+    assert c.profiles.holds(c.jobs["j"])
+
+
+def candidates_of(classes, *jobs, **more):
+    """The candidates of the first plan of a machine with nodes of these classes, by job."""
+    seen = {}
+
+    def planner(candidates, *rest):
+        seen.update({x.job: x for x in candidates})
+        return make_plan(candidates, *rest)
+
+    c = Controller(ControllerSettings(trainers=(GPU, CPU), **more), planner)
+    for number, node_class in enumerate(classes):
+        c.handle(NodeJoined(f"n{number}", node_class), 0.0)
+    for job in jobs:
+        c.handle(job, 0.0)
+    c.handle(Tick(), 10.0)
+    return seen
+
+
+def test_nodes_of_another_trainer_make_no_even_share_larger():
+    """Four jobs of which nothing is known want two of four nodes each, more than an even share."""
+    jobs = [JobSubmitted(f"j{k}", 2, 4, trainer="gpu", profile=True) for k in range(4)]
+    classes = ["a100"] * 4 + ["xeon"] * 12
+    seen = candidates_of(classes, *jobs, profiling=ProfilingSettings())
+    assert [seen[job.job].must_run for job in jobs] == [False] * 4
+
+
+def test_nodes_of_another_trainer_do_not_count_for_the_weight_of_a_sweep():
+    """Only two of its four trials can run at once: 3/2 of the samples of one node on two."""
+    curve = ScalingCurve.of({1: 2.0, 2: 3.0, 4: 4.0})
+    jobs = [JobSubmitted(f"j{k}", 1, 4, trainer="gpu", curve=curve, sweep="s") for k in range(4)]
+    seen = candidates_of(["a100"] * 2 + ["xeon"] * 12, *jobs)
+    assert [seen[job.job].weight for job in jobs] == [0.75] * 4
 
 
 def test_the_phrase():
-    assert GPU.phrase() == "gpu: efficiency, on nodes of a100"
-    assert CPU.phrase() == "cpu: throughput, on all nodes but a100"
-    assert Trainer("d", Goal.EFFICIENCY, 100.0, part=2.0).phrase() == (
-        "d: deadlines, on all nodes, part 2"
-    )
+    assert GPU.phrase() == "gpu: efficiency, on nodes of a100, h100"
+    assert CPU.phrase() == "cpu: throughput, on all nodes but a100, h100"
+    assert Trainer("d", Goal.EFFICIENCY, 100.0).phrase() == "d: deadlines, on all nodes"

@@ -1,4 +1,4 @@
-"""Trainers in the simulator: parts of a few nodes that no speed in another unit takes away."""
+"""Trainers in the simulator: nodes of one that no speed of another's jobs takes away."""
 
 import pytest
 
@@ -13,7 +13,8 @@ HOURS = 20.0
 GAPS = {f"n{k}": [(0.0, 3600 * HOURS)] for k in range(8)}
 
 
-def parts(*trainers):
+def fractions(*trainers):
+    """The part of all node-hours that each user's job has. The nodes are of class ``default``."""
     site = ControllerSettings(trainers=trainers)
     settings = SimSettings(site=site, starvation_s=float("inf"))
     jobs = [
@@ -24,7 +25,8 @@ def parts(*trainers):
     return {user: hours / (8 * HOURS) for user, hours in hours_of.items()}
 
 
-def test_parts_hold_whatever_is_faster():
-    assert parts() == pytest.approx({"ann": 1.0, "bob": 0.0}, abs=0.01)
-    apart = Trainer("a", part=1.0), Trainer("b", Goal.EFFICIENCY, part=3.0)
-    assert parts(*apart) == pytest.approx({"ann": 0.25, "bob": 0.75}, abs=0.01)
+def test_whose_nodes_they_are_decides_and_not_who_is_faster():
+    assert fractions() == pytest.approx({"ann": 1.0, "bob": 0.0}, abs=0.01)
+    a100 = frozenset({"a100"})
+    apart = Trainer("a", node_classes=a100), Trainer("b", Goal.EFFICIENCY, other_classes=a100)
+    assert fractions(*apart) == pytest.approx({"ann": 0.0, "bob": 1.0}, abs=0.01)

@@ -7,7 +7,9 @@ import sys
 
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import LeaseRequest, LeaseState
+from tests.slurm.site import slurm_site
 from tests.slurm.test_leases import TELL, scavenger
+from tests.slurm.test_site import STEADY
 
 GPU = SlotKind("gpu", {"gpu": 1, "cpus": 2, "memory_mb": 300})
 SHARED = {
@@ -118,3 +120,43 @@ def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(cluster):
     assert "in batch runs on its host" in reasons["beside"]
     batch = scavenger(slurm, slots=(SlotKind("gpu", dict(GPU.amounts), beside="partition:batch"),))
     assert {gap.group for gap in batch.poll().gaps} == {"n1", "n2"}
+
+
+KINDS = """
+[[scheduler.slurm.slots]]
+name = "gpu"
+gpus = 1
+cpus = 2
+memory = "300 MiB"
+[[scheduler.slurm.slots]]
+name = "cpu"
+cpus = 1
+memory = "50 MiB"
+nodes = ["n2"]
+"""
+
+
+def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
+    slurm = cluster(2, **SHARED)
+    gpu = ("--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300")
+    main = slurm.submit("sleep 600", *gpu)
+    slurm.submit("sleep 600", "--nodelist=n2", "--gres=gpu:3", "--cpus-per-task=1", "--mem=1700")
+    slurm.until(
+        lambda: [state for state, _, _ in slurm.jobs().values()] == ["RUNNING"] * 2, "they run"
+    )
+    with slurm_site(root / "site", slurm, lines=KINDS) as site:
+        job = site.submit(site.script("steady.py", STEADY), nodes=(1, 8), node_class="gpu")
+        site.until(lambda: len(site.job(job).nodes) == 4, "it has the four idle GPUs")
+        names = {"n1/gpu.0", "n1/gpu.1", "n1/gpu.2", "n2/gpu.0"}
+        assert set(site.job(job).nodes) == names
+        site.until_samples(job, 50)
+        wanted = slurm.submit("sleep 600", *gpu)
+        slurm.until(lambda: slurm.jobs()[wanted][0] == "RUNNING", "the main job runs")
+        site.until(lambda: len(site.job(job).nodes) == 3, "the job goes on with the others")
+        site.until_samples(job, site.job(job).samples + 50)
+        slurm.run("scancel", wanted, main)
+        site.until(lambda: len(site.job(job).nodes) == 5, "it has what became idle")
+        (site.work / "stop").touch()
+        assert site.until_state(job, "completed", "failed").state == "completed"
+        assert site.job(job).tries == 0
+        site.until(lambda: not slurm.leases(), "every lease is given back")

@@ -29,6 +29,8 @@ class SubmitOptions(TypedDict, total=False):
     """Name of the job. Default: the script's name without its suffix."""
     nodes: int | str | tuple[int, int]
     """Nodes the job can use: ``4``, ``"1:16"`` or ``(1, 16)``. Default: 1."""
+    kind: str
+    """Kind of slots, or class of nodes, on which the job runs. Default: any."""
     nproc_per_node: int
     """Worker processes on each node. Default: one for each GPU, one without GPUs."""
     weight: float

@@ -334,6 +334,8 @@ def _facts(detail: JobDetail) -> Table:
         else "a process for each GPU"
     )
     fact("Nodes", f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
+    if spec.get("node_class"):
+        fact("Kind", str(spec["node_class"]))
     fact("Now on", f"{len(j.nodes)}: {named(j.nodes)}" if j.nodes else "no node")
     fact("Goal", f"{spec.get('goal', 'throughput')}, weight {float(spec.get('weight', 1.0)):g}")
     fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")

@@ -141,6 +141,9 @@ class JobSection(Section):
         "braces to write them literally.",
     )
     nodes: str = key("1", description="Nodes of one trial: N, or MIN:MAX.")
+    kind: str | None = key(
+        None, description="Kind of slots, or class of nodes, on which trials run; not given: any."
+    )
     nproc_per_node: int | None = key(None, ge=1, description="Worker processes on each node.")
     weight: float = key(
         1.0, gt=0, description="Weight of the most promising trial relative to other jobs."

@@ -56,6 +56,7 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
             trial_arguments(job.args, values, number),
             name=name,
             nodes=job.nodes,
+            kind=job.kind,
             nproc_per_node=job.nproc_per_node,
             weight=job.weight,
             goal=job.goal,

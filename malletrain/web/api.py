@@ -127,6 +127,8 @@ class SubmitForm(BaseModel):
     live: bool = False
     profile: bool = True
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    kind: Annotated[str, Field(max_length=64)] | None = None
+    """Kind of slots, or class of nodes."""
     nproc_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
     venv: Text | None = None
     conda: Text | None = None
@@ -151,6 +153,7 @@ class SubmitForm(BaseModel):
             live=self.live,
             profile=self.profile,
             weight=self.weight,
+            kind=self.kind,
             nproc_per_node=self.nproc_per_node,
             software=software,
         )

@@ -472,13 +472,13 @@ class Profiler:
         if current := own_class or self._requested_class.get(job.submitted.job):
             return current
         owner, trainer = job.submitted.owner, self._trainers.of(job.submitted.trainer)
-        wanted = job.submitted.node_class
+        node_class = job.submitted.node_class
         usable = (
             name
             for name in self._trainers.usable(free, trainer)
-            if owner_of(name) == owner and is_of_class(name, wanted)
+            if owner_of(name) == owner and is_of_class(name, node_class)
         )
-        fallback = wanted or "default"
+        fallback = node_class or "default"
         if trainer is not None and not trainer.may_use(fallback):
             fallback = min(trainer.node_classes or ("",))
         return max(usable, key=lambda c: (free[c], c), default=pool(fallback, owner))

@@ -67,10 +67,10 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     }
 
     # A main job that needs one GPU takes back one lease.
-    wanted = slurm.submit(
+    second = slurm.submit(
         "sleep 600", "--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300"
     )
-    slurm.until(lambda: slurm.jobs()[wanted][0] == "RUNNING", "the second main job runs")
+    slurm.until(lambda: slurm.jobs()[second][0] == "RUNNING", "the second main job runs")
     running = [lease for lease in one.poll().leases if lease.state is LeaseState.RUNNING]
     assert len(running) == 2
     one.give_back(running)
@@ -81,10 +81,10 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
 def test_the_check_says_which_hosts_can_have_a_kind(cluster):
     slurm = cluster(2, **SHARED)
     kinds = (GPU, SlotKind("huge", {"gpu": 8, "cpus": 2, "memory_mb": 300}))
-    found = [
+    findings = [
         (works, text) for works, text in scavenger(slurm, slots=kinds).check() if "kind" in text
     ]
-    assert found == [
+    assert findings == [
         (
             True,
             "A slot of kind gpu is 1 gpu, 2 cpus, 300 MiB; 2 of 2 hosts can have such slots, 8 in "
@@ -150,11 +150,11 @@ def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
         names = {"n1/gpu.0", "n1/gpu.1", "n1/gpu.2", "n2/gpu.0"}
         assert set(site.job(job).nodes) == names
         site.until_samples(job, 50)
-        wanted = slurm.submit("sleep 600", *gpu)
-        slurm.until(lambda: slurm.jobs()[wanted][0] == "RUNNING", "the main job runs")
+        second = slurm.submit("sleep 600", *gpu)
+        slurm.until(lambda: slurm.jobs()[second][0] == "RUNNING", "the main job runs")
         site.until(lambda: len(site.job(job).nodes) == 3, "the job goes on with the others")
         site.until_samples(job, site.job(job).samples + 50)
-        slurm.run("scancel", wanted, main)
+        slurm.run("scancel", second, main)
         site.until(lambda: len(site.job(job).nodes) == 5, "it has what became idle")
         (site.work / "stop").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"

@@ -229,21 +229,21 @@ def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> 
     return msgspec.structs.replace(spec, goal=goal)
 
 
-def class_problem(node_class: str, known: Sequence[str]) -> str:
+def class_problem(node_class: str, site_classes: Sequence[str]) -> str:
     """Return why no job can ask for this kind of nodes; empty if it can.
 
     Args:
         node_class: class of nodes, or kind of slots, that a job asks for; empty: any.
-        known: classes that the configuration names.
+        site_classes: classes that the configuration names.
     """
-    if node_class in ("", "default", *known):
+    if node_class in ("", "default", *site_classes):
         return ""
-    if not known:
+    if not site_classes:
         return (
             f"The job asks for kind '{node_class[:40]}', and this site distinguishes no kinds of "
             "nodes; leave --kind out."
         )
-    return f"There is no kind '{node_class[:40]}' here; the site has {', '.join(known)}."
+    return f"There is no kind '{node_class[:40]}' here; the site has {', '.join(site_classes)}."
 
 
 def _size_problem(spec: messages.JobSpec) -> str:

@@ -77,15 +77,15 @@ class NodesSection(Section):
         gt=0,
         description="Half-life of a node's measured slowness: its excess time counts half after "
         "this long, a quarter after twice as long. The node is left alone as long as "
-        "the result is at min_s slow_factor.",
+        "the result is at least slow_factor.",
     )
 
     link_every: Duration = key(
         "30 s",
         description="About how often each node takes part in a measurement of the link to "
         "another node of its job, or between two nodes without a job. A measurement "
-        "takes a tenth of a second, one pair of a class at a time, at min_s one "
-        "second after the previous one. A node whose link is slow with at min_s "
+        "takes a tenth of a second, one pair of a class at a time, at least one "
+        "second after the previous one. A node whose link is slow with at least "
         "three others counts as slow. 0 s, or slow_nodes off: links are not "
         "measured.",
     )

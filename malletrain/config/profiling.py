@@ -28,7 +28,7 @@ class ProfilingSection(Section):
         True,
         description="Profile a job only if the measurement is expected to gain more than it "
         "costs over the time that jobs here last. A job without any measurement runs "
-        "at once on at min_s its smallest size, if that is no more than an even "
+        "at once on at least its smallest size, if that is no more than an even "
         "share of the nodes. false: every job is profiled once, as soon as it has "
         "nodes.",
     )

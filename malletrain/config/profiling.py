@@ -91,7 +91,7 @@ class ProfilingSection(Section):
     )
     donor_quiet: Duration = _key(
         format_duration(defaults.DONOR_QUIET_S),
-        description="A job that gave nodes to a profile is left alone for this long.",
+        description="A job that gave nodes to a profile gives none to another one for this long.",
     )
     kappa: float = _key(
         defaults.KAPPA,

@@ -75,7 +75,7 @@ class EventKind(Word):
     LEASE_UNHEARD = (
         "lease-unheard",
         "The one-node job runs, but its agent has not reported within `lease_wait`. It is "
-        "cancelled, and the node is left alone for some minutes; the sentence names a probable "
+        "cancelled, and the node is not leased for some minutes; the sentence names a probable "
         "cause.",
     )
     LEASE_ENDED = (
@@ -95,8 +95,8 @@ class EventKind(Word):
     )
     NODE_DRAINED = (
         "node-drained",
-        "An operator drained the node: its job moves off, it is given back and left alone until "
-        "node-resumed.",
+        "An operator drained the node: its job leaves it, the lease is released, and the node is "
+        "not leased until node-resumed.",
     )
     NODE_EXCLUDED = (
         "node-excluded",
@@ -135,8 +135,8 @@ class EventKind(Word):
         "node-sick",
         "The site's health check or the GPU check found the node unfit for jobs; or three "
         "jobs whose scripts work on other nodes failed there within a day, and none completed. "
-        "Its job moves off, the node is given back and left alone for a while, longer each time, "
-        "or until node-resumed.",
+        "Its job leaves it, the lease is released, and the node is not leased for a while, longer "
+        "each time, or until node-resumed.",
     )
     NODE_SLOW = (
         "node-slow",

@@ -478,8 +478,8 @@ class AllocationSection(Section):
         gt=0,
         description="A lease that runs and whose agent has not reported within this time is "
         "cancelled. A request for which the main scheduler shows no lease by then is "
-        "forgotten. (A lease that waits in the queue is withdrawn after start_within of "
-        "the scheduler.)",
+        "forgotten. A lease that waits in the queue is withdrawn after start_within of the "
+        "scheduler.",
     )
     rejected_for: Duration = _key(
         format_duration(defaults.REJECTED_S),

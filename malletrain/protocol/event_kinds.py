@@ -141,13 +141,15 @@ class EventKind(Word):
     NODE_SLOW = (
         "node-slow",
         "In a job on several nodes this node persistently took longer for its part of each step "
-        "than the others, which waited for it; or its link is much slower than theirs "
-        "(usual_mbit). The node is remembered as slow, and swapped out if that pays.",
+        "than the others, which waited for it; or its link is much slower than theirs (`mbit`: its "
+        "bandwidth, `usual_mbit`: theirs, in Mbit/s). The node is remembered as slow, and swapped "
+        "out if that pays.",
     )
     NODE_NOT_SLOW = (
         "node-not-slow",
         "The node no longer counts as slow: the job's rank there has more work than the "
-        "others on any node; or a new measurement of its link is good (usual_mbit).",
+        "others on any node; or a new measurement of its link is good (the data then have "
+        "`usual_mbit`).",
     )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes gets nodes.")

@@ -416,8 +416,8 @@ class AllocationSection(Section):
 
     objective: Literal["throughput", "efficiency"] = _key(
         "throughput",
-        description="What the plan maximises for jobs without a goal of their own: samples per "
-        "second, or samples per second relative to one node.",
+        description="What the plan maximises for jobs that are submitted without --goal: samples "
+        "per second, or samples per second relative to one node.",
     )
     t_fwd: Duration = _key(
         format_duration(defaults.T_FWD_S),

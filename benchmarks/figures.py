@@ -14,7 +14,7 @@ their names.
   jobs all the time (*long*) and once with jobs that end and make room for the next (*stream*);
   ``--jobs FILE``: with the jobs of a workload instead, such as the trials of a sweep
   (:mod:`benchmarks.sweep_simulated`), in an order of each seed's own;
-* ours, ``t_fwd``: samples over the forward-looking time, exact plans and equal shares;
+* ours, ``t_fwd``: samples over the forward-looking time, exact plans and equal division;
 * ours, ``jobs``: samples over the number of jobs at a time;
 * ours, ``pauses``: samples over what a rescale costs, in restart and in live mode.
 
@@ -188,7 +188,7 @@ def against_freetrain(
 def forward() -> list[Point]:
     """Forward-looking times."""
     times = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-    lines = (("exact plans", "malletrain"), ("equal shares", "equal"))
+    lines = (("exact plans", "malletrain"), ("equal division", "equal"))
     return [Point(line, f"{t:g}", policy=policy, t_fwd=t) for line, policy in lines for t in times]
 
 
@@ -196,7 +196,7 @@ def at_a_time() -> list[Point]:
     """Jobs at a time."""
     lines = (
         ("exact plans", "malletrain"),
-        ("equal shares", "equal"),
+        ("equal division", "equal"),
         ("first come, first served", "fcfs"),
     )
     return [

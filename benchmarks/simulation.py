@@ -11,7 +11,7 @@ Rows, each in a process of its own:
   60 s of wall time on two cores, 2 GiB of memory;
 * ``agreement``: 1,024 nodes, ten jobs at a time of the curve ``shufflenet``, T_fwd 120 s, up 18 s,
   down 12 s, FreeTrain's costs, for three draws of the nodes. The published ratios to the upper
-  bound are 0.979 (exact plans) and 0.879 (equal shares).
+  bound are 0.979 (exact plans) and 0.879 (equal division).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 order.
 
 The plots (:func:`idle_over_time`, :func:`gap_lengths`, :func:`use_over_time`,
-:func:`where_it_went`) are SVG text. They import matplotlib (``pip install 'malletrain[demo]'``)
+:func:`where_it_went`) are SVG text. They import matplotlib (extra ``demo``)
 when they draw, and need no display.
 """
 

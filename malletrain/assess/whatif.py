@@ -89,7 +89,7 @@ def cases(
     if settings.policy.name != "equal":
         equal = replace(settings, policy=POLICIES["equal"])
         variants.append(
-            ("equal shares", "nodes shared equally, whatever the scaling curves say", equal)
+            ("equal division", "nodes divided equally, whatever the scaling curves say", equal)
         )
     if costs.semantics == "real" and costs.notice_s < 30:
         with_notice = replace(settings, costs=replace(costs, notice_s=30.0))

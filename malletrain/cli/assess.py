@@ -234,7 +234,8 @@ def assess(
         ) from None
     except ModuleNotFoundError as error:
         raise Refused(
-            f"The report needs the package {error.name}; run: pip install 'malletrain[demo]'"
+            f"The report needs the package {error.name}; run: "
+            "pip install --find-links WHEELS 'malletrain[demo]'"
         ) from None
     if as_json:
         print_json(result.to_dict())

@@ -53,8 +53,8 @@ def missing(error: ModuleNotFoundError) -> Refused:
     ):
         raise error
     return Refused(
-        f"The daemon needs the package {error.name}, which is not installed; run: pip install "
-        "'malletrain[daemon]'"
+        f"The daemon needs the package {error.name}, which is not installed; run: "
+        "pip install --find-links WHEELS 'malletrain[daemon]'"
     )
 
 

@@ -103,8 +103,8 @@ def demo(
         if error.name and error.name.split(".")[0] == "malletrain":
             raise
         raise Refused(
-            f"The demo needs the package {error.name}, which is not installed; run: pip install "
-            "'malletrain[demo]'"
+            f"The demo needs the package {error.name}, which is not installed; run: "
+            "pip install --find-links WHEELS 'malletrain[demo]'"
         ) from None
     try:
         return run(DemoOptions(nodes, trace, duration, seed, chaos, plain, as_json, output, web))

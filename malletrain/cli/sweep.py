@@ -32,7 +32,7 @@ def sweep() -> None:
     """Search for good parameters or architectures: many trials of one script.
 
     Each trial is a malleable job. A sweep is described in a file; its results are an Optuna study,
-    which optuna-dashboard and Optuna's plots read. Needs Optuna: pip install 'malletrain[sweep]'.
+    which optuna-dashboard and Optuna's plots read. Needs Optuna (the extra "sweep").
 
     \b
     Examples:
@@ -299,7 +299,8 @@ def _sentences() -> Iterator[None]:
         from malletrain.sweep.spec import SweepError
     except ImportError as error:
         raise Refused(
-            f"Sweeps need a package that is not here ({error}): pip install 'malletrain[sweep]'"
+            f"Sweeps need a package that is not here ({error}): "
+            "pip install --find-links WHEELS 'malletrain[sweep]'"
         ) from None
     try:
         yield

@@ -70,8 +70,8 @@ def web(
         if error.name is None or error.name.split(".")[0] == "malletrain":
             raise
         raise Refused(
-            f"The page needs the package {error.name}, which is not installed; run: pip install "
-            "'malletrain[web]'"
+            f"The page needs the package {error.name}, which is not installed; run: "
+            "pip install --find-links WHEELS 'malletrain[web]'"
         ) from None
     from malletrain.identity.keys import user_name
     from malletrain.identity.state_directory import StateDirError, default_state_dir

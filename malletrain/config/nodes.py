@@ -1,7 +1,7 @@
 """The configuration of nodes: their health checks, and the network that jobs use there.
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
-:mod:`malletrain.core.sick_nodes` decides how long a node that fails is left alone,
+:mod:`malletrain.core.sick_nodes` decides how long a node that fails is not leased,
 :mod:`malletrain.core.slow_nodes` and :mod:`malletrain.core.slow_links` which nodes are slow,
 :mod:`malletrain.core.fabric` which network a round uses.
 """
@@ -45,11 +45,13 @@ class NodesSection(Section):
     sick_for: Duration = key(
         "10 min",
         gt=0,
-        description="How long a node that fails a check is left alone at first. The time doubles "
+        description="How long a node that fails a check is not leased at first. The time doubles "
         "with each further failure within sick_for_most.",
     )
     sick_for_most: Duration = key(
-        "1 d", gt=0, description="Maximum time that a node that fails repeatedly is left alone."
+        "1 d",
+        gt=0,
+        description="Maximum time for which a node that fails repeatedly is not leased.",
     )
 
     slow_nodes: Literal["auto", "off", "name", "swap"] = key(
@@ -57,7 +59,7 @@ class NodesSection(Section):
         description="What to do about nodes that persistently take longer for their part of a "
         "step than the other nodes of their job. name: they are named in events, "
         "show and nodes; swap: the job also continues without them where that pays, "
-        "and they are left alone for a while; off: they are not looked for. auto: "
+        "and they are not leased for a while; off: they are not looked for. auto: "
         "swap, and off on the embedded cluster, whose nodes are one machine.",
     )
     slow_factor: float = key(
@@ -76,16 +78,16 @@ class NodesSection(Section):
         "1 h",
         gt=0,
         description="Half-life of a node's measured slowness: its excess time counts half after "
-        "this long, a quarter after twice as long. The node is left alone as long as "
-        "the result is at min_s slow_factor.",
+        "this long, a quarter after twice as long. The node is not leased as long as "
+        "the result is at least slow_factor.",
     )
 
     link_every: Duration = key(
         "30 s",
         description="About how often each node takes part in a measurement of the link to "
         "another node of its job, or between two nodes without a job. A measurement "
-        "takes a tenth of a second, one pair of a class at a time, at min_s one "
-        "second after the previous one. A node whose link is slow with at min_s "
+        "takes a tenth of a second, one pair of a class at a time, at least one "
+        "second after the previous one. A node whose link is slow with at least "
         "three others counts as slow. 0 s, or slow_nodes off: links are not "
         "measured.",
     )

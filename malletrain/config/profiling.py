@@ -28,7 +28,7 @@ class ProfilingSection(Section):
         True,
         description="Profile a job only if the measurement is expected to gain more than it "
         "costs over the time that jobs here last. A job without any measurement runs "
-        "at once on at min_s its smallest size, if that is no more than an even "
+        "at once on at least its smallest size, if that is no more than an even "
         "share of the nodes. false: every job is profiled once, as soon as it has "
         "nodes.",
     )
@@ -91,7 +91,7 @@ class ProfilingSection(Section):
     )
     donor_quiet: Duration = _key(
         format_duration(defaults.DONOR_QUIET_S),
-        description="A job that gave nodes to a profile is left alone for this long.",
+        description="A job that gave nodes to a profile gives none to another one for this long.",
     )
     kappa: float = _key(
         defaults.KAPPA,

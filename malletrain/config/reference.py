@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from malletrain.config.model import Config, scheduler_kinds
+from malletrain.config.schedulers import BatchScheduler
 from malletrain.config.units import format_duration, format_size
 from malletrain.config.validation import Quantity, either, table_of
 
@@ -77,18 +78,43 @@ def reference_markdown() -> str:
 
 
 def section_tables(of: type[BaseModel] = Config, heading: str = "##") -> str:
-    """Returns a heading and a table for each section of a model."""
+    """Returns a heading and a table for each section of a model. Keys that the tables of all batch
+    schedulers have are in a table of their own, after the last of them.
+    """
     parts = []
+    batch = [name for name, model in sections(of) if issubclass(model, BatchScheduler)]
     for name, model in sections(of):
-        rows = [
-            f"| `{key}` | {_default(info, markdown=True)} | {_accepted(f'{name}.{key}', info)} "
-            f"| {info.description} |"
-            for key, info in keys(model)
-        ]
-        head = ["| key | default | accepted | what it is for |", "|---|---|---|---|"]
         title = f"[[{name}]]" if is_repeatable(name) else f"[{name}]"
-        parts.append("\n".join([f"{heading} {title}", "", _summary(model), "", *head, *rows, ""]))
+        summary, shared = _summary(model), frozenset[str]()
+        if name in batch:
+            summary += (
+                " The section also has the [keys of batch schedulers](#keys-of-batch-schedulers)."
+            )
+            shared = frozenset(BatchScheduler.model_fields)
+        parts.append(_table(f"{heading} {title}", summary, name, model, shared))
+        if name in batch[-1:]:
+            summary = f"These keys are in {' and in '.join(f'`[{each}]`' for each in batch)}."
+            parts.append(
+                _table(f"{heading} Keys of batch schedulers", summary, name, BatchScheduler)
+            )
     return "\n".join(parts)
+
+
+def _table(
+    title: str,
+    summary: str,
+    name: str,
+    model: type[BaseModel],
+    without: frozenset[str] = frozenset(),
+) -> str:
+    rows = [
+        f"| `{key}` | {_default(info, markdown=True)} | {_accepted(f'{name}.{key}', info)} "
+        f"| {info.description} |"
+        for key, info in keys(model)
+        if key not in without
+    ]
+    head = ["| key | default | accepted | what it is for |", "|---|---|---|---|"]
+    return "\n".join([title, "", summary, "", *head, *rows, ""])
 
 
 def example_toml() -> str:

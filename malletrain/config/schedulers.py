@@ -218,7 +218,7 @@ class BatchScheduler(SchedulerTable):
         gt=0,
         le=1000,
         allow_inf_nan=False,
-        description="Average number of submissions and cancellations per second. Submissions "
+        description="Average number of submissions per second. Submissions "
         "above it wait for the next poll; cancellations never wait.",
     )
     submit_burst: int = key(
@@ -260,8 +260,8 @@ class BatchScheduler(SchedulerTable):
     submit_as: Words = key(
         [],
         description="Command put before sbatch and scancel, or qsub and qdel, to run them as a "
-        "lease's owner, such as "
-        '["sudo", "-n", "-u", "{owner}", "--"]; empty: all leases are this user\'s.',
+        'lease\'s owner, such as ["sudo", "-n", "-u", "{owner}", "--", '
+        '"/usr/local/sbin/malletrain-lease"]; empty: all leases are this user\'s.',
     )
     keep_output: bool = key(
         True,

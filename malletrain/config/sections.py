@@ -264,7 +264,9 @@ class DaemonSection(Section):
         "Does not apply to the user who runs the daemon and to operators.",
     )
     operators: Words = _key(
-        [], description="Users who may also cancel the jobs of others and read their logs."
+        [],
+        description="Users who see, change and cancel the jobs of all users, and who may pause, "
+        "drain, exclude, resume and reload.",
     )
 
     @property
@@ -352,8 +354,10 @@ class JobsSection(Section):
     warmup_timeout: Duration = _key(
         "5 min",
         gt=0,
-        description="Maximum time until new workers have processed their first sample; then they "
-        "count as stuck.",
+        description="Expected maximum time until new workers have processed their first sample. "
+        "After it the network between the job's nodes is tested. If that works, the "
+        "workers are restarted if they are silent for three times their longest pause; "
+        "the owner of a job that has never reported gets a notice only.",
     )
     stop_grace: Duration = _key(
         "5 s", description="Time between SIGTERM and SIGKILL when workers are stopped."
@@ -412,8 +416,8 @@ class AllocationSection(Section):
 
     objective: Literal["throughput", "efficiency"] = _key(
         "throughput",
-        description="What the plan maximises for jobs without a goal of their own: samples per "
-        "second, or samples per second relative to one node.",
+        description="What the plan maximises for jobs that are submitted without --goal: samples "
+        "per second, or samples per second relative to one node.",
     )
     t_fwd: Duration = _key(
         format_duration(defaults.T_FWD_S),
@@ -472,13 +476,15 @@ class AllocationSection(Section):
     lease_wait: Duration = _key(
         format_duration(defaults.LEASE_WAIT_S),
         gt=0,
-        description="A requested lease that has not started within this time is forgotten; one "
-        "that runs and whose agent has not reported by then is cancelled.",
+        description="A lease that runs and whose agent has not reported within this time is "
+        "cancelled. A request for which the main scheduler shows no lease by then is "
+        "forgotten. A lease that waits in the queue is withdrawn after start_within of the "
+        "scheduler.",
     )
     rejected_for: Duration = _key(
         format_duration(defaults.REJECTED_S),
         gt=0,
-        description="How long a node is left alone on which a job's processes do not start, or "
+        description="How long a node is not used on which a job's processes do not start, or "
         "from whose lease no agent reports. If a lease was refused or did not start, "
         "the node is requested again at the next poll, then after 4 s, then after "
         "twice as long each time, up to this time. Other users may still use it.",

@@ -245,7 +245,8 @@ class DemoStage:
                 )
             except subprocess.SubprocessError as error:
                 raise DemoError(
-                    f"PyTorch cannot be loaded ({error}); run: pip install 'malletrain[demo]'"
+                    f"PyTorch cannot be loaded ({error}); run: "
+                    "pip install --find-links WHEELS 'malletrain[demo]'"
                 ) from None
             took = time.monotonic() - began
             if took < 4.0:

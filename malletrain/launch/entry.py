@@ -52,7 +52,7 @@ def lacking(kind: str, where: str, library: str) -> str:
     if find_spec("malletrain") is None:
         return (
             f"{where} has no malletrain; install it there: {sys.executable} -m pip install "
-            "malletrain (or submit with the Python that has it)."
+            "--find-links WHEELS malletrain (or submit with the Python that has it)."
         )
     compiled = [name for name in ("msgspec", "zmq") if find_spec(name) is None]
     if compiled and library:
@@ -83,7 +83,7 @@ def another_version() -> str:
         return ""
     return (
         f"this environment has malletrain {installed}, the agent {agents}; if the job fails to "
-        f"start, install the same version: pip install malletrain=={agents}"
+        f"start, install the same version: pip install --find-links WHEELS malletrain=={agents}"
     )
 
 

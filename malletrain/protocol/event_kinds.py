@@ -75,7 +75,7 @@ class EventKind(Word):
     LEASE_UNHEARD = (
         "lease-unheard",
         "The one-node job runs, but its agent has not reported within `lease_wait`. It is "
-        "cancelled, and the node is left alone for some minutes; the sentence names a probable "
+        "cancelled, and the node is not leased for some minutes; the sentence names a probable "
         "cause.",
     )
     LEASE_ENDED = (
@@ -95,8 +95,8 @@ class EventKind(Word):
     )
     NODE_DRAINED = (
         "node-drained",
-        "An operator drained the node: its job moves off, it is given back and left alone until "
-        "node-resumed.",
+        "An operator drained the node: its job leaves it, the lease is released, and the node is "
+        "not leased until node-resumed.",
     )
     NODE_EXCLUDED = (
         "node-excluded",
@@ -135,19 +135,21 @@ class EventKind(Word):
         "node-sick",
         "The site's health check or the GPU check found the node unfit for jobs; or three "
         "jobs whose scripts work on other nodes failed there within a day, and none completed. "
-        "Its job moves off, the node is given back and left alone for a while, longer each time, "
-        "or until node-resumed.",
+        "Its job leaves it, the lease is released, and the node is not leased for a while, longer "
+        "each time, or until node-resumed.",
     )
     NODE_SLOW = (
         "node-slow",
         "In a job on several nodes this node persistently took longer for its part of each step "
-        "than the others, which waited for it; or its link is much slower than theirs "
-        "(usual_mbit). The node is remembered as slow, and swapped out if that pays.",
+        "than the others, which waited for it; or its link is much slower than theirs (`mbit`: its "
+        "bandwidth, `usual_mbit`: theirs, in Mbit/s). The node is remembered as slow, and swapped "
+        "out if that pays.",
     )
     NODE_NOT_SLOW = (
         "node-not-slow",
         "The node no longer counts as slow: the job's rank there has more work than the "
-        "others on any node; or a new measurement of its link is good (usual_mbit).",
+        "others on any node; or a new measurement of its link is good (the data then have "
+        "`usual_mbit`).",
     )
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes gets nodes.")

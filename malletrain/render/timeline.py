@@ -1,8 +1,8 @@
 """The timeline picture: nodes × time coloured by job, throughput per job below.
 
 :class:`Timeline` holds the data; :func:`draw` writes them as a PNG file. The caller provides the
-data (the demo, an exported audit log). :func:`draw` imports matplotlib (``pip install
-'malletrain[demo]'``). It needs no display.
+data (the demo, an exported audit log). :func:`draw` imports matplotlib (extra
+``demo``). It needs no display.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ POLICIES = {
         ),
         Policy(
             "profiled",
-            "the product, told no curve even where it is known",
+            "MalleTrain, without stated curves, even if they are known",
             profiles="all",
         ),
         Policy(
@@ -137,7 +137,7 @@ POLICIES = {
             "FreeTrain: exact plans from owners' curves, starting taken to be free",
             published=True,
         ),
-        Policy("equal", "equal shares, whatever the curves say", solver=_equal),
+        Policy("equal", "an equal division, whatever the curves say", solver=_equal),
         Policy(
             "fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs
         ),

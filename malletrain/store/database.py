@@ -96,7 +96,7 @@ def open_engine(url: str) -> Engine:
     except ModuleNotFoundError as error:
         raise StoreError(
             f'The driver "{error.name}" for the database is not installed; install it (for '
-            "PostgreSQL: pip install malletrain[postgres])."
+            "PostgreSQL: pip install --find-links WHEELS 'malletrain[postgres]')."
         ) from None
     if engine.dialect.name == "sqlite":
         _create_privately(engine.url.database)

@@ -27,7 +27,8 @@ try:
     from scipy.special import stdtrit
 except ImportError:
     raise ImportError(
-        "EarlyCurve needs scipy, which is not installed here: pip install 'malletrain[sweep]'."
+        "EarlyCurve needs scipy, which is not installed here: "
+        "pip install --find-links WHEELS 'malletrain[sweep]'."
     ) from None
 
 Array = Any  # numpy.ndarray of any dtype

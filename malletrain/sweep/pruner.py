@@ -15,8 +15,8 @@ try:
     import optuna
 except ImportError:
     raise ImportError(
-        "This pruner is one of Optuna's, which is not installed here: pip install "
-        "'malletrain[sweep]'."
+        "This pruner is one of Optuna's, which is not installed here: "
+        "pip install --find-links WHEELS 'malletrain[sweep]'."
     ) from None
 import numpy as np
 from optuna.trial import FrozenTrial, TrialState

@@ -17,7 +17,8 @@ try:
     import optuna
 except ImportError:
     raise SweepError(
-        "Sweeps need Optuna, which is not installed here: pip install 'malletrain[sweep]'."
+        "Sweeps need Optuna, which is not installed here: "
+        "pip install --find-links WHEELS 'malletrain[sweep]'."
     ) from None
 
 SEED = 0

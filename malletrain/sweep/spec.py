@@ -61,7 +61,7 @@ class SweepSection(Section):
         "minimize", description='"minimize" or "maximize", one for each metric.'
     )
     value: Literal["last", "best"] = key(
-        "last", description="Which of a trial's values is its result."
+        "last", description="Which of the values of the metric that a trial reports is its result."
     )
     trials: int = key(100, ge=1, description="Number of trials, including failed ones.")
     time: MaybeDuration = key(None, description="Time after which no more trials start.")
@@ -86,7 +86,7 @@ class SweepSection(Section):
         3,
         ge=1,
         description="Number of failed trials after which the sweep stops if no other trial has "
-        "ended.",
+        "completed or been pruned.",
     )
 
     @property

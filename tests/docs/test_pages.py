@@ -25,7 +25,7 @@ from tests.slurm.cluster import SlurmCluster, missing
 DOCS = ROOT / "docs"
 SCIENTIST = {"quickstart": 14, "training-scripts": 2, "live-mode": 1, "sweeps": 5}
 """Pages that are run one after another in one shell, and the least number of commands in each."""
-OPERATOR = {"slurm": 10, "several-users": 2}
+OPERATOR = {"slurm": 8, "first-job": 5, "several-users": 2}
 REPOSITORY = "https://github.com/malletrain/malletrain"
 PYTHON = """\
 #!/bin/sh

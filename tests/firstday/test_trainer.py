@@ -1,4 +1,4 @@
-"""A user of Hugging Face's Trainer: a script after docs/live-mode.md on nodes that come and go."""
+"""A user of Hugging Face's Trainer: a script after docs/library-trainers.md, changing nodes."""
 
 from __future__ import annotations
 

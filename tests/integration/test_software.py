@@ -46,7 +46,7 @@ def test_the_sites_image_and_an_environment_without_malletrain(tmp_path):
         text = " ".join(" ".join(lines).split())
         assert (
             f"The virtual environment {bare} has no malletrain; install it there: "
-            f"{bare}/bin/python -m pip install malletrain" in text
+            f"{bare}/bin/python -m pip install --find-links WHEELS malletrain" in text
         )
         assert s.job(outside).reason.startswith(f"The virtual environment {bare} has no malletrain")
         assert any(line.split()[:1] == ["Container"] for line in shown(s.show(inside)).splitlines())

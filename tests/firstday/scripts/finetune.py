@@ -1,4 +1,4 @@
-"""Fine-tuning with Hugging Face's Trainer. After docs/live-mode.md."""
+"""Fine-tuning with Hugging Face's Trainer. After docs/library-trainers.md."""
 
 import json
 

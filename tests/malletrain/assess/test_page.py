@@ -99,7 +99,7 @@ def test_the_numbers_on_the_page_are_those_of_the_simulation(assessment):
 
 def test_cases_differ_as_they_say(assessment):
     by_name = {c.name: c.result for c in assessment.cases}
-    assert list(by_name) == ["as asked for", "equal shares", "30 s of notice", "live mode"]
+    assert list(by_name) == ["as asked for", "equal division", "30 s of notice", "live mode"]
     assert by_name["30 s of notice"].samples > by_name["as asked for"].samples
     assert by_name["live mode"].samples > by_name["as asked for"].samples
     series = assessment.cases[0].series

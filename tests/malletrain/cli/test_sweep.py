@@ -312,4 +312,4 @@ def test_without_optuna_it_says_what_to_install(run, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "malletrain.sweep.spec", None)
     refused = run("sweep", "status")
     assert refused.exit_code == 1
-    assert "pip install 'malletrain[sweep]'" in refused.stderr
+    assert "pip install --find-links WHEELS 'malletrain[sweep]'" in refused.stderr

@@ -261,6 +261,14 @@ def test_the_reference_is_what_the_code_says():
     )
 
 
+def test_the_keys_of_batch_schedulers_are_described_once():
+    page = reference_markdown()
+    assert page.count("| `start_within` |") == page.count("| `submit_rate` |") == 1
+    assert page.count("[keys of batch schedulers](#keys-of-batch-schedulers)") == 2
+    assert page.index("## [scheduler.pbs]") < page.index("## Keys of batch schedulers")
+    assert page.count("| `account` |") == 2  # of a Slurm job, and of a PBS job
+
+
 def test_the_example_names_every_key_at_its_default():
     example = example_toml()
     assert parse_config(example) == parse_config(LEAST)

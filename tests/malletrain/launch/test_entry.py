@@ -52,7 +52,7 @@ def test_without_malletrain(bare):
     assert outcome(bare, "restart") == (
         78,
         f"malletrain: The Python X has no malletrain; install it there: {bare} -m pip install "
-        "malletrain (or submit with the Python that has it).",
+        "--find-links WHEELS malletrain (or submit with the Python that has it).",
     )
 
 

@@ -23,6 +23,7 @@ from malletrain.core.forecast import (
     Claim,
     DeadlineDemand,
     Floats,
+    PastForecasts,
     admit,
     fair_share,
     forecast,
@@ -40,7 +41,6 @@ from malletrain.core.goals import (
     same_work,
 )
 from malletrain.core.node_history import NodeHistory
-from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class
 from malletrain.core.records import JobRecord

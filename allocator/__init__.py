@@ -15,7 +15,6 @@ from allocator.objectives import (
     powers_of_two,
 )
 from allocator.placement import NodeInfo, PlacementError, place
-from allocator.survival import Cohort, LossForecast, mean_survival_s, survival_matrix
 from allocator.valuation import BidRequest, make_bid, make_bids
 
 __all__ = [
@@ -23,11 +22,9 @@ __all__ = [
     "Bid",
     "BidError",
     "BidRequest",
-    "Cohort",
     "CurveError",
     "ExtrapolationPolicy",
     "Goal",
-    "LossForecast",
     "MonotonicClock",
     "NodeInfo",
     "PlacementError",
@@ -38,11 +35,9 @@ __all__ = [
     "fcfs",
     "make_bid",
     "make_bids",
-    "mean_survival_s",
     "multiples",
     "no_clock",
     "place",
     "powers_of_two",
     "solve",
-    "survival_matrix",
 ]

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import filterfalse
 
 from allocator.bids import Assignment
-from allocator.survival import Cohort
 
 STEPS_PER_DOUBLING = 2
 """Resolution at which horizons are compared."""
@@ -33,7 +32,7 @@ _UNKNOWN_HORIZON_STEP = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """The properties of a node that bids and placement use."""
+    """The properties of a node that plans use."""
 
     node_class: str = "default"
     """Nodes of one class are interchangeable."""
@@ -41,14 +40,10 @@ class NodeInfo:
     """Expected remaining length of its gap, seconds; None if unknown."""
     group: str | None = None
     """Its topology group; None if unknown."""
-    cohort: Cohort | None = None
-    """The nodes that are expected to end with it; None without a forecast. Bids use it, placement
-    does not.
-    """
 
-    def with_forecast(self, horizon_s: float, cohort: Cohort) -> NodeInfo:
-        """Return the same node with a new forecast."""
-        return NodeInfo(self.node_class, horizon_s, self.group, cohort)
+    def with_horizon(self, horizon_s: float) -> NodeInfo:
+        """Return the same node with another horizon, seconds."""
+        return NodeInfo(self.node_class, horizon_s, self.group)
 
 
 class PlacementError(ValueError):

@@ -23,7 +23,6 @@ from allocator.objectives import (
     Goal,
     RescaleCost,
 )
-from allocator.survival import LossForecast, expected_losses
 
 _MAX_BLOCK_SIZES = 16384
 """Sizes that are valued together; the arrays of more would not fit into the processor's cache."""
@@ -65,12 +64,6 @@ class BidRequest(NamedTuple):
     """Whether its workers have to be restarted at any size (they failed, or a node was lost)."""
     extrapolation: ExtrapolationPolicy = ExtrapolationPolicy.CONSTANT
     """Treatment of sizes beyond the last point of the curve. The bid's notes mention it."""
-    loss_forecasts: Mapping[str, LossForecast] | None = None
-    """Node class -> expected losses of nodes; None without forecasts. With a forecast, ``t_fwd_s ·
-    O(k)`` is replaced by the samples expected within the forecast's window, ``u · O(k) + (window −
-    u) · O(r) − p · (work_s · O(k) + down_s · O(r))`` with u = undisturbed_s, p = loss_probability,
-    r = remaining_nodes of :class:`allocator.survival.ExpectedLoss`.
-    """
 
 
 def make_bid(
@@ -145,7 +138,6 @@ class _ClassOptions(NamedTuple):
     """The throughput that counts 1, samples/s."""
     current_rate: float
     """Throughput on the current nodes, in units."""
-    forecast: LossForecast | None
 
 
 def _bids(requests: Sequence[BidRequest]) -> list[Bid]:
@@ -207,8 +199,7 @@ def _class_options(
         sizes = _extrapolated(request, curve, sizes, notes)
     current = request.current if node_class == request.current_class else 0
     unit = _single_node_rate(curve) if request.goal is Goal.EFFICIENCY else 1.0
-    forecast = request.loss_forecasts.get(node_class) if request.loss_forecasts else None
-    return _ClassOptions(request, curve, sizes, current, unit, curve.at(current) / unit, forecast)
+    return _ClassOptions(request, curve, sizes, current, unit, curve.at(current) / unit)
 
 
 def _extrapolated(
@@ -269,19 +260,6 @@ def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
     rates = curves.rates(index, sizes.astype(np.float64)) / unit
     processed = per_size(request.t_fwd_s for request in requests) * rates
     down_s = per_size(cost.down_s for cost in costs)
-    forecasts = [options.forecast or _NO_FORECAST for options in class_options]
-    if any(options.forecast is not None for options in class_options):
-        undisturbed_s, loss_probability, remaining = expected_losses(forecasts, index, sizes)
-        min_nodes = per_size(request.min_nodes for request in requests)
-        rates_after = np.where(remaining >= min_nodes, curves.rates(index, remaining) / unit, 0.0)
-        window_s = per_size(forecast.window_s for forecast in forecasts)
-        expected = undisturbed_s * rates + (window_s - undisturbed_s) * rates_after
-        work_s = per_size(forecast.work_s for forecast in forecasts)
-        expected -= loss_probability * (work_s * rates + down_s * rates_after)
-        has_forecast = np.array([options.forecast is not None for options in class_options])
-        processed = (
-            expected if has_forecast.all() else np.where(has_forecast[index], expected, processed)
-        )
     current = per_size(options.current for options in class_options)
     up_s = per_size(cost.up_s for cost in costs)
     restart_s = per_size(request.cost.down_s if request.restarting else 0.0 for request in requests)
@@ -291,6 +269,3 @@ def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
     rescale_cost = np.where(current == 0, start_cost, current_rate * pause_s)
     weighted: Values = per_size(request.weight for request in requests) * (processed - rescale_cost)
     return weighted
-
-
-_NO_FORECAST = LossForecast([], 1.0, 0.0)

@@ -1,7 +1,7 @@
 """How long the controller takes from an event to its commands, at full size, with and without what
 looks ahead.
 
-    python -m benchmarks.decision [--shares] [--goals] [--lifetimes] [--nodes 10624] [--jobs 200]
+    python -m benchmarks.decision [--shares] [--goals] [--nodes 10624] [--jobs 200]
 
 The daemon's own controller has all nodes and jobs whose curves are random
 (:mod:`benchmarks.instances`). Each repeat takes a hundredth of the nodes away, gives those of
@@ -12,8 +12,6 @@ one of all of them together, where there are several.
 * ``--shares``: jobs of five parties, whose factors lie between 1/16 and 16, drawn anew each time.
 * ``--goals``: every second job has a deadline, every fourth a budget; there is a week of node
   history. ``--goals all``: every job has both.
-* ``--lifetimes``: bids heed how long gaps last yet, which is foretold anew for every plan. Gaps
-  began at ``--begins`` moments, and each has a survival curve of its own.
 
 ``median``, ``p95``, ``worst``: wall time, ms. ``cpu``: the median of processor time, which other
 work on the machine hardly changes. Target: 50 ms in the median at 10,624 nodes × 200 jobs of 1:64,
@@ -27,25 +25,23 @@ import json
 import os
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from allocator import Cohort
 from benchmarks.instances import random_curve
 from malletrain.core.commands import Command, Start
 from malletrain.core.commands import Rescale as Move
 from malletrain.core.controller import Controller
-from malletrain.core.events import Event, ForecastsUpdated, JobSubmitted, NodeJoined, NodeLost, Tick
+from malletrain.core.events import Event, JobSubmitted, NodeJoined, NodeLost, Tick
 from malletrain.core.events import RescaleFinished as Up
 from malletrain.core.goals import NO_GOALS, OwnerGoals, WorkReported
 from malletrain.core.node_history import SPAN_S, NodeSpan
 from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import MAX_DOUBLINGS, PartyService
-from scavenger.lifetimes import EDGES_S
 
 PARTIES = ("ada", "bob", "cyd", "dan", "eve")
 HOUR_S, WEEK_SPANS = 3600.0, 2016
@@ -58,7 +54,6 @@ class Switched:
     shares: bool = False
     goals: str = ""
     """Which jobs have some: ``mixed``, ``all``, empty: none."""
-    lifetimes: bool = False
 
     def named(self) -> str:
         """For the table."""
@@ -69,15 +64,11 @@ class Switched:
 class Machine:
     """A controller at full size, and what happens to it."""
 
-    def __init__(
-        self, nodes: int, jobs: int, max_size: int, switched: Switched, begins: int
-    ) -> None:
+    def __init__(self, nodes: int, jobs: int, max_size: int, switched: Switched) -> None:
         self._rng = np.random.default_rng(0)
         self._switched = switched
-        self._nodes, self._begins = nodes, begins
-        ahead = PlanningSettings().t_fwd_s if switched.lifetimes else None
+        self._nodes = nodes
         planning = PlanningSettings(max_running=jobs)
-        planning = replace(planning, look_ahead_s=ahead, heed_lifetimes=switched.lifetimes)
         weights = dict(zip(PARTIES, (1.0, 1.0, 2.0, 2.0, 4.0), strict=True))
         shares = ShareSettings(weights) if switched.shares else None
         self.controller = Controller(
@@ -146,8 +137,6 @@ class Machine:
         self._do(*map(NodeJoined, back), *map(NodeLost, self._gone))
         if self._switched.shares:
             self._owe()
-        if self._switched.lifetimes:
-            self._do(ForecastsUpdated(self._foretold()))
         self.now += 5.0
         plans = self.controller.plans
         began, began_cpu = time.perf_counter(), time.process_time()
@@ -165,22 +154,12 @@ class Machine:
         }
         self.controller.shares.restore(result, self.now)
 
-    def _foretold(self) -> dict[str, tuple[float, Cohort]]:
-        """Nodes whose gaps began together last equally long: a mean of a minute to a day."""
-        means = np.exp(self._rng.uniform(np.log(60.0), np.log(86400.0), self._begins))
-        edges = np.asarray(EDGES_S)
-        cohorts = [
-            (float(mean), Cohort(EDGES_S, tuple(np.exp(-edges / mean).tolist()))) for mean in means
-        ]
-        began = self._rng.integers(self._begins, size=self._nodes).tolist()
-        return {f"n{k:05}": cohorts[which] for k, which in enumerate(began)}
-
 
 def measure(
-    nodes: int, jobs: int, max_size: int, repeats: int, switched: Switched, begins: int
+    nodes: int, jobs: int, max_size: int, repeats: int, switched: Switched
 ) -> dict[str, Any]:
     """One row."""
-    machine = Machine(nodes, jobs, max_size, switched, begins)
+    machine = Machine(nodes, jobs, max_size, switched)
     measurements = [machine.next() for _ in range(repeats + 1)]
     taken = [each for each in measurements[1:] if each is not None]
     wall, cpu = zip(*taken, strict=True)
@@ -200,20 +179,18 @@ def main() -> None:
     )
     parser.add_argument("--shares", action="store_true", help="five parties with weights")
     parser.add_argument("--goals", nargs="?", const="mixed", choices=("mixed", "all"), default="")
-    parser.add_argument("--lifetimes", action="store_true", help="bids heed how long gaps last")
     parser.add_argument("--nodes", type=int, default=10624)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--max-size", type=int, default=64)
-    parser.add_argument("--begins", type=int, default=400, help="moments at which gaps began")
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     args = parser.parse_args()
-    together = Switched(args.shares, args.goals, args.lifetimes)
+    together = Switched(args.shares, args.goals)
     alone = [Switched(**{name: on}) for name, on in vars(together).items() if on]
     rows = [Switched(), *alone, *([together] if len(alone) > 1 else [])]
     for switched in rows:
         before = os.getloadavg()[0]
-        row = measure(args.nodes, args.jobs, args.max_size, args.repeats, switched, args.begins)
+        row = measure(args.nodes, args.jobs, args.max_size, args.repeats, switched)
         row["load"] = [round(before, 1), round(os.getloadavg()[0], 1)]
         if args.json:
             print(json.dumps(row), flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.infinicache_requests import Request
-from malletrain.sim.foresight import Foresight, Foreteller, foreteller
+from malletrain.sim.foresight import Forecaster, Foresight, forecaster
 from scavenger.trace import trace as traces
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "jobscripts" / "infinicache"))
@@ -35,7 +35,7 @@ JOIN_S, GRACE_S, SETTLE_S = 5.0, 30.0, 1.0
 MOVE_BYTES_S, NODE_BYTES_S = 200e6, 1e9
 """Repair of the pool (the product's default), and what one node can hand over."""
 LOOK_S = 10.0
-FORETOLD_S = 60.0
+FORECAST_EVERY_S = 60.0
 SUDDEN = {
     "never": 0.0,
     "30 s of notice": 0.0,
@@ -78,7 +78,7 @@ class Replay:
     way: Way
     begin: float
     """Where in the trace of idle nodes it begins, seconds."""
-    foreteller: Foreteller | None = None
+    forecaster: Forecaster | None = None
     rng: random.Random = field(default_factory=lambda: random.Random(11))
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Replay:
         self.allowance = 0.0
         self.repairs: deque[str] = deque()
         self.prospects: dict[str, float] = {}
-        self.foretold_at = self.copied_at = -1e9
+        self.forecast_at = self.copied_at = -1e9
         self.peers: dict[str, str] = {}
         self.fresh: dict[str, set[tuple[str, int, int]]] = {}
         """Node → (key, version, index) that its peer has no copy of."""
@@ -140,13 +140,13 @@ class Replay:
             self.fresh.setdefault(node, set()).add((entry.key, entry.version, index))
 
     def look(self) -> None:
-        """Now and then: idle nodes join, lives are foretold, copies are made."""
-        if self.foreteller is not None and self.now - self.foretold_at >= FORETOLD_S:
-            self.foretold_at = self.now
+        """Now and then: idle nodes join, lives are forecast, copies are made."""
+        if self.forecaster is not None and self.now - self.forecast_at >= FORECAST_EVERY_S:
+            self.forecast_at = self.now
             since = {n: s + self.begin for n, s in self.idle.items()}
-            self.foreteller.seen(since, self.now + self.begin)
-            forecasts = self.foreteller.tell(since, self.now + self.begin)
-            self.prospects = {n: remaining_s for n, (remaining_s, _) in forecasts.items()}
+            self.forecaster.update(since, self.now + self.begin)
+            forecasts = self.forecaster.forecasts(self.now + self.begin)
+            self.prospects = {n: forecast.horizon_s for n, forecast in forecasts.items()}
             for node in self.table.nodes:
                 self.table.add_node(node, self.memory, self.prospect(node))
         if self.way.backup_s and self.now - self.copied_at >= self.way.backup_s:
@@ -159,7 +159,7 @@ class Replay:
         entry = self.table.nodes.get(node)
         bonds = bonds_of(node, f"{self.now:.0f}") if self.way.apart else ()
         return Prospect(
-            self.prospects.get(node, float("inf") if self.foreteller is None else 60.0),
+            self.prospects.get(node, float("inf") if self.forecaster is None else 60.0),
             entry.prospect.bonds if entry is not None else bonds,
         )
 
@@ -308,11 +308,11 @@ def replay(
     """
     begin, seconds = span
     lent = pool[0] // 2 if way.backup_s else pool[0]
-    made = Replay(lent, pool[1], preemption, way, begin, foreteller(way.foresight, idle, 0.0))
+    made = Replay(lent, pool[1], preemption, way, begin, forecaster(way.foresight, idle))
     events: list[tuple[float, int, Any]] = [(r.time, 1, r) for r in requests]
     node_events: list[tuple[float, int, Any]] = []
     pending: list[str] = []
-    opened, foretold_at = 0.0, -1e9
+    opened, forecast_at = 0.0, -1e9
     for batch in idle.batches():
         at = batch.time - begin
         if at > seconds:
@@ -321,9 +321,9 @@ def replay(
             for i in batch.busy:
                 made.idle.pop(idle.names[i], None)
             made.idle.update((idle.names[i], at) for i in batch.idle)
-            if made.foreteller is not None and at - foretold_at >= FORETOLD_S:
-                foretold_at = at
-                made.foreteller.seen({n: s + begin for n, s in made.idle.items()}, batch.time)
+            if made.forecaster is not None and at - forecast_at >= FORECAST_EVERY_S:
+                forecast_at = at
+                made.forecaster.update({n: s + begin for n, s in made.idle.items()}, batch.time)
             continue
         if len(batch.idle):
             node_events.append((at, 0, ("idle", [idle.names[i] for i in batch.idle])))

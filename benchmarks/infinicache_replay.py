@@ -13,8 +13,8 @@ the pool takes idle nodes, those idle longest first, up to its limit. Preemption
 notice, or without notice for one in ten or for all; and for comparison never.
 
 Ways to run the cache, one change each: as it was before nodes were told apart; with room made for
-leavers; with chunks on nodes that lasted, or that the model of ``lifetimes = true`` says will last,
-or (what could be had at best) that do last; with backups; with a reserve.
+leavers; with chunks on nodes that lasted, or (what could be had at best) that do last; with
+backups; with a reserve.
 
 ``--reserved``: so many nodes that are never taken and need no parity, for what a node-hour of idle
 nodes is worth beside one that was reserved for the cache; and what the sample of the keys foretells
@@ -54,7 +54,6 @@ WAYS = (
     Way("room for leavers"),
     Way("apart", apart=True),
     Way("by age", apart=True, foresight="age"),
-    Way("by lifetimes", apart=True, foresight="lifetimes"),
     Way("ends known", apart=True, foresight="known"),
     Way("by age, backups", apart=True, foresight="age", backup_s=10.0),
     Way("by age, reserve 0.2", apart=True, foresight="age", reserve=0.2),

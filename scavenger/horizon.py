@@ -3,8 +3,8 @@
 The lengths of a site's gaps are stored as a histogram over logarithmic bins (about a hundred
 numbers for any number of gaps). A prior counts as a few gaps, until there are real ones. The life
 table (Kaplan and Meier's product over the bins, with the actuarial half for gaps with an unobserved
-end) gives the expected remaining time of a gap of known age, and its quantiles. Uses the standard
-library only. It decides nothing about leases.
+end) gives the expected remaining time of a gap of known age, and the rate at which it ends. Uses
+the standard library only. It decides nothing about leases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 FIRST_EDGE_S = 1.0
 RATIO = 1.15
@@ -30,7 +30,20 @@ PRIOR_SIGMA = 1.36
 """Mean of the gap lengths of Summit in February 2021, seconds, and the standard deviation of their
 logarithm.
 """
+RATE_WINDOW_S = 120.0
+"""Time over which :attr:`GapForecast.end_rate` is the mean, seconds."""
 _FORMAT = 1
+
+
+class GapForecast(NamedTuple):
+    """Forecast of one open gap, from its age."""
+
+    cohort: float
+    """Its cohort, by the start of the gap. Gaps of one cohort are assumed to end together."""
+    horizon_s: float
+    """Expected remaining length, seconds."""
+    end_rate: float
+    """Mean rate at which the gap ends in the next :data:`RATE_WINDOW_S`, 1/s."""
 
 
 @dataclass(frozen=True)
@@ -124,32 +137,11 @@ class SurvivalEstimator:
             (EDGES_S[k + 1] - age) * (current + table.survival[k + 1]) / 2.0 + table.rest[k + 1]
         ) / current
 
-    def quantile(self, p: float, age_s: float = 0.0) -> float:
-        """Return the remaining seconds within which a gap of this age ends with probability ``p``
-        (0 <= p < 1).
+    def end_rate(self, age_s: float = 0.0) -> float:
+        """Return the mean rate at which a gap of this age ends in the next
+        :data:`RATE_WINDOW_S`, 1/s: ``-ln(survival) / window``.
         """
-        if not 0 <= p < 1:
-            raise ValueError(f"A probability must be at least 0 and below 1; got {p!r}.")
-        table, age = self._life_table(), _known_age(age_s)
-        target = table.at(age) * (1.0 - p)
-        # Survival decreases from edge to edge: the first bin whose end is at or below the target
-        # contains the quantile.
-        low, high = _bin(age), BINS - 1
-        while low < high:
-            middle = (low + high) // 2
-            if table.survival[middle + 1] <= target:
-                high = middle
-            else:
-                low = middle + 1
-        fall = table.survival[low] - table.survival[low + 1]
-        part = min((table.survival[low] - target) / fall, 1.0) if fall > 0 else 0.0
-        return max(EDGES_S[low] + part * (EDGES_S[low + 1] - EDGES_S[low]) - age, 0.0)
-
-    def curve(self) -> list[float]:
-        """Return the probability that a new gap outlives each of :data:`EDGES_S`; linear in
-        between.
-        """
-        return list(self._life_table().survival)
+        return -math.log(max(1e-9, self.survival(RATE_WINDOW_S, age_s))) / RATE_WINDOW_S
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for storing as JSON."""
@@ -236,6 +228,20 @@ class GapWatch:
     def horizon(self, idle_since: float, now: float) -> float:
         """Return the expected remaining seconds of a gap that began at ``idle_since``."""
         return self.estimator.expected_remaining(now - idle_since)
+
+    def forecasts(self, now: float) -> dict[str, GapForecast]:
+        """Return the forecast of each gap of the latest :meth:`update`; ``now`` in epoch
+        seconds.
+        """
+        by_start = {
+            began: GapForecast(
+                began,
+                self.estimator.expected_remaining(now - began),
+                self.estimator.end_rate(now - began),
+            )
+            for began in set(self._open.values())
+        }
+        return {node: by_start[began] for node, began in self._open.items()}
 
 
 def _bin(length_s: float) -> int:

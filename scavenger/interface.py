@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from scavenger.horizon import GapForecast
+
 
 class SchedulerError(RuntimeError):
     """The main scheduler did not answer or refused the request. The message is a sentence for the
@@ -128,12 +130,6 @@ class Explanation:
     """(rule, passed, sentence)"""
 
 
-GapForecasts = Mapping[str, tuple[float, tuple[tuple[float, ...], tuple[float, ...]]]]
-"""Node → (expected remaining seconds of its gap, (seconds from now, probability that the gap is
-still open then)). Nodes that share one curve object are expected to become busy together.
-"""
-
-
 @dataclass(frozen=True)
 class PollResult:
     """The result of one poll of the main scheduler."""
@@ -157,7 +153,7 @@ class PollResult:
     poll_again_s: float | None = None
     """Seconds from now until another poll will show something new; None if the daemon may choose.
     """
-    foretold: GapForecasts = field(default_factory=dict)
+    forecasts: Mapping[str, GapForecast] = field(default_factory=dict)
     """Forecasts of the present gaps, including those of leased nodes; empty if there are no
     forecasts.
     """

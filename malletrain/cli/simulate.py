@@ -182,20 +182,12 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _seconds("--snapshot-cost", 0.0, "Pause of a job for a snapshot (real costs)."),
     _seconds("--notice", 0.0, "Notice of a preemption."),
     _seconds("--lease-delay", 0.0, "Time from the request of a node to its availability."),
-    click.option(
-        "--horizons",
-        is_flag=True,
-        help="Tell the planner how long gaps are expected to last, learned as they end.",
-    ),
-    click.option(
+    _one_of(
         "--foresight",
-        type=click.Choice(["none", "age", "lifetimes", "known"]),
-        default="none",
-        show_default=True,
-        help="Forecast of the remaining time of gaps, so that jobs save in time: by their age, the "
-        "daemon's model, or the trace itself (the upper bound).",
+        ("none", "age", "known"),
+        "Forecast of the remaining time of gaps: none, by their age (as in the daemon), or the "
+        "trace itself (the upper bound).",
     ),
-    click.option("--heed-lifetimes", is_flag=True, help="Bids use the forecast, too."),
     click.option(
         "--hours",
         type=POSITIVE,
@@ -306,9 +298,7 @@ def settings_of(options: dict[str, Any]) -> SimSettings:
         t_fwd_s=o["t_fwd"],
         starvation_s=o["starvation"],
         lease_delay_s=o["lease_delay"],
-        horizons=o["horizons"],
         foresight=o["foresight"],
-        heed_lifetimes=o["heed_lifetimes"],
         hours=o["hours"],
         seed=o["seed"],
         time_limit_s=o["site"].planning.time_limit_s,

@@ -148,12 +148,6 @@ class GapsSection(Section):
         gt=0,
         description="Expected length of a gap until the site's own gaps have been observed.",
     )
-    lifetimes: bool = key(
-        False,
-        description="Forecast the remaining time of each gap from what is known at that moment. "
-        "The forecast decides which nodes are leased first, which jobs get them, and "
-        "how often jobs save. Learns while the daemon runs.",
-    )
 
     @field_validator("hours")
     @classmethod
@@ -456,12 +450,6 @@ class AllocationSection(Section):
     release_after: Duration = _key(
         format_duration(defaults.RELEASE_AFTER_S),
         description="A leased node that no job uses for this long is given back.",
-    )
-    heed_lifetimes: bool = _key(
-        False,
-        description="With [gaps] lifetimes: bids take into account how long the nodes are "
-        "expected to last. Fewer rescales, no fewer preemptions, and somewhat fewer "
-        "samples.",
     )
     min_horizon: Duration = _key(
         format_duration(defaults.MIN_HORIZON_S),

@@ -119,7 +119,7 @@ class Controller:
             s,
         )
         self._leases = LeasePlanner(self.state, self.gaps, self._bidders, planner, s)
-        self._losses = Losses(self.state, s.planning.look_ahead_s)
+        self._losses = Losses(self.state)
         self._hold_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,
@@ -271,8 +271,7 @@ class Controller:
         return ()
 
     def _forecasts_updated(self, event: ForecastsUpdated, now: float) -> Iterable[Command]:
-        self.gaps.foretold(event.nodes)
-        self.state.foretold(event.nodes)
+        self.state.forecasts_updated(event.nodes)
         return ()
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:

@@ -9,8 +9,6 @@ START_S = 18.0
 """Costs of a rescale before one is measured, from measurements on Summit."""
 MAX_RUNNING = 20
 TIME_LIMIT_S = 2.0
-LOST_WORK_S = 30.0
-"""Half of the time between two snapshots, a minute."""
 PRIOR_EXPONENT = 0.9
 
 DEBOUNCE_S = 1.0

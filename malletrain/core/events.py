@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from allocator.curves import ScalingCurve
 from allocator.objectives import Goal, RescaleCost
-from allocator.survival import Cohort
 from malletrain.core.goals import (
     NO_GOALS,
     NOTHING_SO_FAR,
@@ -22,6 +21,7 @@ from malletrain.core.goals import (
     WorkReported,
 )
 from malletrain.core.scaling_model import ScalingModel
+from scavenger.horizon import GapForecast
 
 
 class JobState(str, Enum):
@@ -108,11 +108,10 @@ class GapsSeen:
 
 @dataclass(frozen=True)
 class ForecastsUpdated:
-    """New forecasts for nodes in a gap, leased or not: node → (horizon in seconds, cohort).
-    Forecasts of other nodes stay unchanged.
-    """
+    """The forecasts of the latest poll, which replace the previous ones."""
 
-    nodes: Mapping[str, tuple[float, Cohort]]
+    nodes: Mapping[str, GapForecast]
+    """Node in a gap, leased or not → forecast of its gap."""
 
 
 @dataclass(frozen=True)

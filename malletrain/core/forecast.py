@@ -6,6 +6,14 @@ the present one, and continues the job from each of them with the numbers of nod
 The median of the ends is the forecast, the 10th and the 90th percentile its 80 % interval. The
 caller states how many of the nodes the job gets: a share of them, and at least a floor.
 
+:class:`PastForecasts` corrects these forecasts by the errors of past ones, so that an interval
+contains the end as often as it claims. The errors include what the model leaves out (how the queue
+moves, which nodes other jobs will take). The method is conformalised quantile regression (Romano et
+al., NeurIPS 2019), separately for the median and for each end of the interval, on the logarithm of
+the time to the end. The first forecast of each job counts. For a job that has not ended only a
+lower bound of its time is known; without such jobs the shortest ones would dominate. They enter as
+censored observations (Kaplan and Meier, 1958).
+
 Deadlines are admitted in their order (earliest deadline first). A set of jobs is feasible if, at
 each deadline, the node-time that the jobs up to it need is no more than the node-time available by
 then. While it is not, the job that needs the most node-time is dropped, which drops the fewest jobs
@@ -17,13 +25,17 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from malletrain.core.node_history import SPAN_S
+
+Floats = npt.NDArray[np.float64]
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -116,8 +128,6 @@ def admit(demands: Sequence[DeadlineDemand], past: Floats, nodes: float) -> dict
     admitted = {job for _, job, _ in largest_first}
     return {job: rank for rank, job in enumerate(d.job for d in ordered if d.job in admitted)}
 
-
-Floats = npt.NDArray[np.float64]
 
 SIMILAR_MOMENTS = 96
 """Number of past moments that are used: those most like the present."""
@@ -274,3 +284,116 @@ def least_floor(
         else:
             high = middle
     return sizes[low]
+
+
+MAX_ENDED_JOBS = 200
+"""Maximum number of ended jobs that are remembered."""
+BOUND_FRACTIONS = (0.1, 0.5, 0.9)
+"""Fractions of all ends that should lie below the low end of an interval, the forecast itself, and
+the high end.
+"""
+INITIAL_FACTORS = (0.8, 1.0, 2.0)
+"""Factors on a model's times to the low end, the forecast and the high end, until a job has ended.
+"""
+INITIAL_FACTORS_WEIGHT = 10
+"""Number of ended jobs that weigh as much as :data:`INITIAL_FACTORS`."""
+
+
+class Made(NamedTuple):
+    """The first forecast of a job, uncorrected. Times on the shell's clock."""
+
+    at: float
+    low: float
+    end: float
+    high: float
+
+
+class Ended(NamedTuple):
+    """A first forecast and the end of its job."""
+
+    made: Made
+    at: float
+    done: bool
+    """Whether the job completed; else it ended early, for example because it was cancelled."""
+
+
+class PastForecasts:
+    """The first forecasts of one controller's jobs, and the ends of these jobs."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Made] = {}
+        self._over: deque[Ended] = deque(maxlen=MAX_ENDED_JOBS)
+
+    def note(self, job: str, forecast: Forecast, now: float) -> None:
+        """Record a model's forecast, if it is the first one of its job."""
+        if job not in self._open and math.isfinite(forecast.high) and forecast.low > now:
+            self._open[job] = Made(now, forecast.low, forecast.end, forecast.high)
+
+    def of(self, job: str) -> Made | None:
+        """Return the recorded forecast of an unfinished job; None if there is none."""
+        return self._open.get(job)
+
+    def forget(self, job: str) -> None:
+        """Drop the job's forecast, because its work has changed."""
+        self._open.pop(job, None)
+
+    def ended(self, job: str, now: float, *, done: bool) -> None:
+        """Record the end of a job; ``done``: whether it completed."""
+        first_forecast = self._open.pop(job, None)
+        if first_forecast is not None:
+            self._over.append(Ended(first_forecast, now, done))
+
+    def restore(self, over: Sequence[Ended], unfinished: dict[str, Made]) -> None:
+        """Restore stored forecasts: ``over`` of ended jobs, the oldest first, and ``unfinished`` by
+        job.
+        """
+        self._over.extend(over)
+        self._open.update(unfinished)
+
+    def corrected(self, forecast: Forecast, now: float) -> Forecast:
+        """Return the forecast, corrected by the errors of past forecasts."""
+        if not (math.isfinite(forecast.high) and forecast.low > now):
+            return forecast
+        bounds = (forecast.low, forecast.end, forecast.high)
+        each = [now + f * (at - now) for f, at in zip(self._factors(now), bounds, strict=True)]
+        low, end, high = sorted(each)
+        return replace(forecast, low=low, end=end, high=high)
+
+    def _factors(self, now: float) -> tuple[float, ...]:
+        """Return the factors on the times to the low end of an interval, to the forecast, and to
+        the high end.
+        """
+        observations = [*self._over, *(Ended(made, now, False) for made in self._open.values())]
+        ended = sum(each.done for each in observations)
+        if not ended:
+            return INITIAL_FACTORS
+        elapsed_log = np.log([max(1.0, each.at - each.made.at) for each in observations])
+        done = np.array([each.done for each in observations])
+        trust = ended / (ended + INITIAL_FACTORS_WEIGHT)
+        factors = []
+        for bound, (part, unseen) in enumerate(
+            zip(BOUND_FRACTIONS, INITIAL_FACTORS, strict=True), start=1
+        ):
+            forecast_s = np.log(
+                [max(1.0, each.made[bound] - each.made.at) for each in observations]
+            )
+            error = reached(elapsed_log - forecast_s, done, part)
+            factors.append(math.exp(trust * error + (1.0 - trust) * math.log(unseen)))
+        return tuple(factors)
+
+
+def reached(values: Floats, done: npt.NDArray[np.bool_], part: float) -> float:
+    """Return the value at or below which ``part`` of all end (product-limit estimate), at most the
+    largest value.
+
+    Args:
+        values: value at which each ended, or its last observed value.
+        done: whether each of them ended.
+        part: fraction from 0 to 1.
+    """
+    order = np.lexsort((~done, values))
+    values, done = values[order], done[order]
+    at_risk = len(values) - np.arange(len(values))
+    survival = np.cumprod(np.where(done, 1.0 - 1.0 / at_risk, 1.0))
+    position = int(np.searchsorted(-survival, part - 1.0 - 1e-12))
+    return float(values[min(position, len(values) - 1)])

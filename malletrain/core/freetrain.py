@@ -24,7 +24,7 @@ def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:
     gets nodes because it has waited, and there is no minimum time between rescales.
     """
     cost = replace(settings.planning.cost, start_s=0.0)
-    planning = replace(settings.planning, cost=cost, look_ahead_s=None, heed_lifetimes=False)
+    planning = replace(settings.planning, cost=cost)
     return replace(
         settings, planning=planning, starvation_s=math.inf, min_interval_s=0.0, profiling=None
     )

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from allocator import Cohort, NodeInfo
+from allocator import NodeInfo
 from malletrain.core.pools import class_of, owner_of, pool
 from malletrain.core.settings import ControllerSettings
 
@@ -93,15 +93,6 @@ class Gaps:
             key: until for key, until in self._rejected_until.items() if now < until
         }
         self._by_class = None
-
-    def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
-        """Update the horizons. Gaps that are now too short are dropped."""
-        for name in nodes.keys() & self._seen.keys():
-            horizon_s, cohort = nodes[name]
-            if horizon_s < self.min_horizon_s:
-                self.over(name)
-                continue
-            self._seen[name] = self._seen[name].with_forecast(horizon_s, cohort)
 
     def over(self, node: str) -> None:
         """Drop ``node`` as a gap until the next poll, because it is leased or cannot be."""

@@ -22,6 +22,7 @@ from malletrain.core.forecast import (
     Claim,
     DeadlineDemand,
     Floats,
+    PastForecasts,
     admit,
     fair_share,
     forecast,
@@ -39,7 +40,6 @@ from malletrain.core.goals import (
     same_work,
 )
 from malletrain.core.node_history import NodeHistory
-from malletrain.core.past_forecasts import PastForecasts
 from malletrain.core.planning import Candidate
 from malletrain.core.pools import by_class, is_of_class
 from malletrain.core.records import JobRecord

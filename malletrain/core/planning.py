@@ -19,7 +19,6 @@ from allocator import (
     Bid,
     BidRequest,
     Goal,
-    LossForecast,
     MonotonicClock,
     NodeInfo,
     RescaleCost,
@@ -29,7 +28,6 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.expected_node_life import ExpectedNodeLife
 from malletrain.core.pools import class_counts, is_of_class, owner_of
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.trainers import Trainer
@@ -308,30 +306,19 @@ def _requests(
     favoured: Collection[str],
     rate_one: float,
 ) -> list[BidRequest]:
-    """Return the request of each bidder, with the forecast losses of nodes if plans use them.
+    """Return the request of each bidder.
 
     ``current_nodes``: job → the nodes that it still has; ``rate_one``: assumed throughput of an
     unmeasured job on one node, samples/s.
     """
-    pools = [[name for name in capacity if c.may_use(name)] for c in bidders]
-    outlooks: list[dict[str, LossForecast]] = [{} for _ in bidders]
-    if settings.look_ahead_s and settings.heed_lifetimes:
-        nodes_of_bidders = [current_nodes[c.job] for c in bidders]
-        node_life = ExpectedNodeLife(
-            nodes, nodes_of_bidders, settings.look_ahead_s, settings.lost_work_s
-        )
-        for name in capacity:
-            jobs = [number for number, usable_pools in enumerate(pools) if name in usable_pools]
-            max_nodes = [bidders[number].max_nodes for number in jobs]
-            for number, outlook in zip(jobs, node_life.in_pool(name, jobs, max_nodes), strict=True):
-                outlooks[number][name] = outlook
     requests = []
-    for c, usable_pools, loss_forecasts in zip(bidders, pools, outlooks, strict=True):
+    for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]
         curves = {
             name: _raised(curve) if name in favoured and len(capacity) > 1 else curve
-            for name in usable_pools
+            for name in capacity
+            if c.may_use(name)
         }
         requests.append(
             BidRequest(
@@ -348,7 +335,6 @@ def _requests(
                 c.cost or settings.cost,
                 must_run=c.must_run,
                 restarting=c.broken,
-                loss_forecasts=loss_forecasts,
             )
         )
     return requests

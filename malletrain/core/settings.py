@@ -32,15 +32,6 @@ class PlanningSettings:
     prior_exponent: float = defaults.PRIOR_EXPONENT
     """Assumed scaling of unmeasured jobs: nodes**exponent."""
 
-    look_ahead_s: float | None = None
-    """Time over which forecasts of node lifetimes are used; None if there are none."""
-    heed_lifetimes: bool = False
-    """Whether bids use these forecasts. If not, they affect only how often jobs save and which
-    nodes they get.
-    """
-    lost_work_s: float = defaults.LOST_WORK_S
-    """Work lost with a node that disappears without notice, seconds."""
-
     def start_pays(self, cost: RescaleCost | None = None) -> bool:
         """Return whether a start can bring more than it costs within the forward-looking time.
         ``cost``: measured costs of the job, or None.

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from allocator import Cohort, NodeInfo, RescaleCost, ScalingCurve
+from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
+from scavenger.horizon import GapForecast
 
 SWEEP_END_S = 600.0
 """Time after which a sweep without unfinished jobs has ended, seconds."""
@@ -53,7 +54,8 @@ class ControllerState:
         self.usable_by_pool: Counter[str] = Counter()
         self._leaving: set[str] = set()
         """Nodes that are not usable."""
-        self._foretold: Mapping[str, tuple[float, Cohort]] = {}
+        self.forecasts: Mapping[str, GapForecast] = {}
+        """Node in a gap, leased or not → forecast of its gap, of the latest poll."""
         self.plans = 0
         """Number of plans made so far."""
         self.moves = 0
@@ -80,9 +82,10 @@ class ControllerState:
         """Add a node whose lease has started. It is idle unless it already runs a job of its
         owner.
         """
-        horizon_s, cohort = self._foretold.get(event.node, (event.horizon_s, None))
+        forecast = self.forecasts.get(event.node)
+        horizon_s = event.horizon_s if forecast is None else forecast.horizon_s
         node = NodeRecord(
-            NodeInfo(event.node_class, horizon_s, event.group, cohort),
+            NodeInfo(event.node_class, horizon_s, event.group),
             event.owner,
             due_until=now - event.leased_s + self._due_s,
         )
@@ -105,20 +108,18 @@ class ControllerState:
         self.at_work[job.submitted.job] = job
 
     def lasts_s(self, node: str) -> float | None:
-        """Return the expected remaining time of a leased node, seconds; None without a forecast at
-        every poll.
-        """
-        record = self.nodes.get(node)
-        return record.info.horizon_s if record is not None and record.info.cohort else None
+        """Return the expected remaining time of a node, seconds; None without a forecast."""
+        forecast = self.forecasts.get(node)
+        return None if forecast is None else forecast.horizon_s
 
-    def foretold(self, nodes: Mapping[str, tuple[float, Cohort]]) -> None:
-        """Update the expected remaining times. ``nodes`` may include nodes that are not leased."""
-        self._foretold = nodes
-        for name in nodes.keys() & self.nodes.keys():
-            node, (horizon_s, cohort) = self.nodes[name], nodes[name]
-            node.info = node.info.with_forecast(horizon_s, cohort)
+    def forecasts_updated(self, forecasts: Mapping[str, GapForecast]) -> None:
+        """Replace the forecasts, and update the horizons of the leased nodes."""
+        self.forecasts = forecasts
+        for name in forecasts.keys() & self.nodes.keys():
+            node, horizon_s = self.nodes[name], forecasts[name].horizon_s
+            node.info = node.info.with_horizon(horizon_s)
             if (info := self.usable.get(name)) is not None:
-                self.usable[name] = info.with_forecast(horizon_s, cohort)
+                self.usable[name] = info.with_horizon(horizon_s)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """Exclude a node from plans, because it is taken at ``gone_at``. Returns whether a job has

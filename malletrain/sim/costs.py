@@ -88,15 +88,6 @@ class CostModel:
                 f"The time between snapshots is {self.snapshot_every_s}; give seconds, 0 or more."
             )
 
-    @property
-    def work_at_risk_s(self) -> float:
-        """Mean work that is lost with a node without notice, seconds."""
-        if self.semantics != "real" or self.notice_s > 0:
-            return 0.0
-        if self.mode == "live":
-            return self.step_s
-        return min(self.snapshot_every_s / 2, defaults.LOST_WORK_S * 10)
-
     def cost_for_planner(self) -> RescaleCost:
         """Return the costs for the planner."""
         return RescaleCost(

@@ -55,7 +55,7 @@ from malletrain.core.goals import OwnerGoals, WorkReported
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.costs import Cause, SimRun
 from malletrain.sim.deadlines import count_goals
-from malletrain.sim.foresight import foreteller
+from malletrain.sim.foresight import forecaster
 from malletrain.sim.idle import require_time
 from malletrain.sim.policies import Policy
 from malletrain.sim.report import Result
@@ -219,7 +219,7 @@ class Simulation:
         self._holder: dict[str, SimRun] = {}
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
-        self._foreteller = foreteller(s.foretells, trace, s.epoch_s)
+        self._forecaster = forecaster(s.foresight, trace)
         self._reports = Reports(s.seed, revealed=s.revealed, sized=s.sized)
         self.profiles = 0
         self.ideal = 0.0
@@ -257,8 +257,8 @@ class Simulation:
             if batch is not None and batch.time <= due:
                 events += self._apply_trace(batch.idle.tolist(), batch.busy.tolist())
                 batch = next(batches, None)
-                if self._foreteller:
-                    self._foreteller.seen(self._idle_since, self.now)
+                if self._forecaster:
+                    self._forecaster.update(self._idle_since, self.now)
             while self._heap and self._heap[0][0] <= due:
                 _, kind, _, name, version = heapq.heappop(self._heap)
                 events += self._handle_due(_Kind(kind), name, version)
@@ -424,11 +424,15 @@ class Simulation:
         """Send events to the controller and carry out its commands, until there are no more."""
         plan_at = self.controller.state.plan_at
         plans = self._gaps_changed or (plan_at is not None and plan_at <= self.now)
+        if plans and self._forecaster:
+            forecasts = self._forecaster.forecasts(self.now)
+            horizons = {name: forecasts[name].horizon_s for name in self._gaps}
+            self._gaps = {name: (horizons[name], c) for name, (_, c) in self._gaps.items()}
+            events.append(ForecastsUpdated(forecasts))
+            self._gaps_changed = True
         if self._gaps_changed:
             self._gaps_changed = False
             events.append(GapsSeen(dict(self._gaps)))
-        if plans and self._foreteller:
-            events.append(ForecastsUpdated(self._foreteller.tell(self._idle_since, self.now)))
         if self._goals:
             events += work_done(self.unfinished.values(), self.now)
         while True:

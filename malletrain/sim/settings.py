@@ -29,16 +29,8 @@ class SimSettings:
     """Maximum time that a job waits for its minimum, the first time; infinite for no limit."""
     lease_delay_s: float = 0.0
     """Time from the request of a lease until the node is ready."""
-    horizons: bool = False
-    """Whether the controller gets forecasts of the time that gaps last, from past gaps."""
     foresight: Foresight = "none"
     """Source of forecasts of the remaining time of gaps."""
-    heed_lifetimes: bool = False
-    """Whether bids use these forecasts. If not, they affect only how often jobs save and which
-    nodes they get.
-    """
-    epoch_s: float = 0.0
-    """Start of the trace, seconds since the epoch, for hours and weekdays."""
     hours: float | None = None
     """Maximum simulated time, hours; None for the whole trace."""
     seed: int = 0
@@ -60,11 +52,6 @@ class SimSettings:
     site: ControllerSettings = field(default_factory=ControllerSettings)
     """The other settings of the controller."""
 
-    @property
-    def foretells(self) -> Foresight:
-        """Source of forecasts. With ``horizons`` alone bids do not use it."""
-        return "age" if self.horizons and self.foresight == "none" else self.foresight
-
     def controller(self) -> ControllerSettings:
         """Return the settings of the controller."""
         planning = replace(
@@ -73,12 +60,6 @@ class SimSettings:
             max_running=self.max_running,
             time_limit_s=self.time_limit_s,
         )
-        if self.foresight != "none" and planning.look_ahead_s is None:
-            work_s = self.costs.work_at_risk_s
-            heed = self.heed_lifetimes or planning.heed_lifetimes
-            planning = replace(
-                planning, look_ahead_s=self.t_fwd_s, lost_work_s=work_s, heed_lifetimes=heed
-            )
         return replace(self.site, planning=planning, starvation_s=self.starvation_s)
 
     def __post_init__(self) -> None:

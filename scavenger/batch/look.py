@@ -47,8 +47,6 @@ class SchedulerAnswer:
     """Running lease → why it has to leave, for reasons specific to this scheduler."""
     urgent: bool = False
     """Whether nodes are being taken back, so that the next poll should come soon."""
-    requested: float | None = None
-    """Number of nodes that the waiting jobs of others request; None if it is not shown."""
 
 
 @dataclass(frozen=True)

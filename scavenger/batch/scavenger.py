@@ -41,6 +41,7 @@ from scavenger.batch.submission import (
     Submitter,
     UnsureError,
 )
+from scavenger.horizon import GapForecast
 from scavenger.interface import (
     Contact,
     Gap,
@@ -345,7 +346,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             leases=(*self.ender.mark_leaving(view.leases, grace_s), *ended_leases.values()),
             total_nodes=len(view.answer.facts),
             idle_nodes=len(self.memory.since),
-            foretold=self.memory.foretold,
+            forecasts=self._forecasts(view.answer.facts, now),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),
             poll_again_s=self.poll_again_s(view, time.monotonic() - began),
             max_new_leases=min(self.submitter.pace.available, self.budget.room)
@@ -376,7 +377,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         running = {lease.id: lease.node for lease in leases if lease.state is LeaseState.RUNNING}
         leased = {*running.values()}
         idle_nodes = (f.name for f in facts.values() if f.idle and not f.trouble and not f.reserved)
-        self.memory.update([*idle_nodes, *(facts.keys() & leased)], now, answer.requested)
+        self.memory.update([*idle_nodes, *(facts.keys() & leased)], now)
         active = sum(lease.state is not LeaseState.ENDED for lease in leases)
         choice = choose(
             facts.values(),
@@ -431,6 +432,15 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         return (
             expected if node.free_until is None else max(0.0, min(expected, node.free_until - now))
         )
+
+    def _forecasts(self, facts: Mapping[str, NodeFacts], now: float) -> dict[str, GapForecast]:
+        """Return the forecast of each gap, leased nodes included."""
+        return {
+            name: forecast
+            if facts[name].free_until is None
+            else forecast._replace(horizon_s=self._horizon(facts[name], now))
+            for name, forecast in self.memory.forecasts(now).items()
+        }
 
     # --- taking and giving back ---
 

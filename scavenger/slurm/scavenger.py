@@ -370,7 +370,6 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             node_holds=claimed.node_holds,
             leave=leave,
             urgent=bool(hold or self._needed_leases),
-            requested=sum(job.nodes for job in jobs.pending),
         )
 
     def _slots(

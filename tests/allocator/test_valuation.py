@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from allocator import (
     BidError,
     BidRequest,
-    Cohort,
     Goal,
-    LossForecast,
     RescaleCost,
     ScalingCurve,
     make_bids,
@@ -34,24 +32,11 @@ def curves(draw: st.DrawFn, largest: int = 1) -> ScalingCurve:
 
 
 @st.composite
-def loss_forecasts(draw: st.DrawFn) -> LossForecast:
-    window_s = draw(st.floats(1.0, 1e4))
-    ends = st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2).map(sorted)
-    cohorts = []
-    for _ in range(draw(st.integers(0, 6))):
-        last, middle = draw(ends)
-        cohort = Cohort((0.0, window_s / 3.0, 2.0 * window_s), (1.0, middle, last))
-        cohorts.append((draw(st.sampled_from([cohort, None])), draw(st.integers(1, 9))))
-    return LossForecast(cohorts, window_s, draw(SECONDS))
-
-
-@st.composite
 def bid_requests(draw: st.DrawFn, job: str) -> BidRequest:
     low = draw(st.integers(1, 6))
     high = draw(st.integers(low, 20))
     classes = draw(st.sampled_from([("x",), ("y", "x"), ("z",)]))
     allowed = draw(st.none() | st.sets(st.integers(low, high), min_size=1).map(tuple))
-    foretold = draw(st.sampled_from([(), classes[:1], classes]))
     return BidRequest(
         job,
         {name: draw(curves(largest=24)) for name in classes},
@@ -65,7 +50,6 @@ def bid_requests(draw: st.DrawFn, job: str) -> BidRequest:
         draw(st.floats(1.0, 1e3)),
         RescaleCost(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
         restarting=draw(st.booleans()),
-        loss_forecasts={name: draw(loss_forecasts()) for name in foretold},
     )
 
 

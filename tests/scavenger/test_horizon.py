@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.horizon import EDGES_S, GapWatch, SurvivalEstimator
+from scavenger.horizon import EDGES_S, RATE_WINDOW_S, GapWatch, SurvivalEstimator
 
 lengths = st.lists(st.tuples(st.floats(0.0, 1e7), st.booleans()), max_size=60)
 ages = st.floats(0.0, 1e7)
@@ -34,14 +34,15 @@ def test_survival_is_a_survival_function(observations, age, times):
     assert estimator.survival(0.0, age) == 1.0
 
 
-@given(observations=lengths, age=ages, p=st.floats(0.0, 0.99), q=st.floats(0.0, 0.99))
+@given(observations=lengths, age=ages)
 @settings(max_examples=100, deadline=None)
-def test_quantiles_rise_and_invert_the_survival(observations, age, p, q):
+def test_at_the_end_rate_as_many_gaps_survive_the_window_as_the_table_says(observations, age):
     estimator = fed(observations)
-    low, high = estimator.quantile(min(p, q), age), estimator.quantile(max(p, q), age)
-    assert 0.0 <= low <= high
-    if age + high < EDGES_S[-2]:
-        assert estimator.survival(high, age) == pytest.approx(1.0 - max(p, q), rel=1e-6, abs=1e-9)
+    rate = estimator.end_rate(age)
+    assert rate >= 0.0
+    assert math.exp(-rate * RATE_WINDOW_S) == pytest.approx(
+        estimator.survival(RATE_WINDOW_S, age), abs=1e-8
+    )
 
 
 @given(observations=lengths, age=ages)
@@ -98,10 +99,9 @@ def test_the_estimate_matches_the_sample(age):
     assert estimator.expected_remaining(age) == pytest.approx(
         sum(remaining) / len(remaining), rel=0.08
     )
-    for p in (0.1, 0.5, 0.9):
-        assert estimator.quantile(p, age) == pytest.approx(
-            remaining[int(p * len(remaining))], rel=0.1, abs=5.0
-        )
+    for time_s in (60.0, 400.0, 2000.0):
+        part = sum(x > time_s for x in remaining) / len(remaining)
+        assert estimator.survival(time_s, age) == pytest.approx(part, abs=0.03)
 
 
 def test_gaps_with_an_unseen_end_do_not_shorten_the_estimate():
@@ -161,8 +161,6 @@ def test_damaged_storage_is_refused(stored):
 def test_bad_parameters_are_refused():
     with pytest.raises(ValueError, match="prior_mean_s must be a positive number"):
         SurvivalEstimator(prior_mean_s=0.0)
-    with pytest.raises(ValueError, match="at least 0 and below 1"):
-        SurvivalEstimator().quantile(1.0)
 
 
 def test_polls_become_gap_lengths():
@@ -177,3 +175,22 @@ def test_polls_become_gap_lengths():
     seen = estimator.to_dict()["ended"]
     lengths_seen = [EDGES_S[int(k)] for k in seen]
     assert all(20.0 <= x <= 35.0 for x in lengths_seen)
+
+
+def test_gaps_that_began_together_are_one_cohort_with_one_forecast():
+    estimator = fed([(60.0, True)] * 500)
+    watch = GapWatch(estimator)
+    watch.update({"a": 100.0, "b": 100.0, "c": 130.0}, 140.0)
+    forecasts = watch.forecasts(140.0)
+    assert forecasts["a"] == forecasts["b"]
+    assert [forecasts[node].cohort for node in "abc"] == [100.0, 100.0, 130.0]
+    assert forecasts["c"].horizon_s == watch.horizon(130.0, 140.0)
+    assert forecasts["c"].end_rate == estimator.end_rate(10.0) > 0.02
+    watch.update({"c": 130.0}, 150.0)
+    assert watch.forecasts(150.0).keys() == {"c"}
+
+
+def test_a_gap_that_has_outlived_the_short_ones_ends_less_soon():
+    estimator = fed([(30.0, True)] * 50 + [(10_000.0, True)] * 50)
+    assert estimator.end_rate(200.0) < 0.1 * estimator.end_rate(0.0)
+    assert estimator.expected_remaining(200.0) > estimator.expected_remaining(0.0)

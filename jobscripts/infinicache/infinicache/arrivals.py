@@ -1,8 +1,8 @@
 """What a proxy knows of how its nodes come and go: from that, the prospect of each. Pure.
 
-A site that foretells how long gaps last (``lifetimes = true``) tells the members, and that counts.
-Else it is age: gaps that have lasted are those that last, on every machine that was looked at, and
-the age told nearly as much as knowing the ends (docs/infinicache.md).
+The daemon's forecast of how long a node lasts counts. Without one it is age: gaps that have lasted
+are those that last, on every machine that was looked at, and the age told nearly as much as knowing
+the ends (docs/infinicache.md).
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ import structlog
 
 from malletrain.config.model import Config
 from malletrain.core.events import ForecastsUpdated, GapsSeen, LeaseDeferred, LeaseNotTaken
-from malletrain.core.expected_node_life import cohorts
 from malletrain.core.restraint import EVERY_NODE, Restraint
 from malletrain.daemon.engine.core import Core
 from malletrain.daemon.engine.sickbay import slow_node_policy
@@ -324,8 +323,8 @@ class LeaseReconciler:
                 poll.max_new_leases,
             )
         )
-        if poll.foretold:
-            self._state.events.append(ForecastsUpdated(cohorts(poll.foretold)))
+        if poll.forecasts:
+            self._state.events.append(ForecastsUpdated(poll.forecasts))
 
     def _last_output(self, row: LeaseRow, reason: str) -> str:
         """Return what to append to ``reason``: the last line that a failed lease printed, or the

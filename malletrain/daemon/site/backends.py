@@ -178,7 +178,7 @@ def _memory(config: Config) -> GapMemory:
     """Return the record of the site's earlier gaps."""
     gaps = config.gaps
     path = config.state_dir / "gaps.json"
-    return GapMemory(path, gaps.expected_length, foretells=gaps.lifetimes)
+    return GapMemory(path, gaps.expected_length)
 
 
 def prepare(config: Config, table: BatchScheduler) -> None:

@@ -84,8 +84,6 @@ def _settings(config: Config) -> ControllerSettings:
             max_running=j.max_running,
             time_limit_s=a.time_limit,
             prior_exponent=a.prior_exponent,
-            look_ahead_s=a.t_fwd if config.gaps.lifetimes else None,
-            heed_lifetimes=a.heed_lifetimes,
         ),
         debounce_s=a.debounce,
         min_interval_s=a.min_interval,

@@ -7,9 +7,8 @@ import pytest
 from allocator import ScalingCurve
 from malletrain.core.controller import Controller
 from malletrain.core.events import GapsSeen, JobSubmitted
-from malletrain.core.forecast import Forecast
+from malletrain.core.forecast import Forecast, Made
 from malletrain.core.goals import OwnerGoals
-from malletrain.core.past_forecasts import Made
 from malletrain.core.settings import ControllerSettings
 from malletrain.daemon.jobs.goals import JobGoals, goals_problem
 from malletrain.daemon.site.metrics import Metrics

@@ -56,17 +56,17 @@ class TestScenes:
         assert r.start_fraction == pytest.approx(0.02)
 
     @pytest.mark.parametrize(
-        ("rules", "horizons", "nodes"),
+        ("rules", "foresight", "nodes"),
         [
-            ({}, False, 4),
-            ({"max_leases_per_owner": 3}, False, 3),
-            ({"min_charge_s": 100.0}, True, 4),
-            ({"min_charge_s": 36_000.0}, True, 0),
+            ({}, "none", 4),
+            ({"max_leases_per_owner": 3}, "none", 3),
+            ({"min_charge_s": 100.0}, "age", 4),
+            ({"min_charge_s": 36_000.0}, "age", 0),
         ],
     )
-    def test_the_sites_rules_about_leases_hold_here_too(self, rules, horizons, nodes):
+    def test_the_sites_rules_about_leases_hold_here_too(self, rules, foresight, nodes):
         """Gaps are expected to last about 20 minutes, as long as none was seen to end."""
-        settings = {"site": ControllerSettings(**rules), "sample_s": 100.0, "horizons": horizons}
+        settings = {"site": ControllerSettings(**rules), "sample_s": 100.0, "foresight": foresight}
         one = Simulation(trace_of(FOUR, 1000.0), [job()], SimSettings(**settings))
         one.run()
         assert {busy for _, _, busy in one.series[1:]} == {nodes}
@@ -236,7 +236,7 @@ class Checked(Simulation):
 WORLDS = [
     {"policy": "malletrain"},
     {"policy": "malletrain", "notice": 30.0},
-    {"policy": "malletrain", "notice": 30.0, "lease_delay": 40.0, "horizons": True},
+    {"policy": "malletrain", "notice": 30.0, "lease_delay": 40.0, "foresight": "age"},
     {"policy": "malletrain", "mode": "live", "lease_delay": 7.0},
     {"policy": "malletrain", "semantics": "freetrain"},
     {"policy": "freetrain"},
@@ -295,7 +295,7 @@ def test_what_must_hold_in_any_world(world):
             costs,
             max_running=5,
             lease_delay_s=world.get("lease_delay", 0.0),
-            horizons=world.get("horizons", False),
+            foresight=world.get("foresight", "none"),
         )
         sim = Checked(trace, jobs, settings)
         r = sim.run()
@@ -362,7 +362,7 @@ class TestForesight:
         f"x{k}": [(t, t + 100.0) for t in range(60, 7200, 600)] for k in range(2)
     }
 
-    @pytest.mark.parametrize("foresight", ["age", "lifetimes", "known"])
+    @pytest.mark.parametrize("foresight", ["age", "known"])
     def test_less_work_is_done_again_where_losses_are_foretold(self, foresight):
         blind, warned = (
             play(self.GAPS, [job(most=6)], 7200.0, snapshot_s=0.5, foresight=kind)
@@ -374,10 +374,7 @@ class TestForesight:
             assert warned.samples > blind.samples
 
     def test_it_is_the_same_every_time(self):
-        a, b = (
-            play(self.GAPS, [job(most=6)], 7200.0, foresight="lifetimes").to_dict()
-            for _ in range(2)
-        )
+        a, b = (play(self.GAPS, [job(most=6)], 7200.0, foresight="age").to_dict() for _ in range(2))
         for wall in ("wall_s", "mean_decision_ms", "p95_decision_ms", "max_decision_ms"):
             del a[wall], b[wall]
         assert a == b

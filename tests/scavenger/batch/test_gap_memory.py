@@ -57,19 +57,10 @@ def test_the_file_is_written_once_a_minute(tmp_path):
     assert json.loads(path.read_text())["time"] == 1060.0
 
 
-def test_what_foretells_goes_on_after_a_restart(tmp_path):
-    path = tmp_path / "gaps.json"
-    first = GapMemory(path, foretells=True)
-    for k in range(90):
-        first.update(["a", f"b{k % 3}"], 1000.0 + 60.0 * k)
-    assert set(first.foretold) == {"a", "b2"}
-    assert first.horizon("a", 1000.0 + 60.0 * 89) == first.foretold["a"][0]
-    assert first.watch.estimator.observed == 89, "each gap counts once"
-    second = GapMemory(path, foretells=True)
-    assert second.lifetimes.model.steps == first.lifetimes.model.steps > 50
-    second.update(["a"], 1000.0 + 60.0 * 90)
-    assert second.since == {"a": 1000.0}
-    third = GapMemory(path)  # switched off: what the file knows beside stays readable
-    third.update(["a"], 1000.0 + 60.0 * 91)
-    assert third.foretold == {}
-    assert third.horizon("a", 1000.0 + 60.0 * 91) > 0
+def test_forecasts_are_those_of_the_gaps_that_are_open():
+    memory = GapMemory(None, prior_mean_s=600.0)
+    memory.update(["a", "b"], 100.0)
+    memory.update(["b", "c"], 110.0)
+    forecasts = memory.forecasts(110.0)
+    assert {node: f.cohort for node, f in forecasts.items()} == {"b": 100.0, "c": 110.0}
+    assert forecasts["b"].horizon_s == memory.horizon("b", 110.0)

@@ -65,7 +65,9 @@ def test_horizons_end_at_the_next_known_use(slurm):
         f"ReservationName=m StartTime={slurm.now + 300:.0f} EndTime={slurm.now + 900:.0f} "
         "Nodes=n2 Flags=MAINT\n",
     )
-    horizon = {gap.node: gap.horizon_s for gap in scavenger.poll().gaps}
+    polled = scavenger.poll()
+    horizon = {gap.node: gap.horizon_s for gap in polled.gaps}
+    assert {node: forecast.horizon_s for node, forecast in polled.forecasts.items()} == horizon
     assert horizon["n1"] == 200.0
     assert horizon["n2"] == 300.0
     assert horizon["n3"] > 300.0

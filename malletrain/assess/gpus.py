@@ -210,7 +210,7 @@ def gpu_report(
             has a GPU.
     """
     _require(log)
-    use = _Use(log, observed, hosts)
+    use = _Use(log, observed, hosts, slots)
     names = [*use.hosts, *(name for name in hosts.names if name not in use.hosts)]
     unseen = [f"unseen-{k + 1}" for k in range((nodes or 0) - len(names))]
     if hosts.gpus.default is not None:
@@ -271,7 +271,12 @@ class _HostUse:
 class _Use:
     """What jobs hold on each host, in columns, because a log has millions of entries."""
 
-    def __init__(self, log: JobLog, observed: Observation, hosts: Hosts) -> None:
+    def __init__(
+        self, log: JobLog, observed: Observation, hosts: Hosts, slots: Sequence[Slot]
+    ) -> None:
+        # What no slot needs is not divided among nodes: a log has millions of jobs.
+        self._with_cpus = any(slot.cpus for slot in slots)
+        self._with_memory = any(slot.memory for slot in slots)
         self.hosts: dict[str, int] = {}
         """Host to its number."""
         self.first_jobs: dict[str, LogJob] = {}
@@ -321,47 +326,39 @@ class _Use:
             if name not in self.hosts:
                 self.hosts[name] = len(self.hosts)
                 self.first_jobs[name] = job
-        for name, (gpus, cpus, memory) in zip(
-            job.names, self._parts(job, end - start), strict=True
-        ):
-            self._number.append(self.hosts[name])
-            self._start.append(start)
-            self._end.append(end)
-            self._gpus.append(gpus)
-            self._cpus.append(cpus)
-            self._memory.append(memory)
-
-    def _parts(self, job: LogJob, seconds: float) -> Iterable[tuple[int, int, int]]:
-        """Return the (GPUs, CPUs, memory) of a job on each node; -1 GPUs: the whole node."""
         count = len(job.names)
-        if job.allocated is None:
-            if not job.per_node:
-                self.whole_jobs += 1
-                return ((-1, 0, 0),) * count
-            return ((part.gpus, part.cpus, part.memory) for part in job.per_node)
-        total = job.allocated
-        if count == 1:
-            spread = [(total.gpus, total.cpus, total.memory)]
-        else:
-            sizes = [self._size(name) for name in job.names]
-            limits = [size.gpus for size in sizes]
-            if total.gpus and not (None not in limits and sum(filter(None, limits)) == total.gpus):
-                self.evenly_spread_node_s += count * seconds
-                self.uneven_node_s += count * seconds if total.gpus % count else 0.0
-            spread = list(
-                zip(
-                    divided(total.gpus, limits),
-                    divided(total.cpus, [size.cpus for size in sizes]),
-                    divided(total.memory, [size.memory for size in sizes]),
-                    strict=True,
-                )
-            )
-        if not job.per_node:
-            return spread
-        return (
-            (gpus + part.gpus, cpus + part.cpus, memory + part.memory)
-            for (gpus, cpus, memory), part in zip(spread, job.per_node, strict=True)
-        )
+        self._number.extend([self.hosts[name] for name in job.names])
+        self._start.extend([start] * count)
+        self._end.extend([end] * count)
+        gpus, cpus, memory = self._parts(job, end - start)
+        self._gpus.extend(gpus)
+        self._cpus.extend(cpus)
+        self._memory.extend(memory)
+
+    def _parts(self, job: LogJob, seconds: float) -> tuple[list[int], list[int], list[int]]:
+        """Return the GPUs, CPUs and memory of a job on each node; -1 GPUs: the whole node."""
+        count = len(job.names)
+        gpus, cpus, memory = ([0] * count for _ in range(3))
+        if job.allocated is None and not job.per_node:
+            self.whole_jobs += 1
+            return [-1] * count, cpus, memory
+        if job.allocated is not None:
+            total = job.allocated
+            if total.gpus:
+                limits = [self._size(name).gpus for name in job.names]
+                gpus = divided(total.gpus, limits)
+                if count > 1 and gpus != limits:
+                    self.evenly_spread_node_s += count * seconds
+                    self.uneven_node_s += count * seconds if total.gpus % count else 0.0
+            if self._with_cpus and total.cpus:
+                cpus = divided(total.cpus, [self._size(name).cpus for name in job.names])
+            if self._with_memory and total.memory:
+                memory = divided(total.memory, [self._size(name).memory for name in job.names])
+        if job.per_node:
+            gpus = [each + part.gpus for each, part in zip(gpus, job.per_node, strict=True)]
+            cpus = [each + part.cpus for each, part in zip(cpus, job.per_node, strict=True)]
+            memory = [each + part.memory for each, part in zip(memory, job.per_node, strict=True)]
+        return gpus, cpus, memory
 
     def _size(self, host: str) -> HostSize:
         if host not in self._sizes:
@@ -381,6 +378,8 @@ def divided(total: int, limits: Sequence[int | None]) -> list[int]:
         ``total`` exceeds the limits, the rest is divided evenly in spite of them.
     """
     count = len(limits)
+    if count == 1:
+        return [total]
     parts, remainder = divmod(total, count)
     even = [parts + 1] * remainder + [parts] * (count - remainder)
     maxima = [math.inf if limit is None else limit for limit in limits]

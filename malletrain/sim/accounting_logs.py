@@ -264,6 +264,7 @@ def _count(text: str) -> int:
 
 _PBS_RECORD = re.compile(r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d;\w;[^;]*;")
 """The beginning of an accounting record."""
+_PBS_START = re.compile(r"(?:^|\s)start=(\d+)(?:\s|$)")
 
 
 def read_pbs(path: str | Path) -> JobLog:
@@ -287,29 +288,36 @@ def read_pbs(path: str | Path) -> JobLog:
                 f"{path}: No accounting log lies here; they are named by day, such as 20240131."
             )
     files.sort(key=lambda f: f.name)
-    running: dict[str, LogJob] = {}
+    # Jobs that run, as (file, line, message): the record of the end says all that the start does.
+    running: dict[str, tuple[int, int, str]] = {}
     jobs: list[LogJob] = []
     skipped, since, ahead_s = 0, math.inf, None
+
+    def job_of(number: int, line: int, message: str) -> tuple[LogJob | None, dict[str, str]]:
+        fields = dict(_pairs(message))
+        try:
+            return _pbs_job(fields, number * FILE_LINES + line), fields
+        except WorkloadError as error:
+            raise WorkloadError(f"{files[number]}, line {line}: {error}") from None
+
     for number, line, record in chain.from_iterable(
         ((k, *each) for each in _pbs_records(file)) for k, file in enumerate(files)
     ):
-        at, kind, job, message = record.split(";", 3)
+        at, kind, name, message = record.split(";", 3)
         since = min(since, _pbs_time(at))
         if kind not in "SER":
             continue
-        fields = dict(_pairs(message))
-        try:
-            started = _pbs_job(fields, number * FILE_LINES + line)
-        except WorkloadError as error:
-            raise WorkloadError(f"{files[number]}, line {line}: {error}") from None
-        if started is not None and started.start_s is not None and kind == "S":
+        start = _PBS_START.search(message)
+        if kind == "S" and start is not None and "exec_host=" in message:
             if ahead_s is None:
-                ahead_s = _zones_apart(_pbs_time(at) - started.start_s)
-            running[job] = started
+                ahead_s = _zones_apart(_pbs_time(at) - float(start[1]))
+            running[name] = number, line, message
             continue
-        begun = running.pop(job, None)
-        entry = begun if kind == "R" or started is None else started
-        if entry is None or entry.start_s is None:
+        begun = running.pop(name, None)
+        job, fields = job_of(number, line, message)
+        if begun is not None and (kind == "R" or job is None):
+            job, _ = job_of(*begun)
+        if job is None or job.start_s is None or (kind == "R" and begun is None):
             skipped += 1
             continue
         stop = (
@@ -317,9 +325,9 @@ def read_pbs(path: str | Path) -> JobLog:
             if fields.get("end", "").isdigit()
             else _pbs_time(at) - (ahead_s or 0.0)
         )
-        if stop > entry.start_s:
-            jobs.append(replace(entry, run_s=stop - entry.start_s))
-    jobs += running.values()
+        if stop > job.start_s:
+            jobs.append(replace(job, run_s=stop - job.start_s))
+    jobs += [job for record in running.values() if (job := job_of(*record)[0]) is not None]
     log = job_log("PBS accounting", path, jobs, None, skipped, files)
     zero = min(job.submit_s for job in jobs)
     return replace(

@@ -134,14 +134,15 @@ def pbs_resources(
         "excl" in placement and all(vnode in names for chunk in chunks for vnode, _, _ in chunk)
     ):
         return (), None
-    by_host = dict.fromkeys(chunk_hosts, Resources())
+    by_host = dict.fromkeys(chunk_hosts, _NONE)
     kinds: set[str] = set()
+    # A job that released nodes has other chunks than hosts.
+    paired = len(chunks) == len(chunk_hosts)
     for number, chunk in enumerate(chunks):
         for vnode, resources, listed in chunk:
-            # A job that released nodes has other chunks than hosts.
-            paired = len(chunks) == len(chunk_hosts)
             host = chunk_hosts[number] if paired else vnode.partition("[")[0]
-            by_host[host if host in names else chunk_hosts[0]] += resources
+            host = host if host in names else chunk_hosts[0]
+            by_host[host] = by_host[host] + resources if by_host[host] != _NONE else resources
             kinds |= listed
     others = {
         kind: fields.get(f"Resource_List.{kind}", fields.get(f"resources_used.{kind}"))
@@ -151,30 +152,41 @@ def pbs_resources(
     listed_others = {kind: amount for kind, amount in others.items() if amount is not None}
     if not kinds and not listed_others:
         return (), None
-    return tuple(by_host.values()) if kinds else (), _pbs_amounts(listed_others)
+    return (
+        tuple(by_host.values()) if kinds else (),
+        _pbs_amounts(listed_others) if listed_others else _NONE,
+    )
 
 
 _Vnode = tuple[str, Resources, frozenset[str]]
 """A vnode, the job's resources on it, and which of them the text lists."""
 
 
-@lru_cache(maxsize=65536)
-def _chunks(text: str) -> tuple[tuple[_Vnode, ...], ...]:
+_NONE = Resources()
+
+
+def _chunks(text: str) -> list[list[_Vnode]]:
     """Return the chunks of ``exec_vnode``, such as ``(n1:ncpus=8:ngpus=2)+(n2[0]:ncpus=4+n2[1]:
     ncpus=4)``.
     """
-    return tuple(
-        tuple(_vnode(part) for part in chunk.strip("()").split("+"))
+    return [
+        [
+            (name, *_vnode_resources(listed))
+            for name, _, listed in (part.partition(":") for part in chunk.strip("()").split("+"))
+        ]
         for chunk in text.split(")+(")
         if chunk.strip("()")
-    )
+    ]
 
 
-def _vnode(text: str) -> _Vnode:
-    name, *words = text.split(":")
-    amounts = dict(word.partition("=")[::2] for word in words)
+@lru_cache(maxsize=65536)
+def _vnode_resources(text: str) -> tuple[Resources, frozenset[str]]:
+    """Return the resources in a text such as ``ncpus=8:ngpus=2``, and which it lists. Jobs have
+    many vnodes and few such texts.
+    """
+    amounts = dict(word.partition("=")[::2] for word in text.split(":"))
     listed = {kind: amounts[kind] for kind in _KINDS if kind in amounts}
-    return name, _pbs_amounts(listed), frozenset(listed)
+    return _pbs_amounts(listed), frozenset(listed)
 
 
 def _pbs_amounts(amounts: Mapping[str, str]) -> Resources:

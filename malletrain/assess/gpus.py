@@ -1,8 +1,8 @@
 """Idle GPUs of a machine whose hosts several jobs share, from a log that says what jobs hold.
 
 Computes how many GPUs are idle on hosts without a job and on hosts that jobs use in part, in which
-fragments, and how much of that leases of slots and of whole nodes could harvest. Decides how the
-resources of a job on several nodes are divided among them if the log has only their sum.
+fragments, and how much of that leases of slots and of whole nodes could harvest.
+:mod:`malletrain.assess.host_use` says what jobs hold on each host.
 
 A slot exists on a host while its GPUs, CPUs and memory are free there. Of several slots that fit
 beside each other, the last ends first when a job takes resources. An interval counts as a whole:
@@ -12,15 +12,14 @@ what a start in it costs is not subtracted.
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from malletrain.assess.gaps import LENGTH_EDGES_S
+from malletrain.assess.host_use import Booleans, Floats, HostUse, Integers, MachineUse
 from malletrain.assess.hosts import Hosts, HostSize
 from malletrain.config.units import UnitError, format_size, parse_size
 from malletrain.sim.logged_jobs import JobLog, LogJob
@@ -30,9 +29,6 @@ from scavenger.hostlist import named
 
 MIN_GAP_S = 60.0
 """Intervals that are not longer than this do not count as harvested, seconds."""
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,14 @@ def gpu_report(
             has a GPU.
     """
     _require(log)
-    use = _Use(log, observed, hosts, slots)
+    use = MachineUse(
+        log,
+        observed,
+        hosts,
+        # What no slot needs is not divided among nodes: a log has millions of jobs.
+        with_cpus=any(slot.cpus for slot in slots),
+        with_memory=any(slot.memory for slot in slots),
+    )
     names = [*use.hosts, *(name for name in hosts.names if name not in use.hosts)]
     unseen = [f"unseen-{k + 1}" for k in range((nodes or 0) - len(names))]
     if hosts.gpus.default is not None:
@@ -255,146 +258,6 @@ def _require(log: JobLog) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _HostUse:
-    """The jobs of one host, one entry each; times are seconds of the observation."""
-
-    start: Floats
-    end: Floats
-    gpus: Integers
-    cpus: Integers
-    memory: Integers
-    whole: Booleans
-    """Whether the job has the whole host."""
-
-
-class _Use:
-    """What jobs hold on each host, in columns, because a log has millions of entries."""
-
-    def __init__(
-        self, log: JobLog, observed: Observation, hosts: Hosts, slots: Sequence[Slot]
-    ) -> None:
-        # What no slot needs is not divided among nodes: a log has millions of jobs.
-        self._with_cpus = any(slot.cpus for slot in slots)
-        self._with_memory = any(slot.memory for slot in slots)
-        self.hosts: dict[str, int] = {}
-        """Host to its number."""
-        self.first_jobs: dict[str, LogJob] = {}
-        """The first job of each host."""
-        self.evenly_spread_node_s = 0.0
-        self.uneven_node_s = 0.0
-        """That part of it where the GPUs are no multiple of the nodes."""
-        self.whole_jobs = 0
-        """Number of jobs that have their hosts as a whole."""
-        self.unnamed_jobs = 0
-        """Number of jobs without names of nodes."""
-        self._hosts = hosts
-        self._number = array("l")
-        self._start, self._end = array("d"), array("d")
-        self._gpus, self._cpus, self._memory = array("q"), array("q"), array("q")
-        self._sizes: dict[str, HostSize] = {}
-        for job in log.jobs:
-            self._add(job, observed)
-        numbers = np.asarray(self._number, dtype=np.int64)
-        self._order = np.argsort(numbers, kind="stable")
-        self._edges = np.searchsorted(numbers[self._order], np.arange(len(self.hosts) + 1))
-        self._columns = [
-            np.asarray(column)
-            for column in (self._start, self._end, self._gpus, self._cpus, self._memory)
-        ]
-
-    def of(self, host: str) -> _HostUse:
-        """Return the use of a host, in any order of time."""
-        number = self.hosts.get(host)
-        rows = slice(0, 0) if number is None else slice(*self._edges[number : number + 2])
-        start, end, gpus, cpus, memory = (column[self._order[rows]] for column in self._columns)
-        whole = gpus < 0
-        return _HostUse(start, end, np.where(whole, 0, gpus), cpus, memory, whole)
-
-    def _add(self, job: LogJob, observed: Observation) -> None:
-        if job.start_s is None:
-            return
-        run_s = math.inf if job.run_s is None else job.run_s
-        start = max(job.start_s, observed.begin_s) - observed.begin_s
-        end = min(job.start_s + run_s, observed.end_s) - observed.begin_s
-        if end <= start:
-            return
-        if not job.names:
-            self.unnamed_jobs += 1
-            return
-        for name in job.names:
-            if name not in self.hosts:
-                self.hosts[name] = len(self.hosts)
-                self.first_jobs[name] = job
-        count = len(job.names)
-        self._number.extend([self.hosts[name] for name in job.names])
-        self._start.extend([start] * count)
-        self._end.extend([end] * count)
-        gpus, cpus, memory = self._parts(job, end - start)
-        self._gpus.extend(gpus)
-        self._cpus.extend(cpus)
-        self._memory.extend(memory)
-
-    def _parts(self, job: LogJob, seconds: float) -> tuple[list[int], list[int], list[int]]:
-        """Return the GPUs, CPUs and memory of a job on each node; -1 GPUs: the whole node."""
-        count = len(job.names)
-        gpus, cpus, memory = ([0] * count for _ in range(3))
-        if job.allocated is None and not job.per_node:
-            self.whole_jobs += 1
-            return [-1] * count, cpus, memory
-        if job.allocated is not None:
-            total = job.allocated
-            if total.gpus:
-                limits = [self._size(name).gpus for name in job.names]
-                gpus = divided(total.gpus, limits)
-                if count > 1 and gpus != limits:
-                    self.evenly_spread_node_s += count * seconds
-                    self.uneven_node_s += count * seconds if total.gpus % count else 0.0
-            if self._with_cpus and total.cpus:
-                cpus = divided(total.cpus, [self._size(name).cpus for name in job.names])
-            if self._with_memory and total.memory:
-                memory = divided(total.memory, [self._size(name).memory for name in job.names])
-        if job.per_node:
-            gpus = [each + part.gpus for each, part in zip(gpus, job.per_node, strict=True)]
-            cpus = [each + part.cpus for each, part in zip(cpus, job.per_node, strict=True)]
-            memory = [each + part.memory for each, part in zip(memory, job.per_node, strict=True)]
-        return gpus, cpus, memory
-
-    def _size(self, host: str) -> HostSize:
-        if host not in self._sizes:
-            self._sizes[host] = self._hosts.of(host)
-        return self._sizes[host]
-
-
-def divided(total: int, limits: Sequence[int | None]) -> list[int]:
-    """Return an even division of ``total`` that respects the limits.
-
-    Args:
-        total: number of units.
-        limits: maximum of each part; None for no limit.
-
-    Returns:
-        The parts, which differ by at most 1 where no limit applies, the larger ones first. If
-        ``total`` exceeds the limits, the rest is divided evenly in spite of them.
-    """
-    count = len(limits)
-    if count == 1:
-        return [total]
-    parts, remainder = divmod(total, count)
-    even = [parts + 1] * remainder + [parts] * (count - remainder)
-    maxima = [math.inf if limit is None else limit for limit in limits]
-    fits = all(part <= maximum for part, maximum in zip(even, maxima, strict=True))
-    if fits or sum(maxima) < total:
-        return even
-    result = [0] * count
-    remaining = total
-    for position, k in enumerate(sorted(range(count), key=maxima.__getitem__)):
-        share = -(-remaining // (count - position))
-        result[k] = int(min(share, maxima[k]))
-        remaining -= result[k]
-    return result
-
-
 class _Totals:
     """Sums over hosts."""
 
@@ -413,7 +276,7 @@ class _Totals:
         """GPU-seconds of jobs beyond the GPUs of their host."""
         self.excess_hosts: list[str] = []
         self.unused_hosts: list[str] = []
-        """Hosts with GPUs on which no job held one."""
+        """Hosts with GPUs on which jobs ran and none held a GPU."""
         self.inferred: dict[str, list[str]] = {"GPUs": [], "CPUs": [], "memory": []}
         """Hosts with GPUs of which nobody states the resource."""
         self.uses: dict[str, bool] = {"CPUs": False, "memory": False}
@@ -422,7 +285,7 @@ class _Totals:
         self._node_gaps: list[tuple[Floats, int]] = []
         self._fragments: dict[tuple[bool, int], tuple[Integers, Floats]] = {}
 
-    def add(self, use: _HostUse, size: HostSize, duration: float, name: str) -> None:
+    def add(self, use: HostUse, size: HostSize, duration: float, name: str) -> None:
         """Add one host.
 
         Args:
@@ -443,7 +306,7 @@ class _Totals:
         if excess.any():
             self.excess_gpu_s += float((excess * lengths).sum())
             self.excess_hosts.append(name)
-        if not gpus.any() and not whole.any():
+        if jobs.any() and not gpus.any() and not whole.any():
             self.unused_hosts.append(name)
         for kind, stated in (("GPUs", size.gpus), ("CPUs", size.cpus), ("memory", size.memory)):
             if stated is None:
@@ -522,7 +385,7 @@ def _harvest(gaps: Sequence[Floats], gpus: int) -> Harvest:
     )
 
 
-def _states(use: _HostUse, duration: float) -> tuple[Floats, tuple[Integers, ...]]:
+def _states(use: HostUse, duration: float) -> tuple[Floats, tuple[Integers, ...]]:
     """Return the edges of the intervals in which nothing changes on a host, and for each interval
     the number of jobs, of those with the whole host, and the GPUs, CPUs and memory they hold.
     """
@@ -547,7 +410,7 @@ def _runs(mask: Booleans, edges: Floats) -> Floats:
 
 
 def _assumptions(
-    log: JobLog, use: _Use, hosts: Hosts, totals: _Totals, unseen: Sequence[str]
+    log: JobLog, use: MachineUse, hosts: Hosts, totals: _Totals, unseen: Sequence[str]
 ) -> Iterable[str]:
     """Yield what the report assumes, as sentences."""
     spread = use.evenly_spread_node_s
@@ -605,7 +468,7 @@ def _unstated_sizes(totals: _Totals) -> Iterable[str]:
             yield f"The log lists no {kind} of jobs on hosts with GPUs: all of it looks free."
 
 
-def _stated_hosts(log: JobLog, use: _Use, hosts: Hosts, totals: _Totals) -> Iterable[str]:
+def _stated_hosts(log: JobLog, use: MachineUse, hosts: Hosts, totals: _Totals) -> Iterable[str]:
     """Yield where the log and what is stated about hosts do not agree."""
     stated = dict.fromkeys(hosts.names)
     never = [name for name in stated if name not in use.hosts]
@@ -615,6 +478,9 @@ def _stated_hosts(log: JobLog, use: _Use, hosts: Hosts, totals: _Totals) -> Iter
             f"No job of the log ran on {len(never)} of the stated hosts, {named(never)}{where}: "
             "they count as idle throughout."
         )
+    names = [*use.hosts, *stated]
+    if patterns := hosts.idle_patterns(names):
+        yield f"No host matches {', '.join(patterns)} of the options."
     if hosts.file:
         foreign = [name for name in use.hosts if name not in stated]
         if foreign:

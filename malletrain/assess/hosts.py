@@ -101,15 +101,18 @@ class Hosts:
         named = (self.listed, self.gpus.by_name, self.cpus.by_name, self.memory.by_name)
         return tuple(dict.fromkeys(name for names in named for name in names))
 
+    def idle_patterns(self, names: Sequence[str]) -> list[str]:
+        """Return the patterns that match none of these hosts."""
+        patterns = dict.fromkeys(
+            pattern
+            for rules in (self.gpus, self.cpus, self.memory)
+            for pattern, _ in rules.by_pattern
+        )
+        return [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+
     def place(self, host: str) -> str:
         """Return the file and, if it has lines of hosts, the line of this host, for sentences."""
         return f"{self.file}, line {self.lines[host]}" if host in self.lines else self.file
-
-    @property
-    def states_gpus(self) -> bool:
-        """Whether anything is stated about GPUs."""
-        rules = self.gpus
-        return bool(rules.by_name or rules.by_pattern or rules.default is not None or self.listed)
 
     def of(self, host: str) -> HostSize:
         """Return what is stated about this host."""

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.assess.gpus import Slot, divided, gpu_report
+from malletrain.assess.gpus import Slot, gpu_report
+from malletrain.assess.host_use import divided
 from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
 from malletrain.cli import main
 from malletrain.sim.accounting_logs import read_sacct
@@ -279,7 +280,8 @@ def test_nodes_that_only_the_number_of_nodes_states(report):
     log = sacct((0, 24, "g1", 1, "gres/gpu=4,node=1"), (1, 2, "g1", 1, "cpu=1,node=1"))
     result = report(log, "4", nodes=3)
     assert (result.hosts, result.idle_gpu_hours_idle_hosts) == (3, 2 * 4 * 24)
-    result = report(log, "g*=4", nodes=3)
+    result = report(log, "g*=4", "x*=2", nodes=3)
+    assert "No host matches x* of the options." in result.assumptions
     assert (result.hosts, result.idle_gpu_fraction) == (1, 0.0)
     assert any(line.startswith("2 nodes that neither") for line in result.assumptions)
 

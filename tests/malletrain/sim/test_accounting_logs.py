@@ -15,6 +15,7 @@ from malletrain.cli import main
 from malletrain.sim.accounting_logs import SACCT as COMMAND
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.joblogs import read_log
+from malletrain.sim.json_lists import objects
 from malletrain.sim.logged_jobs import LogJob
 from malletrain.sim.resources import Resources, pbs_size, slurm_tres
 from malletrain.sim.workloads import WorkloadError
@@ -376,3 +377,13 @@ def test_bad_resources_of_pbs(tmp_path):
     path = write(tmp_path, pbs("03/01/2024", [("10:00:00", "S", "1.s", job)]), "20240301")
     with pytest.raises(WorkloadError, match="20240301, line 1: 'ngpus=two' is no number"):
         read_pbs(path)
+
+
+def test_a_large_json_file_is_read_piece_by_piece(tmp_path):
+    """The first jobs are there before the end of the file is read, which is damaged."""
+    path = write(tmp_path, '{"jobs": [{"a": 1}, ' + '{"a": 2}, ' * 200_000 + "oops]}")
+    entries = objects(path, "jobs")
+    assert next(entries) == (1, {"a": 1})
+    assert next(entries) == (1, {"a": 2})
+    with pytest.raises(WorkloadError, match="line 1: This is not JSON"):
+        list(entries)

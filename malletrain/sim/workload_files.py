@@ -273,7 +273,11 @@ def read_text(path: str | Path) -> str:
     Raises:
         WorkloadError: the file cannot be read or is not text.
     """
-    return "".join(lines_of(path))
+    with opened_text(path) as file:
+        text = file.read()
+    if "\0" in text:
+        raise WorkloadError(f"{path}: This is not a text file.")
+    return text
 
 
 def _rows(path: str | Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from malletrain.assess.gaps import GapReport
+from malletrain.assess.gpus import MIN_GAP_S, FragmentBin, GpuReport, Harvest
 from malletrain.assess.whatif import Case
 from malletrain.render.palette import JOB_COLOURS
 
@@ -187,6 +188,8 @@ class Assessment:
     window: tuple[float, float]
     assumptions: tuple[str, ...]
     command: str = ""
+    gpus: GpuReport | None = None
+    """The idle GPUs; None if the log does not say what jobs hold, or no host has a GPU."""
 
     def to_dict(self) -> dict[str, object]:
         """Returns plain values for JSON."""
@@ -196,16 +199,19 @@ class Assessment:
             "window_hours": list(self.window),
             "cases": [{"name": c.name, "what": c.what, **c.result.to_dict()} for c in self.cases],
             "assumptions": list(self.assumptions),
+            **({} if self.gpus is None else self.gpus.to_dict()),
         }
 
 
 def verdict(assessment: Assessment) -> list[str]:
     """Returns the result in a few sentences."""
     g = assessment.gaps
+    gpus = [] if assessment.gpus is None else gpu_sentences(assessment.gpus)
     if not assessment.cases:
+        nothing = "whole nodes yield nothing." if gpus else "there is nothing to harvest."
         return [
-            f"None of {g.nodes} nodes was idle at any time during {_time(g.hours)}: there is "
-            "nothing to harvest."
+            f"None of {g.nodes} nodes was idle at any time during {_time(g.hours)}: {nothing}",
+            *gpus,
         ]
     r = assessment.cases[0].result
     per_year = g.idle_mean * r.harvested_fraction * YEAR_H
@@ -233,7 +239,65 @@ def verdict(assessment: Assessment) -> list[str]:
             f"The {r.jobs} jobs ran out after {_time(r.hours)} of {_time(window)}: what follows is "
             "of that time, and there is room for more work (--jobs, --samples).",
         )
+    return [*lines, *gpus]
+
+
+def gpu_sentences(gpus: GpuReport) -> list[str]:
+    """Returns the result about GPUs in a few sentences."""
+    idle = gpus.idle_gpu_hours
+    partly, whole = gpus.idle_gpu_hours_partly_used_hosts, gpus.idle_gpu_hours_idle_hosts
+    lines = [
+        f"Of {gpus.gpus:,} GPUs on {gpus.hosts:,} hosts, {100 * gpus.idle_gpu_fraction:.1f} % of "
+        f"the GPU-hours were idle: {partly:,.1f} on hosts that jobs use in part and {whole:,.1f} "
+        "on hosts without a job."
+    ]
+    if idle:
+        parts = [
+            f"{harvest.gpu_hours:,.1f} ({100 * harvest.gpu_hours / idle:.0f} %) in slots of {slot}"
+            for slot, harvest in gpus.slots
+        ]
+        nodes = gpus.whole_nodes.gpu_hours
+        lines.append(
+            f"Of these idle GPU-hours, leases could hold {', '.join(parts)}, and {nodes:,.1f} "
+            f"({100 * nodes / idle:.0f} %) in whole nodes."
+        )
     return lines
+
+
+def gpu_tables(gpus: GpuReport) -> list[tuple[str, list[list[str]]]]:
+    """Returns (title, rows) of the tables about GPUs; the first row is the header."""
+    edges = sorted({(b.from_s, b.to_s) for b in gpus.fragments})
+    kinds = sorted({(b.host_idle, b.idle_gpus) for b in gpus.fragments})
+    bins = {(b.host_idle, b.idle_gpus, b.from_s): b for b in gpus.fragments}
+    fragments = [["idle GPUs of the host", *(_span(*each).replace("\n", "") for each in edges)]]
+    for host_idle, count in kinds:
+        cells = (bins.get((host_idle, count, low)) for low, _ in edges)
+        name = f"{count}, no job" if host_idle else f"{count}"
+        fragments.append([name, *map(_fragments, cells)])
+    idle = gpus.idle_gpu_hours
+    leases = [["lease", f"gaps > {MIN_GAP_S:g} s", "median", "GPU-hours", "of the idle"]]
+    leases += [_lease(f"slot {slot}", harvest, idle) for slot, harvest in gpus.slots]
+    leases.append(_lease("whole node", gpus.whole_nodes, idle))
+    tables = [("What leases could hold", leases)]
+    if kinds:
+        title = "Fragments: GPU-hours (number of fragments) by the time the host has them idle"
+        tables.append((title, fragments))
+    return tables
+
+
+def _fragments(cell: FragmentBin | None) -> str:
+    return "" if cell is None else f"{cell.gpu_hours:,.1f} ({cell.fragments:,})"
+
+
+def _lease(name: str, harvest: Harvest, idle_gpu_hours: float) -> list[str]:
+    fraction = harvest.gpu_hours / idle_gpu_hours if idle_gpu_hours else 0.0
+    return [
+        name,
+        f"{harvest.gaps:,}",
+        "" if harvest.median_s is None else _minutes(harvest.median_s),
+        f"{harvest.gpu_hours:,.1f}",
+        f"{100 * fraction:.1f} %",
+    ]
 
 
 def page(assessment: Assessment) -> str:
@@ -246,6 +310,7 @@ def page(assessment: Assessment) -> str:
         idle_over_time(g),
         _facts(g),
         *(_harvest(assessment) if cases else ()),
+        *(() if assessment.gpus is None else _idle_gpus(assessment.gpus)),
         "<h2>What this rests on</h2>",
         "<ul>" + "".join(f"<li>{_e(line)}</li>" for line in assessment.assumptions) + "</ul>",
     ]
@@ -277,6 +342,22 @@ def _harvest(assessment: Assessment) -> Sequence[str]:
         use_over_time(cases[0]),
         _comparison(cases),
         where_it_went(cases),
+    )
+
+
+def _idle_gpus(gpus: GpuReport) -> Iterable[str]:
+    """Yields the part about GPUs."""
+    yield "<h2>Idle GPUs</h2>"
+    for title, rows in gpu_tables(gpus):
+        lines: list[str] = []
+        for row in rows:
+            tag = "td" if lines else "th"
+            cells = "".join(f"<{tag} class=n>{_e(cell)}</{tag}>" for cell in row[1:])
+            lines.append(f"<tr><th>{_e(row[0])}</th>{cells}</tr>")
+        yield f"<p>{_e(title)}</p><table>{''.join(lines)}</table>"
+    yield (
+        "<p class=note>Each kind of lease as if there were no others. A gap counts as a whole: "
+        "what a start in it costs is not subtracted.</p>"
     )
 
 
@@ -344,6 +425,13 @@ def text(assessment: Assessment) -> Iterable[str]:
             f"{c.name}: {100 * r.harvested_fraction:.1f} % harvested, "
             f"{100 * r.fraction_of_ideal:.1f} % of the bound ({c.what})."
         )
+    if assessment.gpus is not None:
+        for title, rows in gpu_tables(assessment.gpus):
+            yield f"{title}:"
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            for row in rows:
+                cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+                yield f"  {row[0].ljust(widths[0])}  {'  '.join(cells)}".rstrip()
     for line in assessment.assumptions:
         yield f"Assumed: {line}"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -121,6 +122,40 @@ MAX_JOBS = 20_000
     metavar="TIME",
     help="Time until which the log lists every job.  [default: found by rule]",
 )
+@click.option(
+    "--gpus-per-node",
+    multiple=True,
+    metavar="[HOSTS=]N",
+    help="Number of GPUs of each host, or of these hosts: a list such as gpu[01-40], or a pattern "
+    "such as a100-*. May be given several times.  [default: the most in use at once on the host]",
+)
+@click.option(
+    "--cpus-per-node",
+    multiple=True,
+    metavar="[HOSTS=]N",
+    help="The same for the number of CPUs.",
+)
+@click.option(
+    "--memory-per-node",
+    multiple=True,
+    metavar="[HOSTS=]SIZE",
+    help="The same for the memory, such as '512 GB'.",
+)
+@click.option(
+    "--nodes-file",
+    type=FILE,
+    metavar="FILE",
+    help="GPUs, CPUs and memory of all hosts: the output of sinfo --Node --format='%N|%c|%m|%G' or "
+    "of pbsnodes -a -F json, or a CSV with the columns node, gpus, cpus, memory.",
+)
+@click.option(
+    "--slot",
+    "slots",
+    multiple=True,
+    metavar="gpus=K[,cpus=C][,memory=SIZE]",
+    help="Share of a host that a lease holds where hosts are shared. Several are compared.  "
+    "[default: gpus=1]",
+)
 @simulation_options
 @click.option(
     "--output",
@@ -144,6 +179,11 @@ def assess(
     nodes: int | None,
     begin: str | None,
     end: str | None,
+    gpus_per_node: tuple[str, ...],
+    cpus_per_node: tuple[str, ...],
+    memory_per_node: tuple[str, ...],
+    nodes_file: Path | None,
+    slots: tuple[str, ...],
     output: Path,
     as_json: bool,
     **options: Any,
@@ -153,14 +193,21 @@ def assess(
 
     Reads one log of the jobs that ran (or a trace of idle nodes), and writes a report: one
     self-contained HTML file with plots. Gaps are counted over the whole log; a typical week of it
-    (or --hours) is simulated.
+    (or --hours) is simulated. If the log says which GPUs jobs hold, the report tells what is idle
+    beside jobs on shared hosts, too.
 
     \b
     Slurm's accounting:
       sacct --allusers --allocations --duplicates --parsable2 \\
             --starttime=2024-01-01 --endtime=2024-02-01 \\
-            --format=JobID,Submit,Start,End,State,NNodes,NodeList > january.txt
+            --format=JobID,Submit,Start,End,State,NNodes,NodeList,AllocTRES > january.txt
       malletrain assess --sacct january.txt --nodes 1200 --from 2024-01-01 --to 2024-02-01
+
+    \b
+    Shared hosts with GPUs:
+      sinfo --Node --format='%N|%c|%m|%G' > nodes.txt
+      malletrain assess --sacct january.txt --nodes-file nodes.txt \\
+            --slot gpus=1 --slot gpus=1,cpus=8,memory=60GB
 
     \b
     Examples with other logs:
@@ -169,6 +216,8 @@ def assess(
       malletrain assess --trace week1.csv.gz --workload nas
     """
     from malletrain.assess.gaps import gap_report, typical_window
+    from malletrain.assess.gpus import Slot, gpu_report, has_gpus
+    from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
     from malletrain.assess.page import Assessment, page, text
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting
     from malletrain.sim.accounting_logs import read_pbs, read_sacct
@@ -185,6 +234,13 @@ def assess(
         raise click.UsageError(f"Give one of {', '.join(inputs)}.")
     kind, path = chosen[0]
     assumed: tuple[str, ...] = ()
+    gpus = None
+    gpu_options = any((gpus_per_node, cpus_per_node, memory_per_node, nodes_file, slots))
+    if gpu_options and kind not in ("--sacct", "--pbs-logs"):
+        raise click.UsageError(
+            "--gpus-per-node, --cpus-per-node, --memory-per-node, --nodes-file and --slot are for "
+            "--sacct and --pbs-logs; other logs do not say what jobs hold on their nodes."
+        )
     hours = options["hours"] = options["hours"] or DEFAULT_HOURS
     try:
         if kind == "--trace":
@@ -201,9 +257,21 @@ def assess(
                 else read_swf(path, per_node=options["per_node"])
             )
             edges = (moment(at, log) if at else None for at in (begin, end))
-            availability = idle_nodes(log, nodes, observe(log, *edges))
+            observed = observe(log, *edges)
+            hosts = replace(
+                Hosts() if nodes_file is None else read_hosts(nodes_file),
+                gpus=SizeRules.parse("--gpus-per-node", gpus_per_node),
+                cpus=SizeRules.parse("--cpus-per-node", cpus_per_node),
+                memory=SizeRules.parse("--memory-per-node", memory_per_node, is_size=True),
+            )
+            if gpu_options or (log.lists_resources and has_gpus(log)):
+                wanted_slots = [Slot.parse(text) for text in slots] or [Slot()]
+                gpus = gpu_report(log, observed, hosts, wanted_slots, nodes)
+            if nodes is None and hosts.names:
+                nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})
+            availability = idle_nodes(log, nodes, observed)
             idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
-            assumed = availability.assumptions
+            assumed = (*availability.assumptions, *(() if gpus is None else gpus.assumptions))
         first, last = typical_window(idle, hours)
         gaps = gap_report(idle)
         part = idle.window(first, last)
@@ -224,6 +292,7 @@ def assess(
             (first / 3600, last / 3600),
             (*assumed, *_assumptions(options)),
             " ".join(["malletrain", *sys.argv[1:]]),
+            gpus,
         )
         output.write_text(page(result), encoding="utf-8")
     except (TraceError, WorkloadError) as error:

@@ -8,19 +8,26 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
-from malletrain.sim.workload_files import read_text
+from malletrain.sim.json_lists import objects
+from malletrain.sim.logged_jobs import FILE_LINES, JobLog, LogJob, job_log
+from malletrain.sim.resources import holds_part_of_gpu, pbs_resources, slurm_tres
+from malletrain.sim.workload_files import first_line, lines_of
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import HostlistError, expand
 
 SACCT = (
     "sacct --allusers --allocations --duplicates --parsable2 --starttime=FROM --endtime=TO "
-    "--format=JobID,Submit,Start,End,State,NNodes,NodeList"
+    "--format=JobID,Submit,Start,End,State,NNodes,NodeList,AllocTRES"
 )
 """Command whose output :func:`read_sacct` reads. Further columns are ignored; times may be epoch
 seconds (SLURM_TIME_FORMAT=%s). Without --duplicates the runs of a job before a requeue are missing,
@@ -29,8 +36,26 @@ and their nodes look idle.
 _EPOCH = re.compile(r"\d{1,11}(?:\.\d+)?")
 
 
+class _SacctEntry(NamedTuple):
+    """One entry of sacct; times are seconds since the epoch, None if unknown."""
+
+    line: int
+    job: str
+    """Empty if the log has no JobID."""
+    submit: float | None
+    start: float | None
+    end: float | None
+    nodes: str
+    """NodeList; empty if unknown."""
+    node_count: int
+    """NNodes; 0 if unknown."""
+    tres: str
+    """AllocTRES; empty if unknown."""
+
+
 def read_sacct(path: str | Path) -> JobLog:
-    """Read Slurm's accounting: the output of :data:`SACCT`, or the same as CSV.
+    """Read Slurm's accounting: the output of :data:`SACCT`, the same as CSV, or that of
+    ``sacct --json``.
 
     Without a NodeList, only the number of nodes is used. Job steps, which are listed without
     --allocations, are left out, because their jobs hold the nodes.
@@ -38,11 +63,68 @@ def read_sacct(path: str | Path) -> JobLog:
     Raises:
         WorkloadError: the file cannot be read; the message names the line.
     """
-    text = read_text(path)
-    lines = text.splitlines()
-    bars = "|" in next((line for line in lines if line.strip()), "|")
-    rows = csv.reader(lines, delimiter="|", quoting=csv.QUOTE_NONE) if bars else _comma_rows(lines)
-    header = [name.strip() for name in next(rows, [])]
+    first = first_line(path)
+    counts: Counter[str] = Counter()
+    if first.lstrip().startswith("{"):
+        entries, columns = _json_entries(path), frozenset(("JobID", "AllocTRES"))
+    else:
+        columns = frozenset(_columns(first))
+        entries = _text_entries(path, counts)
+    jobs: dict[object, LogJob] = {}
+    for entry in entries:
+        submit, start, end = entry.submit, entry.start, entry.end
+        if start and end and end < start < end + 3600:
+            end += 3600  # local times: it ran during the repeated hour at the end of summer time
+        try:
+            names = _node_names(entry.nodes)
+            allocated = slurm_tres(entry.tres)
+        except (HostlistError, WorkloadError) as error:
+            raise WorkloadError(f"{path}, line {entry.line}: {error}") from None
+        count = len(names) or entry.node_count
+        if submit is None or start is None or not count or (end is not None and end <= start):
+            counts["skipped"] += 1
+            continue
+        # Several files list the same run if it falls into the time of each.
+        run = (entry.job, start) if entry.job else entry.line
+        if end is not None or run not in jobs:
+            run_s = None if end is None else end - start
+            jobs[run] = LogJob(
+                submit, start, run_s, count, names, allocated=allocated, line=entry.line
+            )
+            counts["parts of GPUs"] += holds_part_of_gpu(entry.tres)
+    zero = min((job.submit_s for job in jobs.values()), default=None)
+    notes = []
+    if counts["steps"]:
+        notes.append(
+            f"The log lists {counts['steps']:,} steps of jobs, which are left out (sacct "
+            "--allocations lists none)."
+        )
+    if "JobID" in columns and len(jobs) == len({run[0] for run in jobs if isinstance(run, tuple)}):
+        notes.append(
+            "No job of the log ran twice. Where jobs are requeued, sacct lists their earlier runs "
+            "with --duplicates only; without it the nodes of these look idle."
+        )
+    if counts["parts of GPUs"]:
+        notes.append(
+            f"{counts['parts of GPUs']:,} jobs hold parts of GPUs (gres/shard, gres/mps), which "
+            "count as no GPU: these GPUs look idle."
+        )
+    log = job_log("sacct", path, jobs.values(), None, counts["skipped"])
+    return replace(
+        log,
+        lists="running",
+        zero=zero,
+        notes=tuple(notes),
+        lists_resources="AllocTRES" in columns,
+    )
+
+
+def _text_entries(path: str | Path, counts: Counter[str]) -> Iterator[_SacctEntry]:
+    """Yield the jobs in columns separated by bars or commas, and count job steps."""
+    lines = enumerate(lines_of(path), start=1)
+    first = next(((number, line) for number, line in lines if line.strip()), (1, ""))
+    bars = "|" in first[1] or not first[1]
+    header = _columns(first[1])
     missing = [name for name in ("Submit", "Start", "End") if name not in header]
     if not {"NNodes", "AllocNodes", "NodeList"} & set(header):
         missing.append("NNodes")
@@ -51,72 +133,125 @@ def read_sacct(path: str | Path) -> JobLog:
             f"{path}: The output of sacct has no column {', '.join(missing)}; run: {SACCT}"
         )
     at = {name: header.index(name) for name in header}
+    job, nodes, tres = (at.get(name) for name in ("JobID", "NodeList", "AllocTRES"))
     counted = at.get("NNodes", at.get("AllocNodes"))
-    jobs: dict[object, LogJob] = {}
-    skipped, steps = 0, 0
-    for number, row in enumerate(rows, start=2):
-        where = f"{path}, line {number}"
-        if not row or [word.strip() for word in row] == header:  # several concatenated files
-            continue
-        if len(row) > len(header) and not bars and "NodeList" in at:
-            # Unquoted commas between the names of nodes.
-            first, more = at["NodeList"], len(row) - len(header)
-            row = [*row[:first], ",".join(row[first : first + more + 1]), *row[first + more + 1 :]]
+    submit, start, end = (at[name] for name in ("Submit", "Start", "End"))
+    for number, line in lines:
+        row = line.rstrip("\n").split("|") if bars else _comma_row(line.rstrip("\n"), header)
         if len(row) != len(header):
-            cut = len(row) < len(header) and number == len(lines) and not text.endswith("\n")
-            raise WorkloadError(
-                f"{where}: There are {len(row)} columns instead of {len(header)}; "
-                + (
-                    "the file ends in the middle of a line. Fetch it again."
-                    if cut
-                    else "use --parsable2, and no column in which names chosen by users stand "
-                    "(JobName, Comment)."
-                )
-            )
-        if "JobID" in at and "." in row[at["JobID"]]:
-            steps += 1
+            if not line.strip():
+                continue
+            raise WorkloadError(f"{path}, line {number}: {_wrong_length(row, header, line)}")
+        if job is not None and "." in row[job]:
+            counts["steps"] += 1
             continue
-        submit, start, end = (
-            _slurm_time(row[at[name]], where) for name in ("Submit", "Start", "End")
-        )
-        if start and end and end < start < end + 3600:
-            end += 3600  # local times: it ran during the repeated hour at the end of summer time
-        listed = row[at["NodeList"]].strip() if "NodeList" in at else ""
+        if row[start].strip() == "Start" and [word.strip() for word in row] == header:
+            continue  # several concatenated files
+        listed = "" if nodes is None else row[nodes].strip()
         try:
-            names = () if listed in ("", "None assigned") else expand(listed)
-            count = len(names) or (0 if counted is None else _count(row[counted]))
-        except (ValueError, HostlistError) as error:
-            raise WorkloadError(f"{where}: {error}") from None
-        if submit is None or start is None or not count or (end is not None and end <= start):
-            skipped += 1
-            continue
-        # Several files list the same run if it falls into the time of each.
-        run = (row[at["JobID"]], start) if "JobID" in at else number
-        if end is not None or run not in jobs:
-            jobs[run] = LogJob(submit, start, None if end is None else end - start, count, names)
-    zero = min((job.submit_s for job in jobs.values()), default=None)
-    notes = []
-    if steps:
-        notes.append(
-            f"The log lists {steps:,} steps of jobs, which are left out (sacct --allocations lists "
-            "none)."
-        )
-    if "JobID" in at and len(jobs) == len({run[0] for run in jobs if isinstance(run, tuple)}):
-        notes.append(
-            "No job of the log ran twice. Where jobs are requeued, sacct lists their earlier runs "
-            "with --duplicates only; without it the nodes of these look idle."
-        )
-    log = job_log("sacct", path, jobs.values(), None, skipped)
-    return replace(log, lists="running", zero=zero, notes=tuple(notes))
+            yield _SacctEntry(
+                number,
+                "" if job is None else row[job],
+                _slurm_time(row[submit]),
+                _slurm_time(row[start]),
+                _slurm_time(row[end]),
+                listed,
+                0 if counted is None or listed not in _NO_NODES else _count(row[counted]),
+                "" if tres is None else row[tres],
+            )
+        except WorkloadError as error:
+            raise WorkloadError(f"{path}, line {number}: {error}") from None
 
 
-def _comma_rows(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the rows of a file with comma-separated columns. Commas in brackets or quotes do not
-    separate.
+def _columns(line: str) -> list[str]:
+    """Return the names in a header."""
+    return [name.strip() for name in line.split("|" if "|" in line else ",")]
+
+
+def _wrong_length(row: list[str], header: list[str], line: str) -> str:
+    """Return the sentence about a line with too few or too many columns."""
+    cut = len(row) < len(header) and not line.endswith("\n")
+    why = (
+        "the file ends in the middle of a line. Fetch it again."
+        if cut
+        else "use --parsable2, and no column in which names chosen by users stand (JobName, "
+        "Comment)."
+    )
+    return f"There are {len(row)} columns instead of {len(header)}; {why}"
+
+
+_NO_NODES = ("", "None assigned")
+
+
+@lru_cache(maxsize=65536)
+def _node_names(listed: str) -> tuple[str, ...]:
+    """Return the names of nodes in a NodeList. Equal names are one object, because a log has few
+    names and many lists.
     """
-    for line in lines:
-        quoted = '"' in line
-        yield next(csv.reader([line])) if quoted else list(_split_outside(line + ","))
+    return () if listed in _NO_NODES else tuple(map(sys.intern, expand(listed)))
+
+
+def _json_entries(path: str | Path) -> Iterator[_SacctEntry]:
+    """Yield the jobs in the output of ``sacct --json`` (Slurm 21.08 to 25.11). Their steps lie in
+    them.
+    """
+    for number, job in objects(path, "jobs"):
+        try:
+            times = job["time"]
+            tres = (
+                f"{entry['type']}{'/' if entry.get('name') else ''}{entry.get('name') or ''}="
+                f"{_json_number(entry.get('count')):.0f}"
+                for entry in job.get("tres", {}).get("allocated", ())
+            )
+            yield _SacctEntry(
+                number,
+                str(job["job_id"]),
+                _json_number(times["submission"]) or None,
+                _json_number(times["start"]) or None,
+                _json_number(times["end"]) or None,
+                job.get("nodes") or "",
+                int(_json_number(job.get("allocation_nodes"))),
+                ",".join(tres),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise WorkloadError(
+                f"{path}, line {number}: The job is not as sacct --json prints it "
+                f"({type(error).__name__}: {error})."
+            ) from None
+
+
+def _json_number(value: Any) -> float:
+    """Return a number as any version of Slurm prints it: plain, or in an object that says whether
+    it is set; 0 if it is not.
+    """
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set", True) else 0
+    return float(value or 0)
+
+
+_TRES = re.compile(r"[\w.:/-]+=[^=,]*")
+
+
+def _comma_row(line: str, header: Sequence[str]) -> list[str]:
+    """Return the words of a line with comma-separated columns. Commas in brackets or quotes do not
+    separate, nor those in AllocTRES and between the names of nodes.
+    """
+    if '"' in line:
+        return next(csv.reader([line]))
+    row = list(_split_outside(line + ","))
+    if "AllocTRES" in header:
+        joined: list[str] = []
+        for word in row:
+            if joined and _TRES.fullmatch(word) and _TRES.match(joined[-1]):
+                joined[-1] += f",{word}"
+            else:
+                joined.append(word)
+        row = joined
+    more = len(row) - len(header)
+    if more > 0 and "NodeList" in header:
+        first = header.index("NodeList")
+        row = [*row[:first], ",".join(row[first : first + more + 1]), *row[first + more + 1 :]]
+    return row
 
 
 def _count(text: str) -> int:
@@ -127,7 +262,9 @@ def _count(text: str) -> int:
     return round(float(number_match[1]) * (1024 if number_match[2] else 1))
 
 
-_PBS_LINE = re.compile(r"(\d\d/\d\d/\d{4} \d\d:\d\d:\d\d);(\w);([^;]*);(.*)", re.DOTALL)
+_PBS_RECORD = re.compile(r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d;\w;[^;]*;")
+"""The beginning of an accounting record."""
+_PBS_START = re.compile(r"(?:^|\s)start=(\d+)(?:\s|$)")
 
 
 def read_pbs(path: str | Path) -> JobLog:
@@ -151,59 +288,77 @@ def read_pbs(path: str | Path) -> JobLog:
                 f"{path}: No accounting log lies here; they are named by day, such as 20240131."
             )
     files.sort(key=lambda f: f.name)
-    running: dict[str, LogJob] = {}
+    # Jobs that run, as (file, line, message): the record of the end says all that the start does.
+    running: dict[str, tuple[int, int, str]] = {}
     jobs: list[LogJob] = []
     skipped, since, ahead_s = 0, math.inf, None
-    for file in files:
-        for number, line in _pbs_records(read_text(file)):
-            record = _PBS_LINE.fullmatch(line)
-            if record is None:
-                if line.strip():
-                    raise WorkloadError(
-                        f"{file}, line {number}: This is no PBS accounting record: '{line[:60]}'."
-                    )
-                continue
-            at, kind, job, message = record.groups()
-            since = min(since, _pbs_time(at))
-            if kind not in "SER":
-                continue
-            started = _pbs_job(dict(_pairs(message)))
-            if started is not None and started.start_s is not None and kind == "S":
-                if ahead_s is None:
-                    ahead_s = _zones_apart(_pbs_time(at) - started.start_s)
-                running[job] = started
-                continue
-            begun = running.pop(job, None)
-            entry = begun if kind == "R" or started is None else started
-            if entry is None or entry.start_s is None:
-                skipped += 1
-                continue
-            fields = dict(_pairs(message))
-            stop = (
-                float(fields["end"])
-                if fields.get("end", "").isdigit()
-                else _pbs_time(at) - (ahead_s or 0.0)
-            )
-            if stop > entry.start_s:
-                jobs.append(replace(entry, run_s=stop - entry.start_s))
-    jobs += running.values()
-    log = job_log("PBS accounting", path, jobs, None, skipped)
+
+    def job_of(number: int, line: int, message: str) -> tuple[LogJob | None, dict[str, str]]:
+        fields = dict(_pairs(message))
+        try:
+            return _pbs_job(fields, number * FILE_LINES + line), fields
+        except WorkloadError as error:
+            raise WorkloadError(f"{files[number]}, line {line}: {error}") from None
+
+    for number, line, record in chain.from_iterable(
+        ((k, *each) for each in _pbs_records(file)) for k, file in enumerate(files)
+    ):
+        at, kind, name, message = record.split(";", 3)
+        since = min(since, _pbs_time(at))
+        if kind not in "SER":
+            continue
+        start = _PBS_START.search(message)
+        if kind == "S" and start is not None and "exec_host=" in message:
+            if ahead_s is None:
+                ahead_s = _zones_apart(_pbs_time(at) - float(start[1]))
+            running[name] = number, line, message
+            continue
+        begun = running.pop(name, None)
+        job, fields = job_of(number, line, message)
+        if begun is not None and (kind == "R" or job is None):
+            job, _ = job_of(*begun)
+        if job is None or job.start_s is None or (kind == "R" and begun is None):
+            skipped += 1
+            continue
+        stop = (
+            float(fields["end"])
+            if fields.get("end", "").isdigit()
+            else _pbs_time(at) - (ahead_s or 0.0)
+        )
+        if stop > job.start_s:
+            jobs.append(replace(job, run_s=stop - job.start_s))
+    jobs += [job for record in running.values() if (job := job_of(*record)[0]) is not None]
+    log = job_log("PBS accounting", path, jobs, None, skipped, files)
     zero = min(job.submit_s for job in jobs)
-    return replace(log, lists="since", since_s=since - (ahead_s or 0.0) - zero, zero=zero)
+    return replace(
+        log,
+        lists="since",
+        since_s=since - (ahead_s or 0.0) - zero,
+        zero=zero,
+        lists_resources=True,
+    )
 
 
-def _pbs_records(text: str) -> Iterator[tuple[int, str]]:
+def _pbs_records(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (number of its first line, record). A record may contain line breaks, such as in a
     job's name or a variable. It ends where the next one begins.
+
+    Raises:
+        WorkloadError: the file does not begin with a record; the message names the line.
     """
     begun, record = 1, ""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if record and not _PBS_LINE.fullmatch(line):
+    for number, line in enumerate(lines_of(path), start=1):
+        line = line.rstrip("\n")
+        if _PBS_RECORD.match(line):
+            if record:
+                yield begun, record
+            begun, record = number, line
+        elif record:
             record += f" {line}" if line.strip() else ""
-            continue
-        if record:
-            yield begun, record
-        begun, record = number, line if line.strip() else ""
+        elif line.strip():
+            raise WorkloadError(
+                f"{path}, line {number}: This is no PBS accounting record: '{line[:60]}'."
+            )
     if record:
         yield begun, record
 
@@ -221,7 +376,7 @@ def _split_outside(text: str) -> Iterator[str]:
         yield word
 
 
-def _slurm_time(text: str, where: str) -> float | None:
+def _slurm_time(text: str) -> float | None:
     if text in ("", "Unknown", "None", "N/A"):
         return None
     if _EPOCH.fullmatch(text):
@@ -230,13 +385,19 @@ def _slurm_time(text: str, where: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise WorkloadError(
-            f"{where}: '{text}' is no time such as 2024-01-31T12:00:00 or 1706702400; set "
+            f"'{text}' is no time such as 2024-01-31T12:00:00 or 1706702400; set "
             "SLURM_TIME_FORMAT to nothing else than %s."
         ) from None
 
 
 def _pbs_time(text: str) -> float:
-    return datetime.strptime(text, "%m/%d/%Y %H:%M:%S").timestamp()
+    """Return the seconds since the epoch of the time of a record, such as 03/01/2024 10:00:00."""
+    return _pbs_minute(text[:16]) + int(text[17:])
+
+
+@lru_cache(maxsize=4096)
+def _pbs_minute(text: str) -> float:
+    return datetime.strptime(text, "%m/%d/%Y %H:%M").timestamp()
 
 
 def _zones_apart(seconds: float) -> float:
@@ -251,13 +412,22 @@ def _pairs(message: str) -> Iterator[tuple[str, str]]:
             yield key, value
 
 
-def _pbs_job(fields: dict[str, str]) -> LogJob | None:
+def _pbs_job(fields: Mapping[str, str], line: int) -> LogJob | None:
     """Return the job of a start or end record; None if data is missing."""
     start, submit = fields.get("start", ""), fields.get("ctime", fields.get("qtime", ""))
     hosts = fields.get("exec_host", "")
     if not start.isdigit() or not hosts:
         return None
-    names = tuple(dict.fromkeys(part.partition("/")[0] for part in hosts.split("+")))
+    chunk_hosts = tuple(sys.intern(part.partition("/")[0]) for part in hosts.split("+"))
+    names = tuple(dict.fromkeys(chunk_hosts))
+    per_node, allocated = pbs_resources(fields, chunk_hosts)
     return LogJob(
-        float(submit) if submit.isdigit() else float(start), float(start), None, len(names), names
+        float(submit) if submit.isdigit() else float(start),
+        float(start),
+        None,
+        len(names),
+        names,
+        allocated=allocated,
+        per_node=per_node,
+        line=line,
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
-from malletrain.sim.workload_files import read_text
+from malletrain.sim.workload_files import first_line, read_text
 from malletrain.sim.workloads import WorkloadError
 
 
@@ -36,8 +36,9 @@ def read_log(path: str | Path, *, per_node: int | None = None) -> JobLog:
     """
     if Path(path).is_dir():
         return read_pbs(path)
-    first = next((line for line in read_text(path).splitlines() if line.strip()), "")
-    if "|" in first or {"Submit", "Start", "End"} <= {name.strip() for name in first.split(",")}:
+    first = first_line(path)
+    columns = {name.strip() for name in first.split(",")}
+    if "|" in first or first.lstrip().startswith("{") or {"Submit", "Start", "End"} <= columns:
         return read_sacct(path)
     if "," in first:
         return read_gpu_csv(path, per_node=per_node or 1)

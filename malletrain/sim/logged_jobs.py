@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from malletrain.sim.resources import Resources
 from malletrain.sim.workloads import WorkloadError
 
 Lists = Literal["all", "running", "since", "submitted"]
+FILE_LINES = 2**32
+"""More lines than a file of a log has."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LogJob:
     """One job of a log. Times are in seconds since the first submission in the log."""
 
@@ -28,6 +31,14 @@ class LogJob:
     """Names of the nodes; empty if the log does not contain them."""
     user: str = ""
     """Its user; empty if the log does not contain it."""
+    allocated: Resources | None = None
+    """What it holds on all its nodes together, except what ``per_node`` says. None if it holds its
+    nodes as a whole, or the log does not say what it holds.
+    """
+    per_node: tuple[Resources, ...] = ()
+    """What it holds on each of ``names``; empty if the log does not say it by node."""
+    line: int = field(default=0, compare=False)
+    """Number of its file times :data:`FILE_LINES`, plus its line (:meth:`JobLog.place`)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +64,24 @@ class JobLog:
     """First submission, seconds since the epoch; None if the log has no dates."""
     notes: tuple[str, ...] = ()
     """Assumptions made while reading it, as sentences for the reader of a report."""
+    lists_resources: bool = False
+    """Whether it says what jobs hold on their nodes."""
+    files: tuple[str, ...] = ()
+    """Paths of its files."""
+
+    def place(self, job: LogJob) -> str:
+        """Return the file and line of a job, for sentences."""
+        number, line = divmod(job.line, FILE_LINES)
+        return f"{self.files[number]}, line {line}"
 
 
 def job_log(
-    source: str, path: str | Path, jobs: Iterable[LogJob], nodes: int | None, skipped: int
+    source: str,
+    path: str | Path,
+    jobs: Iterable[LogJob],
+    nodes: int | None,
+    skipped: int,
+    files: Sequence[str | Path] = (),
 ) -> JobLog:
     """Return a log with these jobs, sorted, with times relative to the first submission.
 
@@ -66,6 +91,7 @@ def job_log(
         jobs: jobs in any order; times in seconds.
         nodes: number of nodes of the machine, or None.
         skipped: number of entries left out.
+        files: paths of its files; default: ``path`` alone.
 
     Raises:
         WorkloadError: there are no jobs.
@@ -83,4 +109,4 @@ def job_log(
         )
         for j in ordered
     )
-    return JobLog(source, tuple(moved), nodes, skipped)
+    return JobLog(source, tuple(moved), nodes, skipped, files=tuple(map(str, files or (path,))))

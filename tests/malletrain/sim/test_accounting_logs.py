@@ -4,6 +4,7 @@ line.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from malletrain.cli import main
 from malletrain.sim.accounting_logs import SACCT as COMMAND
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.joblogs import read_log
+from malletrain.sim.json_lists import objects
 from malletrain.sim.logged_jobs import LogJob
+from malletrain.sim.resources import Resources, pbs_size, slurm_tres
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.test_joblogs import write
 
@@ -87,12 +90,18 @@ def test_pbs(tmp_path):
     )
     write(tmp_path, "not a log", "notes.txt")
     log = read_log(tmp_path)
+    cpus = {"allocated": Resources(), "per_node": (Resources(cpus=64),) * 2}
     assert log.jobs == (
-        LogJob(0.0, 60.0, second - first - 60.0, 2, ("n1", "n2")),
+        LogJob(0.0, 60.0, second - first - 60.0, 2, ("n1", "n2"), **cpus),
         LogJob(0.0, 3600.0, 3600.0, 1, ("n3",)),
         LogJob(10.0, 46800.0, None, 1, ("n3",)),
     )
     assert log.skipped == 1
+    places = [
+        f"{tmp_path / '20240302'}, line 1",
+        *(f"{tmp_path / '20240301'}, line {k}" for k in (3, 7)),
+    ]
+    assert [log.place(job) for job in log.jobs] == places
 
 
 def test_bad_pbs(tmp_path):
@@ -216,3 +225,165 @@ def test_pbs_of_a_machine_in_another_time_zone(tmp_path):
     )
     assert first.jobs == second.jobs == (LogJob(0.0, 600.0, 1800.0, 1, ("n1",)),)
     assert first.since_s == second.since_s == -6600.0
+
+
+GPU_SACCT = """JobID|Submit|Start|End|State|NNodes|NodeList|AllocTRES
+11|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T01:00:00|COMPLETED|3|n[01-02],m1|billing=12,cpu=12,gres/gpu:a100=6,gres/gpu=6,mem=60G,node=3
+13|2024-01-01T00:20:00|2024-01-01T00:30:00|Unknown|RUNNING|1|n03|cpu=1,mem=61440M,node=1
+14|2024-01-01T00:20:00|2024-01-01T00:40:00|Unknown|RUNNING|1|n04|
+"""
+
+
+def test_what_jobs_of_sacct_hold(tmp_path):
+    log = read_sacct(write(tmp_path, GPU_SACCT))
+    assert log.lists_resources
+    assert not read_sacct(write(tmp_path, SACCT)).lists_resources
+    allocated = [job.allocated for job in log.jobs]
+    sixty = 60 * 2**30
+    assert allocated == [Resources(6, 12, sixty), Resources(0, 1, sixty), None]
+    assert [log.place(job).rpartition(", ")[2] for job in log.jobs] == [
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
+    commas = GPU_SACCT.replace("|", ",")
+    assert read_sacct(write(tmp_path, commas)).jobs == log.jobs
+    quoted = "\n".join(
+        ",".join(f'"{word}"' for word in line.split("|")) for line in GPU_SACCT.splitlines()
+    )
+    assert read_sacct(write(tmp_path, quoted.replace('"', "", 16))).jobs == log.jobs
+    with pytest.raises(WorkloadError, match="line 3: 'mem=61440X' has no amount that Slurm writes"):
+        read_sacct(write(tmp_path, GPU_SACCT.replace("61440M", "61440X")))
+    shards = GPU_SACCT.replace("cpu=1,mem", "cpu=1,gres/shard=2,mem")
+    assert any(
+        "1 jobs hold parts of GPUs" in note for note in read_sacct(write(tmp_path, shards)).notes
+    )
+
+
+def json_job(job, submit, start, end, nodes, count, tres, wrap):
+    """A job as sacct --json prints it; ``wrap``: as newer versions print numbers."""
+    number = (lambda n: {"set": True, "infinite": False, "number": n}) if wrap else (lambda n: n)
+    kinds = [word.partition("=")[::2] for word in tres.split(",")]
+    return {
+        "job_id": job,
+        "nodes": nodes,
+        "allocation_nodes": count,
+        "time": {
+            "submission": number(seconds(submit)),
+            "start": number(seconds(start)),
+            "end": number(seconds(end)) if end else {"set": False, "number": 5} if wrap else 0,
+        },
+        "state": {"current": ["COMPLETED"] if wrap else "COMPLETED", "reason": "None"},
+        "steps": [{"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": 6}]}}] * 3,
+        "tres": {
+            "allocated": [
+                {"type": kind.partition("/")[0], "name": kind.partition("/")[2] or None, "count": n}
+                for kind, n in ((kind, int(n)) for kind, n in kinds)
+            ]
+            + [{"type": "energy", "name": None, "count": None}]
+        },
+    }
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_json_of_sacct_says_the_same(tmp_path, wrap, indent, monkeypatch):
+    monkeypatch.setattr("malletrain.sim.json_lists.CHUNK_CHARACTERS", 7)
+    begin = "2024-01-01T00:"
+    first = "cpu=12,gres/gpu=6,gres/gpu:a100=6,mem=61440,node=3"
+    text = json.dumps(
+        {
+            "meta": {"jobs": [1], "version": 12},
+            "jobs": [
+                json_job(
+                    11,
+                    f"{begin}00",
+                    f"{begin}01",
+                    "2024-01-01T01:00",
+                    "n[01-02],m1",
+                    3,
+                    first,
+                    wrap,
+                ),
+                json_job(
+                    13, f"{begin}20", f"{begin}30", "", "n03", 1, "cpu=1,mem=61440,node=1", wrap
+                ),
+            ],
+            "errors": [],
+        },
+        indent=indent,
+    )
+    path = write(tmp_path, text)
+    log = read_log(path)
+    rows = GPU_SACCT.rpartition("14|")[0]
+    assert log.jobs == read_sacct(write(tmp_path, rows, "rows")).jobs
+    assert log.lists_resources
+    where = "line 1:" if indent is None else "line 9:"
+    with pytest.raises(WorkloadError, match=f"{where} The job is not as sacct --json prints it"):
+        read_sacct(write(tmp_path, text.replace('"submission"', '"submitted"', 1)))
+    with pytest.raises(WorkloadError, match="This is not JSON"):
+        read_sacct(write(tmp_path, text[: len(text) // 2]))
+    with pytest.raises(WorkloadError, match="has no list 'jobs'"):
+        read_sacct(write(tmp_path, '{"meta": 1}'))
+
+
+def test_json_of_a_real_slurm(tmp_path):
+    path = Path(__file__).parents[3].parent / "shared" / "slurm" / "outputs" / "sacct.json"
+    if not path.exists():
+        pytest.skip("the recorded output is not here")
+    entries = json.loads(path.read_text())["jobs"]
+    ran = [job for job in entries if job["time"]["start"] and job["nodes"] != "None assigned"]
+    log = read_sacct(path)
+    assert 0 < len(log.jobs) <= len(ran)
+    first = next(job for job in ran if job["job_id"] == 1)
+    (read,) = [job for job in log.jobs if job.names == ("n1", "n2", "n3", "n4")][:1]
+    assert read.allocated == Resources(cpus=8)
+    assert read.run_s == first["time"]["end"] - first["time"]["start"]
+
+
+@pytest.mark.parametrize(
+    ("text", "resources"),
+    [
+        ("", None),
+        ("gres/gpu=4,gres/gpu:a100=4", Resources(4)),
+        ("gres/gpu:a100=3,gres/gpu:v100=1", Resources(4)),
+        ("gres/gpu=4,gres/gpu:a100=1", Resources(4)),
+        ("gres/gpumem=80G,gres/gpuutil=50,node=1", Resources()),
+        ("gres/gpu:a100_1g.5gb=2,mem=1.50T", Resources(2, 0, 3 * 2**39)),
+        ("mem=500", Resources(memory=500 * 2**20)),
+        ("mem=512000K,cpu=1K", Resources(0, 1024, 500 * 2**20)),
+    ],
+)
+def test_trackable_resources(text, resources):
+    assert slurm_tres(text) == resources
+
+
+@pytest.mark.parametrize("text", ["gpu", "gres/gpu=four", "mem=60GB", "cpu=-1"])
+def test_what_is_no_trackable_resource(text):
+    with pytest.raises(WorkloadError, match=f"'{text}'"):
+        slurm_tres(text)
+
+
+def test_sizes_of_pbs():
+    for text, size in (("5", 5), ("5b", 5), ("2kb", 2048), ("3GB", 3 * 2**30), ("1mw", 2**23)):
+        assert pbs_size(text) == size
+    with pytest.raises(WorkloadError, match="'60G B' is no size of PBS"):
+        pbs_size("60G B")
+
+
+def test_bad_resources_of_pbs(tmp_path):
+    start = seconds("2024-03-01T10:00:00")
+    job = f"ctime={start:.0f} start={start:.0f} exec_host=n1/0 exec_vnode=(n1:ngpus=two)"
+    path = write(tmp_path, pbs("03/01/2024", [("10:00:00", "S", "1.s", job)]), "20240301")
+    with pytest.raises(WorkloadError, match="20240301, line 1: 'ngpus=two' is no number"):
+        read_pbs(path)
+
+
+def test_a_large_json_file_is_read_piece_by_piece(tmp_path):
+    """The first jobs are there before the end of the file is read, which is damaged."""
+    path = write(tmp_path, '{"jobs": [{"a": 1}, ' + '{"a": 2}, ' * 200_000 + "oops]}")
+    entries = objects(path, "jobs")
+    assert next(entries) == (1, {"a": 1})
+    assert next(entries) == (1, {"a": 2})
+    with pytest.raises(WorkloadError, match="line 1: This is not JSON"):
+        list(entries)

@@ -1,0 +1,247 @@
+"""GPUs, CPUs and memory of the hosts of a machine: from the command line, and from a file.
+
+Decides which of several statements about a host counts. It does not guess what nobody states.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from malletrain.config.units import UnitError, parse_size
+from malletrain.sim.resources import Resources, pbs_size
+from malletrain.sim.workload_files import first_line, lines_of, read_text
+from malletrain.sim.workloads import WorkloadError
+from scavenger.hostlist import HostlistError, expand
+
+NODES_FILE = "sinfo --Node --format='%N|%c|%m|%G'"
+"""Command whose output :func:`read_hosts` reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSize:
+    """What a host has; None where nobody states it."""
+
+    gpus: int | None = None
+    cpus: int | None = None
+    memory: int | None = None
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class SizeRules:
+    """An amount of one resource by host, from the command line."""
+
+    by_name: Mapping[str, int] = field(default_factory=dict)
+    """Hosts that a list names."""
+    by_pattern: tuple[tuple[str, int], ...] = ()
+    """Patterns with ``*`` or ``?``; the first that matches counts."""
+    default: int | None = None
+    """Every other host."""
+
+    @classmethod
+    def parse(cls, option: str, texts: Sequence[str], is_size: bool = False) -> SizeRules:
+        """Return the rules in texts such as ``4``, ``gpu[01-40]=4`` and ``a100-*=8``.
+
+        Args:
+            option: name of the option, for errors.
+            texts: its values.
+            is_size: whether amounts are sizes such as ``512 GB``; else they are numbers.
+
+        Raises:
+            WorkloadError: a text is none of these; the message names the option.
+        """
+        by_name: dict[str, int] = {}
+        patterns: list[tuple[str, int]] = []
+        default = None
+        for text in texts:
+            hosts, equals, amount = text.rpartition("=")
+            try:
+                number = parse_size(amount) if is_size else _count(amount)
+                if not equals:
+                    default = number
+                elif "*" in hosts or "?" in hosts:
+                    patterns.append((hosts, number))
+                else:
+                    by_name |= dict.fromkeys(expand(hosts), number)
+            except (HostlistError, UnitError) as error:
+                raise WorkloadError(f"{option} {text}: {error}") from None
+        return cls(by_name, tuple(patterns), default)
+
+    def of(self, host: str) -> int | None:
+        """Return the amount of this host; None if no rule applies."""
+        if host in self.by_name:
+            return self.by_name[host]
+        matching = (amount for pattern, amount in self.by_pattern if fnmatchcase(host, pattern))
+        return next(matching, self.default)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What is stated about the hosts of a machine. Options take precedence over the file."""
+
+    gpus: SizeRules = SizeRules()
+    cpus: SizeRules = SizeRules()
+    memory: SizeRules = SizeRules()
+    file: str = ""
+    """Path of the file; empty if there is none."""
+    listed: Mapping[str, HostSize] = field(default_factory=dict)
+    """The hosts of the file."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """The line of each host of the file; empty for JSON."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts that the file or a list of hosts names."""
+        named = (self.listed, self.gpus.by_name, self.cpus.by_name, self.memory.by_name)
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
+    def idle_patterns(self, names: Sequence[str]) -> list[str]:
+        """Return the patterns that match none of these hosts."""
+        patterns = dict.fromkeys(
+            pattern
+            for rules in (self.gpus, self.cpus, self.memory)
+            for pattern, _ in rules.by_pattern
+        )
+        return [each for each in patterns if not any(fnmatchcase(name, each) for name in names)]
+
+    def place(self, host: str) -> str:
+        """Return the file and, if it has lines of hosts, the line of this host, for sentences."""
+        return f"{self.file}, line {self.lines[host]}" if host in self.lines else self.file
+
+    def of(self, host: str) -> HostSize:
+        """Return what is stated about this host."""
+        listed = self.listed.get(host, HostSize())
+        gpus, cpus, memory = (rules.of(host) for rules in (self.gpus, self.cpus, self.memory))
+        return HostSize(
+            listed.gpus if gpus is None else gpus,
+            listed.cpus if cpus is None else cpus,
+            listed.memory if memory is None else memory,
+        )
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise UnitError(f"'{text}' is no number.")
+    return int(text)
+
+
+def read_hosts(path: str | Path) -> Hosts:
+    """Read a file of hosts: the output of :data:`NODES_FILE` or of ``pbsnodes -a -F json``, or a
+    table with bars or commas and the columns ``node`` (a host or a list of them), ``gpus``,
+    ``cpus`` and ``memory`` (such as ``512 GB``; at least one of the three).
+
+    Raises:
+        WorkloadError: the file cannot be read, or says two things of a host; the message names the
+            line.
+    """
+    if first_line(path).lstrip().startswith("{"):
+        return _pbsnodes(path)
+    listed: dict[str, HostSize] = {}
+    lines: dict[str, int] = {}
+    for line, name, size in _table(path):
+        if listed.setdefault(name, size) != size:
+            raise WorkloadError(
+                f"{path}, line {line}: {name} has other resources than in line {lines[name]}."
+            )
+        lines.setdefault(name, line)
+    if not listed:
+        raise WorkloadError(f"{path}: The file has no host.")
+    return Hosts(file=str(path), listed=listed, lines=lines)
+
+
+_COLUMNS = {
+    "node": "node",
+    "nodelist": "node",
+    "gpus": "gpus",
+    "gres": "gres",
+    "cpus": "cpus",
+    "memory": "memory",
+}
+"""Column, in lower case, to what it contains."""
+
+
+def _table(path: str | Path) -> Iterator[tuple[int, str, HostSize]]:
+    """Yield (line, host, its size)."""
+    kinds: list[str] = []
+    bars = False
+    for number, line in enumerate(lines_of(path), start=1):
+        if not line.strip():
+            continue
+        bars = bars or (not kinds and "|" in line)
+        words = line.strip().split("|") if bars else next(csv.reader([line.strip()]))
+        words = [word.strip() for word in words]
+        if not kinds:
+            kinds = [_COLUMNS.get(word.lower(), "") for word in words]
+            if "node" not in kinds or not {"gpus", "gres", "cpus", "memory"} & set(kinds):
+                raise WorkloadError(
+                    f"{path}, line {number}: The first line has to name the columns node, gpus, "
+                    f"cpus and memory; or give the output of {NODES_FILE}."
+                )
+            continue
+        if len(words) != len(kinds):
+            raise WorkloadError(
+                f"{path}, line {number}: There are {len(words)} columns instead of {len(kinds)}."
+            )
+        values = {kind: word for kind, word in zip(kinds, words, strict=True) if kind and word}
+        try:
+            size = HostSize(
+                _gres(values["gres"]) if "gres" in values else _optional(values.get("gpus")),
+                _optional(values.get("cpus")),
+                _memory(values["memory"]) if "memory" in values else None,
+            )
+            for name in expand(values.get("node", "")):
+                yield number, name, size
+        except (HostlistError, UnitError) as error:
+            raise WorkloadError(f"{path}, line {number}: {error}") from None
+
+
+def _optional(text: str | None) -> int | None:
+    return None if text is None else _count(text)
+
+
+def _memory(text: str) -> int:
+    """Return bytes. sinfo prints MiB without a unit, with ``+`` if nodes of a line differ."""
+    mebibytes = text.rstrip("+")
+    return int(mebibytes) * 2**20 if mebibytes.isdecimal() else parse_size(text)
+
+
+_GRES = re.compile(r"gpu(?::[^:,()]+)?:(\d+)(?:\([^)]*\))?")
+
+
+def _gres(text: str) -> int:
+    """Return the number of GPUs in a list of generic resources such as ``gpu:a100:4(S:0-1)``."""
+    return sum(int(count) for count in _GRES.findall(text))
+
+
+def _pbsnodes(path: str | Path) -> Hosts:
+    """Return the hosts in the output of ``pbsnodes -a -F json``, with the sum of their vnodes."""
+    try:
+        vnodes = json.loads(read_text(path))["nodes"]
+        totals: dict[str, Resources] = {}
+        for vnode, state in vnodes.items():
+            available = state.get("resources_available", {})
+            host = available.get("host", vnode)
+            size = Resources(
+                int(available.get("ngpus", 0)),
+                int(available.get("ncpus", 0)),
+                pbs_size(str(available.get("mem", 0))),
+            )
+            totals[host] = totals.get(host, Resources()) + size
+    except (json.JSONDecodeError, KeyError, AttributeError, TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"{path}: This is no output of 'pbsnodes -a -F json' ({error})."
+        ) from None
+    return Hosts(
+        file=str(path),
+        listed={
+            host: HostSize(size.gpus, size.cpus, size.memory)
+            for host, size in totals.items()
+            if size != Resources()
+        },
+    )

@@ -32,7 +32,7 @@ MIN_GAP_S = 60.0
 
 
 @dataclass(frozen=True)
-class Slot:
+class SlotSize:
     """A share of one host that is leased as a unit."""
 
     gpus: int = 1
@@ -46,7 +46,7 @@ class Slot:
         return f"gpus={self.gpus}{cpus}{memory}"
 
     @classmethod
-    def parse(cls, text: str) -> Slot:
+    def parse(cls, text: str) -> SlotSize:
         """Return the slot in a text such as ``gpus=1,cpus=8,memory=60GB``.
 
         Raises:
@@ -120,7 +120,7 @@ class GpuReport:
     idle_gpu_hours_idle_hosts: float
     fragments: tuple[FragmentBin, ...]
     """In order of idle GPUs, those of idle hosts last; without empty bins."""
-    slots: tuple[tuple[Slot, Harvest], ...]
+    slots: tuple[tuple[SlotSize, Harvest], ...]
     whole_nodes: Harvest
     evenly_spread_node_s: float
     """Node-seconds of jobs on several nodes whose GPUs were divided evenly by assumption."""
@@ -186,7 +186,7 @@ def gpu_report(
     log: JobLog,
     observed: Observation,
     hosts: Hosts,
-    slots: Sequence[Slot] = (Slot(),),
+    slots: Sequence[SlotSize] = (SlotSize(),),
     nodes: int | None = None,
 ) -> GpuReport:
     """Return the idle GPUs of the machine of ``log``.
@@ -261,7 +261,7 @@ def _require(log: JobLog) -> None:
 class _Totals:
     """Sums over hosts."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[SlotSize]) -> None:
         self.slots = slots
         self.hosts = 0
         """Number of hosts with GPUs."""

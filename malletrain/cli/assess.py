@@ -216,7 +216,7 @@ def assess(
       malletrain assess --trace week1.csv.gz --workload nas
     """
     from malletrain.assess.gaps import gap_report, typical_window
-    from malletrain.assess.gpus import Slot, gpu_report, has_gpus
+    from malletrain.assess.gpus import SlotSize, gpu_report, has_gpus
     from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
     from malletrain.assess.page import Assessment, page, text
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting
@@ -265,7 +265,7 @@ def assess(
                 memory=SizeRules.parse("--memory-per-node", memory_per_node, is_size=True),
             )
             if gpu_options or (log.lists_resources and has_gpus(log)):
-                wanted_slots = [Slot.parse(text) for text in slots] or [Slot()]
+                wanted_slots = [SlotSize.parse(text) for text in slots] or [SlotSize()]
                 gpus = gpu_report(log, observed, hosts, wanted_slots, nodes)
             if nodes is None and hosts.names:
                 nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})

@@ -148,7 +148,8 @@ def _summary(model: type[BaseModel]) -> str:
 def _default(info: FieldInfo, markdown: bool = False) -> str:
     """Returns the default as it is written in a file."""
     if info.is_required():
-        return "required" if markdown else '"..."'
+        is_size = any(isinstance(m, Quantity) and m.kind == "size" for m in info.metadata)
+        return "required" if markdown else '"1 GiB"' if is_size else '"..."'
     value = info.default
     if value is None:
         duration = any(

@@ -34,7 +34,7 @@ class SlotSection(Section):
 
     name: str = key(
         description="Name of the kind, such as gpu: a letter, then letters, digits, - and _. It is "
-        "the node class of its slots, which are called HOST/NAME.0, HOST/NAME.1, …",
+        "the node class of its slots, which are called HOST/NAME.0, HOST/NAME.1 and so on.",
     )
     gpus: int = key(0, ge=0, le=64, description="GPUs of a slot.")
     gpu_type: str = key(

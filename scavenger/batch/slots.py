@@ -61,7 +61,7 @@ class Neighbour(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HostUse:
+class HostResources:
     """The main scheduler's report about the resources of one host."""
 
     total: Amounts
@@ -92,7 +92,7 @@ def capacity(total: Amounts, amounts: Amounts) -> int:
 
 def slot_facts(
     host: NodeFacts,
-    use: HostUse,
+    use: HostResources,
     kinds: Iterable[SlotKind],
     leased: Mapping[str, LeasedSlot],
     idle_since: Mapping[str, float],
@@ -185,7 +185,7 @@ def described(amounts: Amounts) -> str:
     return ", ".join(words)
 
 
-def _state(host: NodeFacts, use: HostUse, free: Amounts, kind: SlotKind) -> str:
+def _state(host: NodeFacts, use: HostResources, free: Amounts, kind: SlotKind) -> str:
     if use.closed:
         return f"{host.state}, {use.closed}"
     parts = ", ".join(

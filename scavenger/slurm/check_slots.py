@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from scavenger.batch.commands import Commands
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import HostUse, SlotKind, capacity, described
+from scavenger.batch.slots import HostResources, SlotKind, capacity, described
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
@@ -50,7 +50,7 @@ def slot_findings(
 
 
 def _kind_finding(
-    kind: SlotKind, hosts: Mapping[str, HostUse], site: SlurmSite, lease: SlurmLeaseOptions
+    kind: SlotKind, hosts: Mapping[str, HostResources], site: SlurmSite, lease: SlurmLeaseOptions
 ) -> Finding:
     partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
     there = frozenset[str]().union(*(partition.nodes for partition in partitions))

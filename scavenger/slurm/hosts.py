@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from scavenger.batch.commands import require_complete, shorten
-from scavenger.batch.slots import CPUS, MEMORY_MB, HostUse, Neighbour
+from scavenger.batch.slots import CPUS, MEMORY_MB, HostResources, Neighbour
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
 
@@ -34,7 +34,7 @@ _COUNT = re.compile(r"(\d+)([KMGTP]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 
-def read_hosts(text: str) -> dict[str, HostUse]:
+def read_hosts(text: str) -> dict[str, HostResources]:
     """Parse the output of :data:`HOSTS`. Raises SchedulerError if the text has another form."""
     hosts = {}
     for line in require_complete(text, "scontrol show node").splitlines():
@@ -62,7 +62,7 @@ def read_hosts(text: str) -> dict[str, HostUse]:
         # One with --exclusive=user has not, and makes its user the owner of the node.
         owner = values.get("Owner", "N/A").partition("(")[0]
         closed = "" if owner in ("N/A", "") else f"kept for jobs of {owner} (--exclusive=user)"
-        hosts[name] = HostUse(total, used, closed=closed)
+        hosts[name] = HostResources(total, used, closed=closed)
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts
@@ -88,8 +88,8 @@ def read_gres(text: str) -> dict[str, int]:
 
 
 def with_neighbours(
-    hosts: Mapping[str, HostUse], text: str, mark: str, own: Collection[str]
-) -> dict[str, HostUse]:
+    hosts: Mapping[str, HostResources], text: str, mark: str, own: Collection[str]
+) -> dict[str, HostResources]:
     """Return the hosts with the jobs of others on them.
 
     Args:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.assess.gpus import Slot, gpu_report
+from malletrain.assess.gpus import SlotSize, gpu_report
 from malletrain.assess.host_use import divided
 from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
 from malletrain.cli import main
@@ -22,7 +22,7 @@ from malletrain.sim.observation import Observation, moment, observe
 from malletrain.sim.resources import Resources
 from malletrain.sim.workloads import WorkloadError
 
-ONE_GPU = (Slot(),)
+ONE_GPU = (SlotSize(),)
 DAY = ["--from", "2024-01-01", "--to", "2024-01-02"]
 MONTH = ["--from", "2024-01-01", "--to", "2024-02-01"]
 HEADER = "JobID|Submit|Start|End|State|NNodes|NodeList|AllocTRES"
@@ -374,7 +374,7 @@ def test_options_take_precedence_over_the_file_of_hosts(report, tmp_path):
         "b": {"resources_available": {"host": "b", "ncpus": 0, "mem": "0b"}},
     }
     (tmp_path / "pbsnodes.json").write_text(json.dumps({"nodes": vnodes}))
-    small, large = (Slot(memory=size * 2**30) for size in (4, 5))
+    small, large = (SlotSize(memory=size * 2**30) for size in (4, 5))
     result = report(MIXED, nodes_file="pbsnodes.json", slots=(small, large))
     assert result.gpus == 12
     assert [harvest.gpu_hours for _, harvest in result.slots] == [0.0, 0.0], "b's gap is short"
@@ -420,7 +420,7 @@ def test_whatever_jobs_hold_the_parts_add_up(data):
         busy[host, start:end] += (1, count)
     log = JobLog("test", tuple(log_jobs), lists_resources=True, files=("log",))
     hosts = Hosts(gpus=SizeRules({"h0": gpus, "h1": gpus}))
-    report = gpu_report(log, Observation(0.0, duration), hosts, (Slot(1), Slot(3)))
+    report = gpu_report(log, Observation(0.0, duration), hosts, (SlotSize(1), SlotSize(3)))
     idle = np.maximum(gpus - busy[:, :, 1], 0)
     without = busy[:, :, 0] == 0
     assert report.idle_gpu_hours_idle_hosts * 3600 == pytest.approx(idle[without].sum())
@@ -444,6 +444,6 @@ def test_a_division_loses_nothing_and_respects_limits(total, limits):
 
 
 def test_a_slot_of_a_wrong_text():
-    assert str(Slot.parse("gpus=1,cpus=8,memory=60GB")) == "gpus=1,cpus=8,memory=60 GB"
+    assert str(SlotSize.parse("gpus=1,cpus=8,memory=60GB")) == "gpus=1,cpus=8,memory=60 GB"
     with pytest.raises(WorkloadError, match="is no part of a slot"):
-        Slot.parse("")
+        SlotSize.parse("")

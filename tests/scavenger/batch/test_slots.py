@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scavenger.batch.rules import GapRules, NodeFacts, choose, explain
 from scavenger.batch.slots import (
-    HostUse,
+    HostResources,
     LeasedSlot,
     Neighbour,
     SlotKind,
@@ -49,12 +49,12 @@ def idle(use, *kinds, leased=None):
     ],
 )
 def test_a_slot_is_idle_if_everything_that_it_has_is(use, kind, expected):
-    assert idle(HostUse(TOTAL, use), kind) == [f"c1/{kind.name}.{n}" for n in expected]
+    assert idle(HostResources(TOTAL, use), kind) == [f"c1/{kind.name}.{n}" for n in expected]
 
 
 def test_a_running_lease_keeps_its_name_and_a_waiting_one_counts_as_used():
     leased = {"c1/gpu.1": LeasedSlot("l1", True), "c1/gpu.2": LeasedSlot("l2", False)}
-    use = HostUse(TOTAL, used(gpu=2, cpus=16))  # one of a main job, one of l1
+    use = HostResources(TOTAL, used(gpu=2, cpus=16))  # one of a main job, one of l1
     assert idle(use, GPU, leased=leased) == ["c1/gpu.0"]
     facts = {f.name: f for f in slot_facts(HOST, use, [GPU], leased, {"c1/gpu.0": 3.0}, 9.0)}
     assert [facts[f"c1/gpu.{n}"].lease for n in range(4)] == ["", "l1", "l2", ""]
@@ -65,14 +65,14 @@ def test_a_running_lease_keeps_its_name_and_a_waiting_one_counts_as_used():
 
 def test_a_leased_slot_stays_known_on_a_host_that_lost_a_device():
     leased = {"c1/gpu.3": LeasedSlot("l4", True)}
-    use = HostUse({**TOTAL, "gpu": 2, "gpu:a100": 2}, used(gpu=2))
+    use = HostResources({**TOTAL, "gpu": 2, "gpu:a100": 2}, used(gpu=2))
     facts = slot_facts(HOST, use, [GPU], leased, {}, 0.0)
     assert {f.name: f.lease for f in facts}["c1/gpu.3"] == "l4"
     assert not any(f.idle for f in facts)
 
 
 def test_an_amount_can_be_part_of_an_idle_slot_of_each_kind():
-    assert idle(HostUse(TOTAL, used(gpu=2)), GPU, PAIR) == [
+    assert idle(HostResources(TOTAL, used(gpu=2)), GPU, PAIR) == [
         "c1/gpu.0",
         "c1/gpu.1",
         "c1/gpu2.0",
@@ -80,7 +80,7 @@ def test_an_amount_can_be_part_of_an_idle_slot_of_each_kind():
 
 
 def test_a_host_that_a_user_keeps_has_no_idle_slot():
-    use = HostUse(TOTAL, used(gpu=1), closed="kept for jobs of ann")
+    use = HostResources(TOTAL, used(gpu=1), closed="kept for jobs of ann")
     [fact, *_] = slot_facts(HOST, use, [GPU], {}, {}, 0.0)
     assert not fact.idle
     assert fact.state == "mixed, kept for jobs of ann"
@@ -102,19 +102,19 @@ def test_a_host_that_a_user_keeps_has_no_idle_slot():
 def test_whose_jobs_may_be_beside_a_slot(beside, owner, passes):
     kind = SlotKind("gpu", GPU.amounts, beside)
     neighbours = (Neighbour("bob", "batch"),)
-    rules, host = GapRules(idle_for_s=0.0), HostUse(TOTAL, used(gpu=1), neighbours)
+    rules, host = GapRules(idle_for_s=0.0), HostResources(TOTAL, used(gpu=1), neighbours)
     facts = slot_facts(HOST, host, [kind], {}, {}, 0.0, owner)
     choice = choose(facts, rules, 0.0, lambda _: None)
     assert bool(choice.gaps) is passes
     answer = {rule: ok for rule, ok, _ in explain(facts[0], rules, choice, 0.0).rules}
     assert answer["beside"] is passes
-    empty = slot_facts(HOST, HostUse(TOTAL, used()), [kind], {}, {}, 0.0, owner)
+    empty = slot_facts(HOST, HostResources(TOTAL, used()), [kind], {}, {}, 0.0, owner)
     assert choose(empty, rules, 0.0, lambda _: None).gaps, "an empty host is free for all"
 
 
 def test_a_kind_of_other_hosts():
     kind = SlotKind("gpu", GPU.amounts, nodes=frozenset({"c2"}))
-    assert slot_facts(HOST, HostUse(TOTAL, used()), [kind], {}, {}, 0.0) == []
+    assert slot_facts(HOST, HostResources(TOTAL, used()), [kind], {}, {}, 0.0) == []
 
 
 def test_names():
@@ -139,7 +139,7 @@ KINDS = st.builds(
 @given(KINDS, AMOUNT, AMOUNT, AMOUNT, AMOUNT, st.sets(st.integers(0, 11)), st.sets(AMOUNT))
 def test_idle_slots_fit_into_what_is_free(kind, cpus, gpu, used_cpus, used_gpu, running, waiting):
     total = {"cpus": cpus, "gpu": gpu}
-    use = HostUse(total, {"cpus": min(cpus, used_cpus), "gpu": min(gpu, used_gpu)})
+    use = HostResources(total, {"cpus": min(cpus, used_cpus), "gpu": min(gpu, used_gpu)})
     leased = {slot_name("c1", "k", n): LeasedSlot(f"w{n}", False) for n in waiting}
     leased |= {slot_name("c1", "k", n): LeasedSlot(f"r{n}", True) for n in running}
     facts = slot_facts(HOST, use, [kind], leased, {}, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scavenger.batch.slots import HostUse, Neighbour
+from scavenger.batch.slots import HostResources, Neighbour
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import read_gres, read_hosts, with_neighbours
 from scavenger.slurm.job import slot_options
@@ -18,7 +18,7 @@ LINE = (
     "Weight=1 Owner={owner} MCS_label=N/A Partitions=batch,preemptable  BootTime=1 CfgTRES=cpu=8 "
     "AllocTRES=cpu=2,mem=300M CapWatts=n/a Reason=Gres=gpu:99 CPUAlloc=0 [root@1]\n"
 )
-N1 = HostUse(
+N1 = HostResources(
     {"cpus": 62, "memory_mb": 1900, "gpu": 4, "gpu:a100": 4, "shard": 8},
     {"cpus": 10, "memory_mb": 300, "gpu": 2, "gpu:a100": 2, "shard": 0},
 )

@@ -101,7 +101,7 @@ class Machine:
             curve=curve,
             goals=goals,
             party=party,
-            whole=goals.deadline is not None,
+            exempt_from_shares=goals.deadline is not None,
         )
 
     def _goals(self, number: int, rate: float, max_size: int) -> OwnerGoals:

@@ -1,7 +1,10 @@
-"""How good the forecasts of gaps by their age are: Brier score on a trace, against the base rate.
+"""How good the forecasts of gaps by their age are: Brier score on a trace, against the base rate;
+and what they are worth in a simulation.
 
     python -m benchmarks.lifetimes (--trace CSV [--node-list TXT] | --log SWF) [--from-day 0]
     [--days 14] [--train 8] [--poll 60] [--every 300] [--json]
+    python -m benchmarks.lifetimes … --worth CURVES [--nodes N] [--jobs 5] [--max-size 32]
+    [--snapshot-cost 0.2]
 
 The trace is polled as the daemon polls a machine; ``--log``: the nodes that the jobs of a log left
 idle. For its first ``--train`` days the forecasts learn; every ``--every`` seconds of the days
@@ -17,12 +20,16 @@ Brier score: mean squared difference of probability and outcome; skill: by how m
 of the base rate. Calibration error: mean distance of probability and frequency over ten equal
 groups of forecasts. All gaps of one moment are not independent, so ``days`` gives the skill of each
 day judged.
+
+``--worth``: a simulation with real costs of jobs that never end, without forecasts, with those by
+age, and with the true ends of gaps. ``--nodes``: a random sample of so many nodes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +37,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from malletrain.sim.costs import CostModel
+from malletrain.sim.engine import simulate
+from malletrain.sim.foresight import Foresight
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.joblogs import read_log
+from malletrain.sim.settings import SimSettings
+from malletrain.sim.workload_files import read_curves
+from malletrain.sim.workloads import SimJob
 from scavenger.horizon import GapWatch, SurvivalEstimator
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
@@ -40,6 +53,7 @@ Floats = npt.NDArray[np.float64]
 DAY_S = 86400.0
 HORIZONS_S = (60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0)
 CONTENDERS = ("base rate", "by age")
+SOURCES: tuple[Foresight, ...] = ("none", "age", "known")
 
 
 def polls(trace: Trace, every_s: float) -> Iterator[tuple[float, dict[str, float]]]:
@@ -163,6 +177,38 @@ def tell(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def worth(
+    trace: Trace, curves: Path, count: int, max_size: int, snapshot_s: float
+) -> list[dict[str, Any]]:
+    """Results of a simulation with each source of forecasts; times in per cent of the idle
+    node-seconds.
+    """
+    shapes = list(read_curves(curves).values())
+    jobs = [
+        SimJob(f"j{k:02}", 1, max_size, 1e18, curve, stated_curve=curve)
+        for k, curve in ((k, shapes[k % len(shapes)]) for k in range(count))
+    ]
+    rows: list[dict[str, Any]] = []
+    samples_without = math.nan
+    for source in SOURCES:
+        costs = CostModel(snapshot_s=snapshot_s)
+        result = simulate(trace, jobs, SimSettings(costs=costs, foresight=source))
+        samples_without = samples_without if rows else result.samples
+        pauses = result.start_fraction + result.rescale_fraction + result.preemption_fraction
+        rows.append(
+            {
+                "forecasts": source,
+                "samples": result.samples,
+                "gain_percent": 100 * (result.samples / samples_without - 1),
+                "pauses_percent": 100 * pauses,
+                "snapshots_percent": 100 * result.snapshot_fraction,
+                "repeated_percent": 100 * result.redone_fraction,
+                "preemptions": result.preemptions,
+            }
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -177,6 +223,11 @@ def main() -> None:
     parser.add_argument("--poll", type=float, default=60.0, metavar="S")
     parser.add_argument("--every", type=float, default=300.0, metavar="S")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worth", type=Path, metavar="CURVES")
+    parser.add_argument("--nodes", type=int)
+    parser.add_argument("--jobs", type=int, default=5)
+    parser.add_argument("--max-size", type=int, default=32)
+    parser.add_argument("--snapshot-cost", type=float, default=0.2, metavar="S")
     args = parser.parse_args()
     if args.log:
         trace = idle_nodes(read_log(args.log)).trace
@@ -184,6 +235,12 @@ def main() -> None:
         trace = read(args.trace, names=read_names(args.node_list) if args.node_list else None)
     begin = args.from_day * DAY_S
     trace = trace.window(begin, min(trace.duration_s, begin + args.days * DAY_S))
+    if args.nodes:
+        trace = trace.sample(args.nodes)
+    if args.worth:
+        for row in worth(trace, args.worth, args.jobs, args.max_size, args.snapshot_cost):
+            print(json.dumps(row), flush=True)
+        return
     rows = judge(trace, args.train * DAY_S, args.poll, args.every)
     print(json.dumps(rows) if args.json else "\n".join(tell(rows)))
 

@@ -182,6 +182,11 @@ class Config(Section):
         return tuple(_submit_as(self.scheduler))
 
     @property
+    def logs_dir(self) -> Path:
+        """Folder of the logs of jobs."""
+        return self.daemon.state_dir / "logs"
+
+    @property
     def state_dir(self) -> Path:
         """The daemon's state directory."""
         return self.daemon.state_dir

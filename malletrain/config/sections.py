@@ -389,6 +389,11 @@ class JobsSection(Section):
         description="Size at which a log of one rank is cut; its end then states how much later "
         "output of that rank was dropped.",
     )
+    keep_logs: Duration = _key(
+        "90 d",
+        description="How long the logs of an ended job are kept after the last write, at most as "
+        "long as the job itself (accounting.keep); 0 s: as long as the job.",
+    )
     snapshot_memory: float = _key(
         0.25,
         ge=0,

@@ -131,7 +131,7 @@ def compose(
         users_problems: returns what is wrong with the list of users, as sentences.
     """
     state = make_daemon_state(config, store, clock, metrics, send, keys.job_key)
-    logs = LogSink(config.state_dir / "logs", config.jobs.log_limit)
+    logs = LogSink(config.logs_dir, config.jobs.log_limit)
     departures = Departures(state, logs)
     lease_actions = LeaseActions(state, departures, keys, command)
     core = Core(state, lease_actions)

@@ -291,7 +291,9 @@ class Daemon:
         self._clock = Clock()
         self.metrics = Metrics()
         self.handler_failures = HandlerFailures(self.metrics, time.monotonic)
-        self._retention = Retention(store, config.accounting.keep)
+        self._retention = Retention(
+            store, config.logs_dir, config.accounting.keep, config.jobs.keep_logs
+        )
         self._memory_trim = MemoryTrim()
         self._transport = Transport(self.keys.server, self.keys.identity)
 

@@ -33,7 +33,7 @@ AT_ONCE = frozenset(
         *("gaps.partitions", "gaps.features", "gaps.nodes", "gaps.exclude"),
         *("gaps.reserve", "gaps.hours", "gaps.max_at_once", "gaps.idle_for", "gaps.hold"),
         *("jobs.max_running", "jobs.max_tries", "jobs.retry_window"),
-        *("jobs.warmup_timeout", "jobs.no_progress_warning"),
+        *("jobs.warmup_timeout", "jobs.no_progress_warning", "jobs.keep_logs"),
         *("accounting.watts", "accounting.keep"),
         *("notify.sendmail", "notify.webhooks"),
     }
@@ -136,6 +136,7 @@ class Reload:
         state.parties.limit(config.quotas)
         self._notices.settings = config.notify
         self._retention.keep_s = config.accounting.keep
+        self._retention.keep_logs_s = config.jobs.keep_logs
         if isinstance(self._scavenger, BatchScavenger):
             self._scavenger.settings = replace(
                 self._scavenger.settings,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from malletrain.config.units import format_size
@@ -19,6 +20,38 @@ from malletrain.protocol.views import LogView
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME = re.compile(r"g(\d+)-(.+?)@(.+)\.log$")
 _NUMBER = re.compile(r"[0-9]{1,15}")
+JOBS_AT_ONCE = 100
+"""Maximum number of jobs whose logs are deleted by one call."""
+
+
+def delete_old_logs(root: Path, before: float, unfinished: Collection[str]) -> int:
+    """Delete the logs of ended jobs to which nothing was written since a time.
+
+    Args:
+        root: folder with a folder of logs for each job.
+        before: the time, seconds since the epoch.
+        unfinished: ids of the jobs whose logs stay whatever their age.
+
+    Returns:
+        The number of jobs whose logs were deleted, at most :data:`JOBS_AT_ONCE`.
+    """
+    stay = {_safe(job) for job in unfinished}
+    deleted = 0
+    for folder in os.scandir(root) if root.is_dir() else ():
+        if deleted == JOBS_AT_ONCE:
+            break
+        is_old = folder.is_dir(follow_symlinks=False) and _last_write(folder) < before
+        if is_old and folder.name not in stay:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            deleted += not os.path.lexists(folder.path)
+    return deleted
+
+
+def _last_write(folder: os.DirEntry[str]) -> float:
+    """Return the newest time of change in a folder, epoch seconds."""
+    times = [folder.stat(follow_symlinks=False).st_mtime]
+    times += [file.stat(follow_symlinks=False).st_mtime for file in os.scandir(folder.path)]
+    return max(times)
 
 
 class LogSink:

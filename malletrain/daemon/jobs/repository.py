@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
 from malletrain.core.thinning import MAX_POINTS, thinned, width
+from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, RescaleRecord, SampleCount
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
@@ -164,21 +166,36 @@ number.
 
 
 class Retention:
-    """The retention of one store. ``keep_s``: time for which rows are kept after their end,
-    seconds; 0 to keep them for ever.
+    """Deletes what is older than the site keeps it: rows of the store, and logs of ended jobs.
+
+    Args:
+        store: the database.
+        logs: folder of the logs.
+        keep_s: time for which rows are kept after their end, seconds; 0 to keep them for ever.
+        keep_logs_s: time for which the logs of an ended job are kept after the last write, seconds;
+            0 to keep them as long as its row.
     """
 
-    def __init__(self, store: Store, keep_s: float) -> None:
+    def __init__(self, store: Store, logs: Path, keep_s: float, keep_logs_s: float) -> None:
         self._store = store
+        self._logs = logs
         self.keep_s = keep_s
+        self.keep_logs_s = keep_logs_s
         self._due = 0.0
 
     def look(self, now: float) -> int:
-        """Delete old rows if a check is due. Returns their number."""
+        """Delete what is old if a check is due. Returns the number of deleted rows, and of jobs
+        whose logs were deleted.
+        """
         # If the clock was set back, the next check is due at once.
-        if not self.keep_s or self._due - INTERVAL_S <= now < self._due:
+        if self._due - INTERVAL_S <= now < self._due:
             return 0
-        deleted = self._store.forget(now - self.keep_s)
+        deleted = self._store.forget(now - self.keep_s) if self.keep_s else 0
+        # Nobody can read the logs of a job that the store has forgotten.
+        if keep_logs_s := min(filter(None, (self.keep_s, self.keep_logs_s)), default=0.0):
+            states = [state.value for state in JobState if not state.ended]
+            unfinished = {row.id for row in self._store.list_jobs(states)}
+            deleted += delete_old_logs(self._logs, now - keep_logs_s, unfinished)
         self._due = now + (NEXT_BATCH_S if deleted else INTERVAL_S)
         return deleted
 

@@ -172,9 +172,12 @@ def test_a_daemon_that_starts_after_the_clock_was_set_back_counts_shares_from_th
     assert restore_calls == [({"ann": PartyService(5.0, 4.0, 3.0)}, 1000.0)]
 
 
-def test_what_is_too_old_is_looked_for_also_after_the_clock_was_set_back():
+def test_what_is_too_old_is_looked_for_also_after_the_clock_was_set_back(tmp_path):
     looks = []
-    retention = Retention(SimpleNamespace(forget=lambda before: looks.append(before) or 0), 60.0)
+    store = SimpleNamespace(
+        forget=lambda before: looks.append(before) or 0, list_jobs=lambda states: []
+    )
+    retention = Retention(store, tmp_path, 60.0, 0.0)
     for now in (9000.0, 9010.0, 1000.0, 1010.0):
         retention.look(now)
     assert looks == [8940.0, 940.0]

@@ -1,5 +1,8 @@
 """What is kept no longer."""
 
+import os
+
+from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.repository import INTERVAL_S, NEXT_BATCH_S, Retention
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store import copies
@@ -49,10 +52,10 @@ def test_what_ended_before_goes_with_all_that_was_measured(url):
         assert (store.new_job_id(), store.new_lease_id()) == ("j6", "l6"), "no id is given twice"
 
 
-def test_much_goes_piece_by_piece(url, monkeypatch):
+def test_much_goes_piece_by_piece(url, monkeypatch, tmp_path):
     monkeypatch.setattr("malletrain.store.store.ROWS_AT_ONCE", 1)
     with filled(url) as store:
-        cleanup = Retention(store, keep_s=1000.0)
+        cleanup = Retention(store, tmp_path / "logs", keep_s=1000.0, keep_logs_s=0.0)
         assert cleanup.look(1450.0) == 2
         assert cleanup.look(1450.0 + NEXT_BATCH_S / 2) == 0
         assert [cleanup.look(1450.0 + NEXT_BATCH_S * k) for k in (1, 2, 3, 4)] == [2, 2, 2, 0]
@@ -60,10 +63,54 @@ def test_much_goes_piece_by_piece(url, monkeypatch):
         assert cleanup.look(1450.0 + INTERVAL_S) == 0
 
 
-def test_for_ever(url):
+def test_for_ever(url, tmp_path):
+    logs = written_logs(tmp_path, j1=100.0)
     with filled(url) as store:
-        assert Retention(store, keep_s=0.0).look(1e12) == 0
+        assert Retention(store, logs, keep_s=0.0, keep_logs_s=0.0).look(1e12) == 0
         assert len(store.list_jobs()) == 5
+    assert names(logs) == ["j1"]
+
+
+def written_logs(folder, **last_writes):
+    """Folders of logs as the daemon writes them, by job id and time of the last write."""
+    for job, last_write in last_writes.items():
+        (folder / "logs" / job).mkdir(parents=True)
+        for name, age in (("g1-rank0@n1.log", 5.0), ("g1-rank1@n1.log", 0.0)):
+            file = folder / "logs" / job / name
+            file.write_text("a line\n")
+            os.utime(file, (last_write - age, last_write - age))
+        os.utime(file.parent, (last_write - 10.0, last_write - 10.0))
+    return folder / "logs"
+
+
+def names(folder):
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_logs_of_ended_jobs_are_deleted_after_their_time(url, tmp_path):
+    logs = written_logs(tmp_path, j1=100.0, j2=200.0, j5=100.0, j77=300.0, j78=1.0)
+    with filled(url) as store:
+        cleanup = Retention(store, logs, keep_s=0.0, keep_logs_s=1000.0)
+        assert cleanup.look(1150.0) == 2
+        assert names(logs) == ["j2", "j5", "j77"], "j5 has not ended, j77 is recent"
+        assert cleanup.look(1150.0 + NEXT_BATCH_S) == 0
+        assert cleanup.look(1350.0 + INTERVAL_S) == 2
+    assert names(logs) == ["j5"]
+
+
+def test_logs_go_with_their_job(url, tmp_path):
+    logs = written_logs(tmp_path, j1=100.0, j2=2000.0)
+    with filled(url) as store:
+        Retention(store, logs, keep_s=1000.0, keep_logs_s=5000.0).look(1150.0)
+        assert "j1" not in [job.id for job in store.list_jobs()]
+    assert names(logs) == ["j2"]
+
+
+def test_many_logs_are_deleted_in_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr("malletrain.daemon.jobs.logsink.JOBS_AT_ONCE", 2)
+    logs = written_logs(tmp_path, **{f"j{k}": 1.0 for k in range(5)})
+    assert [delete_old_logs(logs, 10.0, ()) for _ in range(4)] == [2, 2, 1, 0]
+    assert delete_old_logs(tmp_path / "none", 10.0, ()) == 0
 
 
 def test_a_vacuum_gives_back_the_room_and_keeps_the_rest(url, tmp_path):

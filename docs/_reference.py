@@ -9,7 +9,10 @@ from pathlib import Path
 from malletrain.config.reference import section_tables
 from malletrain.protocol import env
 from malletrain.protocol.phases import PHASES
-from malletrain.rounds.interface import STAGES
+from malletrain.rounds.interface import STAGES, RoundStage
+from malletrain.rounds.live import LiveRounds
+from malletrain.rounds.table import EVENTS
+from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
 from malletrain.sweep.spec import Sweep
 
 PAGES = ("reference-states.md", "environment.md", "sweeps.md")
@@ -21,10 +24,52 @@ def _table(head, rows):
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def _first_sentence(function):
+    return " ".join(function.__doc__.split()).partition(". ")[0].rstrip(".") + "."
+
+
+def _names(values):
+    return ", ".join(f"`{value}`" for value in values)
+
+
+def _transitions(rows):
+    """A line for each row, with the first sentences of its guard and its steps."""
+    lines = []
+    for row in rows:
+        guard = _first_sentence(getattr(LiveRounds, row.guard)) if row.guard else ""
+        steps = [_first_sentence(getattr(LiveRounds, step)) for step in row.steps]
+        stages = _names(row.stages) if len(row.stages) < len(RoundStage) else "any"
+        does, then = " ".join(steps) or "Nothing.", _names(row.to) or "the same"
+        lines.append((f"`{row.event}`", stages, guard, does, then))
+    return _table(("event", "stages", "if", "what happens", "stage afterwards"), lines)
+
+
+def _rows(table, but=()):
+    known = {id(row) for rows in but for row in rows}
+    return list({id(r): r for rows in table.values() for r in rows if id(r) not in known}.values())
+
+
+def _picture(table):
+    """The stages with those that can follow, and the events at which they do."""
+    lines = []
+    for stage in RoundStage:
+        following = {}
+        for (start, event), rows in table.items():
+            for to in {to for row in rows for to in row.to} if start is stage else ():
+                following.setdefault(to, []).append(event)
+        for to in (each for each in RoundStage if each in following and each is not stage):
+            lines.append((f"`{stage}`", f"`{to}`", _names(following[to])))
+    return _table(("from", "to", "at"), lines)
+
+
 TABLES = {
     "sweep": section_tables(Sweep, "###"),
     "phases": _table(("phase", "what it means"), [(f"`{k}`", v) for k, v in PHASES.items()]),
     "stages": _table(("stage", "what it means"), [(f"`{k}`", v) for k, v in STAGES.items()]),
+    "events": _table(("event", "what it means"), [(f"`{k}`", v) for k, v in EVENTS.items()]),
+    "picture": _picture(LIVE_TABLE),
+    "restart": _transitions(_rows(RESTART_TABLE)),
+    "live": _transitions(_rows(LIVE_TABLE, but=RESTART_TABLE.values())),
     "environment": _table(
         ("variable", "what it means", "set by", "read by"),
         [(f"`{name}`", *rest) for name, *rest in env.TABLE],

@@ -1,9 +1,8 @@
 """The interface between the daemon and the rounds of a job, for every mode, and the time limits of
 a rescale.
 
-:class:`Rounds` is what a mode implements, :class:`RoundPolicy` the steps in which the modes differ.
-:class:`RoundSettings` holds the time limits of the stages, and decides how a preemption shortens
-them.
+:class:`Rounds` is what a mode implements. :class:`RoundSettings` holds the time limits of the
+stages, and decides how a preemption shortens them.
 """
 
 from __future__ import annotations
@@ -236,39 +235,3 @@ class Rounds(Protocol):
 
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""
-
-
-class RoundPolicy(Protocol):
-    """The steps of a rescale in which the modes differ.
-
-    :class:`malletrain.rounds.restart.JobRounds` has those of restart mode.
-    """
-
-    def ready(self, node: str) -> bool:
-        """Return whether ``node`` can join a round."""
-
-    def survivors(self) -> tuple[str, ...]:
-        """Return the members that continue in the next round, in rank order. Joiners follow
-        them.
-        """
-
-    def keeps_round(self, now: float, within_s: float | None) -> bool:
-        """Return whether the round that is being formed is completed before the job moves to a new
-        target.
-
-        Args:
-            now: seconds on the daemon's clock.
-            within_s: seconds until a member leaves; None if none does.
-        """
-
-    def broken(self) -> list[str]:
-        """Return the members whose workers failed."""
-
-    def drain(self, now: float) -> list[Action]:
-        """Save the state that the next round would lose."""
-
-    def form(self, now: float) -> list[Action]:
-        """Form the next round of all nodes that are ready."""
-
-    def release(self, nodes: Iterable[str]) -> list[Action]:
-        """Release ``nodes`` from the job."""

@@ -1,24 +1,16 @@
-"""Moves a job from one set of nodes to another: a pure state machine without a clock.
-
-    IDLE ─target─▶ WARMING ─joiners ready─▶ DRAINING ─snapshot taken─▶ FORMING ─all run─▶ RUNNING
-                      │ joiners start while the others train; leavers are released
-                      └── a member is lost: straight to FORMING with the remaining members
-    RUNNING ─target, while the script ends─▶ FINISHING ─all workers ended well─▶ COMPLETED
-                      └── it continues to train, or its node must leave: as above
+"""The rescales of a job in restart mode. Pure, without a clock.
 
 A round has exactly the members that were planned and are ready. A joiner that is not ready in time
-is rejected. :class:`JobRounds` decides membership, ranks and the order of steps. The controller
+is rejected. :data:`malletrain.rounds.transitions.RESTART_TABLE` decides what happens in which
+stage, the methods of :class:`RestartRounds` membership, ranks and time limits. The controller
 decides the nodes, :mod:`malletrain.rounds.failure_grace` which failures are the job's own.
-
-:class:`ScriptEnds` decides when a job is completed: its script has ended with exit code 0 on every
-node of one round. What happens to the nodes afterwards and which round is being formed does not
-matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AT_WORK, BROKEN, TAKES_ROUND, TRAINS, AssignmentPhase
@@ -33,58 +25,29 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 from malletrain.rounds.failure_grace import FailureGrace, launchers_ended
-from malletrain.rounds.holdings import Holdings
-from malletrain.rounds.interface import RoundPolicy, RoundSettings, RoundStage, View
+from malletrain.rounds.holdings import Holdings, ScriptEnds
+from malletrain.rounds.interface import RoundSettings, RoundStage, View
+from malletrain.rounds.table import Occurrence, RoundEvent, RoundMachine, Table
+from malletrain.rounds.transitions import RESTART_TABLE
+
+IDLE, WARMING, DRAINING, FORMING, RUNNING, FINISHING, COMPLETED = RoundStage
 
 
 @dataclass
-class ScriptEnds:
-    """Nodes on which the script has ended, by round."""
+class RestartRounds(RoundMachine):
+    """The rescales of one job. Every method returns the actions to carry out, in order; see
+    :class:`malletrain.rounds.interface.Rounds`.
+    """
 
-    _sizes: dict[int, dict[str, int]] = field(default_factory=dict)
-    """Round → node → number of nodes of that round as the node reported it; 0 if unknown."""
-
-    def note(self, node: str, assignment: Assignment) -> None:
-        """Note the reported assignment of ``node``."""
-        if assignment.phase is AssignmentPhase.SUCCEEDED and assignment.generation:
-            self._sizes.setdefault(assignment.generation, {})[node] = assignment.size
-
-    def on(self, node: str, generation: int) -> bool:
-        """Return whether every worker of round ``generation`` on ``node`` has ended with exit code
-        0.
-        """
-        return node in self._sizes.get(generation, {})
-
-    def everywhere(self, generation: int, members: Collection[str]) -> bool:
-        """Return whether the script has ended on all ``members`` of the newest round,
-        ``generation``, or on all nodes of an older round.
-        """
-        if members and all(self.on(node, generation) for node in members):
-            return True
-        older = (nodes for number, nodes in self._sizes.items() if number < generation)
-        return any(0 < max(nodes.values()) <= len(nodes) for nodes in older)
-
-    def clear(self) -> None:
-        """Forget all ends, because no process of the job runs."""
-        self._sizes.clear()
-
-
-_INTERRUPTIBLE = (RoundStage.WARMING, RoundStage.DRAINING, RoundStage.RUNNING, RoundStage.FINISHING)
-"""Stages in which the workers of the newest round run."""
-
-
-@dataclass
-class JobRounds:
-    """The rescales of one job. Every method returns the actions to carry out, in order."""
+    table: ClassVar[Table] = RESTART_TABLE
+    interrupts: ClassVar[bool] = True
 
     settings: RoundSettings = field(default_factory=RoundSettings)
     min_nodes: int = 1
     """Minimum number of nodes on which the job trains."""
     generation: int = 0
     """Number of the newest round."""
-    policy: RoundPolicy | None = None
-    """The steps in which another mode differs; None for restart mode."""
-    stage: RoundStage = RoundStage.IDLE
+    stage: RoundStage = IDLE
     members: tuple[str, ...] = ()
     """The nodes of the newest round, in rank order."""
     target: tuple[str, ...] = ()
@@ -98,7 +61,6 @@ class JobRounds:
     """Current maximum time of a drain, seconds."""
     lost_member: bool = False
     """Whether a member was lost since the newest round was formed."""
-    interrupts: bool = True
     view: View = ()
     failure: FailureGrace = field(default_factory=FailureGrace)
     ends: ScriptEnds = field(default_factory=ScriptEnds)
@@ -111,16 +73,13 @@ class JobRounds:
     _end_by: float | None = None
     """Time limit for the end of the script because a node is taken; None for no limit."""
 
-    @property
-    def _policy(self) -> RoundPolicy:
-        return self.policy or self
-
     # --- calls of the controller ---
 
     def move(self, nodes: Iterable[str], now: float, within_s: float | None = None) -> list[Action]:
-        """See :class:`malletrain.rounds.interface.Rounds`, also for the other methods."""
-        if (done := self._finished()) or self.stage is RoundStage.COMPLETED:
-            return done
+        """Move to exactly ``nodes``."""
+        planned = Occurrence(RoundEvent.PLANNED, now, within_s=within_s)
+        if self._script_over():
+            return self.handle(planned.then(RoundEvent.ENDED))
         self.target = tuple(nodes)
         self.failure.clear()
         self.drain_s = self.settings.drain_limit_s(within_s)
@@ -129,40 +88,11 @@ class JobRounds:
             self._end_by = until if self._end_by is None else min(until, self._end_by)
         elif set(self.members) <= set(self.target):
             self._end_by = None
-        if self.finishing and self.stage in _INTERRUPTIBLE:
-            return self._await_end()
-        waited_until, self._joiners_until = self._joiners_until or 0.0, None
-        if within_s is not None and not set(self.members) <= set(self.target):
-            survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
-            until = now + (0.0 if survivors_suffice else self.settings.joiner_wait_s(within_s))
-            self._joiners_until = (
-                min(waited_until, until) if waited_until > now else until
-            )  # and no longer
-        intact = not self.lost_member and not self.failing()
-        actions = self._policy.release(
-            n
-            for n in sorted(self.holdings.assigned)
-            if n not in self.target and n not in self.members
-        )
-        for node in self.target:
-            actions += self.holdings.assign(node)
-        if self.stage is RoundStage.FORMING and intact and self._policy.keeps_round(now, within_s):
-            return actions  # it moves to the target after this round is formed
-        if self.stage is RoundStage.DRAINING and self.whole():
-            self.deadline = min(self.deadline or now, now + self.drain_s)
-            same = self.holdings.keepers(self._next_members()) == self._drain_heirs
-            return actions if same else actions + self._send_drain()
-        if self.stage is RoundStage.DRAINING:
-            return actions + self._policy.form(now)
-        return actions + (self._await_joiners(now) if self.target else self._policy.drain(now))
+        return self.handle(planned)
 
     def stop(self) -> list[Action]:
         """Release every node, because the job has ended."""
-        self.target, self.members, self.stage, self.deadline = (), (), RoundStage.IDLE, None
-        self.failure.clear()
-        self.ends.clear()
-        self._end_by = None
-        return self._policy.release(sorted(self.holdings.assigned))
+        return self.handle(Occurrence(RoundEvent.STOPPED, 0.0))
 
     def adopt(
         self, generation: int, members: Iterable[str], phases: dict[str, Assignment], now: float
@@ -177,18 +107,14 @@ class JobRounds:
         self.lost_member = any(n not in self.holdings.phases for n in self.members)
         for node, assignment in self.holdings.phases.items():
             self.ends.note(node, assignment)
-        if done := self._finished():
-            return [*releases, *done]
-        whole = all(self.holdings.belongs(n, self.generation) for n in self.members)
-        if not self.members or self.lost_member or not whole:
-            return releases
-        self.stage, self.drains = RoundStage.RUNNING, int(now)
-        # A drain in progress is cancelled, and its number is not used again.
-        cancelled_drain: list[Action] = [SendDrain(self.members[0], self.generation, 0)]
-        joining: list[Action] = []
-        if len(self.target) > len(self.members):
-            joining = self._await_end() if self.finishing else self._await_joiners(now)
-        return [*releases, *cancelled_drain, *self._check_failures(now), *joining]
+        event = RoundEvent.ENDED if self._script_over() else RoundEvent.ADOPTED
+        return releases + self.handle(Occurrence(event, now))
+
+    def give_up(self) -> list[Action]:
+        """Give up the hanging workers of the round."""
+        self.lost_member = True
+        self.failure.give_up(self.members, self.generation)
+        return []
 
     # --- reports of the agents ---
 
@@ -197,103 +123,53 @@ class JobRounds:
         if node in self.holdings.releasing or assignment.generation > self.generation:
             return []  # ignore nodes being released, and rounds that were not formed here
         if node not in (*self.target, *self.members, *self.holdings.assigned):
-            return self._policy.release([node])
-        if node in self.holdings.occupied and self.stage is RoundStage.WARMING:
+            return self.release([node])
+        if node in self.holdings.occupied and self.stage is WARMING:
             self.deadline = self._joiners_until or now + self.settings.warmup_s
         self.holdings.note(node, assignment)
         self.ends.note(node, assignment)
-        if done := self._finished():
-            return done
-        if self.stage in (RoundStage.WARMING, RoundStage.DRAINING) and self.finishing:
-            return self._await_end()
-        if self.stage is RoundStage.FINISHING:
-            return self._check_finishing(now)
-        if self.stage is RoundStage.WARMING:
-            return self._check_failures(now) or self._check_joiners(now)
-        if self.stage is RoundStage.DRAINING and not self.whole():
-            return self._policy.form(now)
-        if self.stage is RoundStage.FORMING:
-            if self.whole():
-                self.stage, self.deadline = RoundStage.RUNNING, None
-                formed: list[Action] = [Formed(self.generation, self.members)]
-                target_differs = set(self.target) != set(self.members)
-                return formed + self._await_joiners(now) if target_differs else formed
-            failures = self._check_failures(now)
-            return failures or ([] if self.failing() else self._invite(node))
-        return self._check_failures(now) if self.stage is RoundStage.RUNNING else []
+        event = RoundEvent.ENDED if self._script_over() else RoundEvent.REPORTED
+        return self.handle(Occurrence(event, now, node, assignment))
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """Note the address of the round's store, which the node of rank 0 serves."""
-        newest = self.stage is RoundStage.FORMING and generation == self.generation
-        if not newest or node != self.members[0]:
-            return []
-        self._store = (host, port)
-        return [action for member in self.members[1:] for action in self._invite(member)]
+        answer = Occurrence(RoundEvent.STORE_UP, 0.0, node, number=generation)
+        if self.stage is FORMING and self.is_newest_store(answer):
+            self._store = (host, port)
+        return self.handle(answer)
 
     def drained(self, node: str, generation: int, now: float, number: int = 0) -> list[Action]:
         """Note that the requested snapshot (``number``, if known) is saved, or that there is
         none.
         """
-        newest = generation == self.generation and number in (0, self.drains)
-        awaited = self.stage is RoundStage.DRAINING and newest
-        return self._policy.form(now) if awaited and node == self.members[0] else []
+        if generation != self.generation or number not in (0, self.drains):
+            return []
+        return self.handle(Occurrence(RoundEvent.DRAINED, now, node))
 
     def released(self, node: str, now: float) -> list[Action]:
         """Note that no process of the job is left on ``node``."""
         expected = node in self.holdings.releasing
         self.holdings.forget(node)
-        if self.stage in (RoundStage.IDLE, RoundStage.COMPLETED) or node not in self.target:
+        if self.stage in (IDLE, COMPLETED) or node not in self.target:
             return []
         actions = self.holdings.assign(node)
         if node not in self.members or expected or self.ends.on(node, self.generation):
             return actions
-        self.lost_member = True  # its agent restarted: a new round is needed, the job did not fail
-        continue_with = (
-            self._policy.form if self.stage is RoundStage.DRAINING else self._await_joiners
-        )
-        return actions + continue_with(now)
+        self.lost_member = True  # a new round is needed; the job did not fail
+        return actions + self.handle(Occurrence(RoundEvent.RESTARTED, now, node))
 
     def gone(self, node: str, now: float) -> list[Action]:
-        """Handle the loss of a node. Until the next plan, only a rescale in progress continues."""
+        """Handle the loss of a node."""
         self.holdings.forget(node)
         self.holdings.unreachable.discard(node)
         self.target = tuple(n for n in self.target if n != node)
         if node in self.members and not self.ends.on(node, self.generation):
             self.lost_member = True
             self.failure.clear()
-            survivors_suffice = len(self._policy.survivors()) >= self.min_nodes
-            if self.stage is RoundStage.WARMING and self.deadline is not None and survivors_suffice:
+            survivors_suffice = len(self.survivors()) >= self.min_nodes
+            if self.stage is WARMING and self.deadline is not None and survivors_suffice:
                 self.deadline = min(self.deadline or now, now + self.settings.warmup_blocking_s)
-        if self.stage is RoundStage.DRAINING and not self.whole():
-            return self._policy.form(now)
-        return self._check_joiners(now) if self.stage is RoundStage.WARMING else []
-
-    # --- time ---
-
-    def tick(self, now: float) -> list[Action]:
-        """Handle the time limits that have passed."""
-        if self.failure.due is not None and now >= self.failure.due:
-            return self._check_failures(now)
-        if self.deadline is None or now < self.deadline:
-            return []
-        if self.stage is RoundStage.WARMING:
-            return self._check_joiners(now)
-        if self.stage is RoundStage.DRAINING and self.between_epochs and self._end_by is None:
-            self.deadline = now + self.drain_s  # it saves after that code
-            return []
-        if self.stage in (RoundStage.DRAINING, RoundStage.FINISHING):
-            return self._policy.form(now)
-        if self.lost_member:  # no plan came: continue with the remaining members
-            return self._await_joiners(now)
-        if self.holdings.unreachable.intersection(self.members):
-            self.deadline = now + self.settings.failure_grace_s
-            return []
-        absent = [n for n in self.members if not self.is_in(n, *AT_WORK)]
-        why = f"did not join the round within {self.settings.join_s:g} s"
-        if self.members[0] in absent or len(self.members) - len(absent) < max(1, self.min_nodes):
-            return self._report_failure(Broke((), f"{', '.join(absent)} {why}."))
-        why += f"; a firewall may block ports between there and {self.members[0]}"
-        return [*self.reject(absent, why), *self._policy.form(now)]
+        return self.handle(Occurrence(RoundEvent.LOST, now, node))
 
     def unreachable(self, node: str) -> None:
         """Note that the agent on ``node`` cannot be reached. Failures of its peers may come from
@@ -305,12 +181,6 @@ class JobRounds:
         """Note that the agent on ``node`` can be reached again."""
         self.holdings.unreachable.discard(node)
 
-    def give_up(self) -> list[Action]:
-        """See :class:`malletrain.rounds.interface.Rounds`."""
-        self.lost_member = True
-        self.failure.give_up(self.members, self.generation)
-        return []
-
     def occupied(self, node: str) -> None:
         """Note that another job is still leaving ``node``."""
         self.holdings.occupied.add(node)
@@ -321,6 +191,16 @@ class JobRounds:
         """
         self.holdings.doubt(node, over)
         return []
+
+    # --- time ---
+
+    def tick(self, now: float) -> list[Action]:
+        """Handle the time limits that have passed."""
+        if self.failure.due is not None and now >= self.failure.due:
+            return self.handle(Occurrence(RoundEvent.FAILURE_DUE, now))
+        if self.deadline is None or now < self.deadline:
+            return []
+        return self.handle(Occurrence(RoundEvent.TIME_OVER, now))
 
     def postpone(self, by_s: float) -> None:
         """Extend all running time limits by a time in which no agent could be reached."""
@@ -345,7 +225,7 @@ class JobRounds:
 
     def survivors(self) -> tuple[str, ...]:
         """Return the staying members of the last round whose launcher is alive, in rank order."""
-        return tuple(n for n in self.members if n in self.target and self._policy.ready(n))
+        return tuple(n for n in self.members if n in self.target and self.ready(n))
 
     def whole(self) -> bool:
         """Return whether every member of the last round runs or has completed."""
@@ -356,7 +236,7 @@ class JobRounds:
 
     @property
     def finishing(self) -> bool:
-        """See :class:`malletrain.rounds.interface.Rounds`."""
+        """Whether the script has ended somewhere or runs the code after its training."""
         return self.whole() and any(
             self.is_in(n, AssignmentPhase.FINISHING) or self.ends.on(n, self.generation)
             for n in self.members
@@ -364,14 +244,8 @@ class JobRounds:
 
     @property
     def between_epochs(self) -> bool:
-        """See :class:`malletrain.rounds.interface.Rounds`."""
+        """Whether the script is in the code after the steps of an epoch."""
         return any(self.is_in(n, AssignmentPhase.BETWEEN_EPOCHS) for n in self.members)
-
-    def keeps_round(self, now: float, within_s: float | None) -> bool:
-        """Return whether a round that is being formed is completed first: if all its members
-        stay.
-        """
-        return set(self.members) <= set(self.target)
 
     def broken(self) -> list[str]:
         """Return the members whose workers failed or whose launcher ended."""
@@ -379,48 +253,117 @@ class JobRounds:
 
     def failing(self) -> dict[str, Assignment]:
         """Return the broken members that the newest round does not restart, with their reports."""
-        return self.failure.newly({n: self.holdings.phases[n] for n in self._policy.broken()})
+        return self.failure.newly({n: self.holdings.phases[n] for n in self.broken()})
 
-    # --- steps ---
+    def _script_over(self) -> bool:
+        return self.ends.everywhere(self.generation, self.members)
 
-    def release(self, nodes: Iterable[str]) -> list[Action]:
-        """Release ``nodes`` from the job."""
-        return self.holdings.release(nodes)
+    def _absent(self) -> list[str]:
+        return [n for n in self.members if not self.is_in(n, *AT_WORK)]
 
-    def _await_end(self) -> list[Action]:
-        """Delay the change of nodes until the script has ended, as long as the nodes may stay."""
-        actions: list[Action] = []
-        if self.stage is RoundStage.DRAINING:
-            actions.append(SendDrain(self.members[0], self.generation, 0))
-        self.stage, self.deadline = RoundStage.FINISHING, self._end_by
-        return actions + self._policy.release(
-            n for n in sorted(self.holdings.assigned) if n not in (*self.target, *self.members)
+    def _enough(self, nodes: Collection[str]) -> bool:
+        return len(nodes) >= max(1, self.min_nodes)
+
+    # --- guards ---
+
+    def finishing_now(self, _: Occurrence) -> bool:
+        """The script is ending."""
+        return self.finishing
+
+    def all_at_work(self, _: Occurrence) -> bool:
+        """Every member of the newest round runs."""
+        return self.whole()
+
+    def has_target(self, _: Occurrence) -> bool:
+        """The job has nodes in the plan."""
+        return bool(self.target)
+
+    def keeps_round(self, occurrence: Occurrence) -> bool:
+        """The round that is being formed is intact and completed first: all its members stay."""
+        return self._is_intact() and set(self.members) <= set(self.target)
+
+    def _is_intact(self) -> bool:
+        return not self.lost_member and not self.failing()
+
+    def changes_nodes(self, _: Occurrence) -> bool:
+        """The plan has other nodes than the newest round, which has lost none."""
+        return set(self.target) != set(self.members) and not self.lost_member
+
+    def changes_nodes_of_round(self, _: Occurrence) -> bool:
+        """The plan has other nodes than the newest round."""
+        return set(self.target) != set(self.members)
+
+    def is_newest_store(self, occurrence: Occurrence) -> bool:
+        """The store is that of the round that is being formed."""
+        return occurrence.number == self.generation and occurrence.node == self.members[0]
+
+    def answers_drain(self, occurrence: Occurrence) -> bool:
+        """The node is the one that was asked to save."""
+        return occurrence.node == self.members[0]
+
+    def drains_after_epoch(self, _: Occurrence) -> bool:
+        """The script saves after the code between two epochs, and no node is taken."""
+        return self.between_epochs and self._end_by is None
+
+    def has_lost_member(self, _: Occurrence) -> bool:
+        """A member was lost, and no plan came."""
+        return self.lost_member
+
+    def has_unreachable_member(self, _: Occurrence) -> bool:
+        """A member cannot be reached and may be lost."""
+        return bool(self.holdings.unreachable.intersection(self.members))
+
+    def lacks_members(self, _: Occurrence) -> bool:
+        """The first member, or too many, did not join."""
+        absent = self._absent()
+        return self.members[0] in absent or not self._enough(set(self.members) - set(absent))
+
+    def round_continues(self, _: Occurrence) -> bool:
+        """After a restart of the daemon: every member belongs to the newest round."""
+        whole = all(self.holdings.belongs(n, self.generation) for n in self.members)
+        return bool(self.members) and not self.lost_member and whole
+
+    # --- steps: the nodes of the plan ---
+
+    def request_nodes(self, occurrence: Occurrence) -> list[Action]:
+        """Assign the job to the nodes of the plan, and release those that only a former plan had.
+        Limit the wait for joiners if a node is taken.
+        """
+        now, within_s = occurrence.now, occurrence.within_s
+        waited_until, self._joiners_until = self._joiners_until or 0.0, None
+        if within_s is not None and not set(self.members) <= set(self.target):
+            survivors_suffice = len(self.survivors()) >= self.min_nodes
+            until = now + (0.0 if survivors_suffice else self.settings.joiner_wait_s(within_s))
+            self._joiners_until = (
+                min(waited_until, until) if waited_until > now else until
+            )  # and no longer
+        actions = self.release(
+            n
+            for n in sorted(self.holdings.assigned)
+            if n not in self.target and n not in self.members
         )
+        for node in self.target:
+            actions += self.holdings.assign(node)
+        return actions
 
-    def _check_finishing(self, now: float) -> list[Action]:
-        """Handle a report while the change of nodes waits for the end of the script."""
-        if self.finishing:
-            return []
-        if not self.whole():  # the change of nodes restarts the failed workers
-            changes = set(self.target) != set(self.members) and not self.lost_member
-            return self._policy.form(now) if changes else self._check_failures(now)
-        self.stage, self.deadline = RoundStage.RUNNING, None
-        remaining_s = None if self._end_by is None else max(0.0, self._end_by - now)
-        return self.move(self.target, now, remaining_s)
-
-    def _await_joiners(self, now: float) -> list[Action]:
+    def await_joiners(self, occurrence: Occurrence) -> list[Action]:
         """Wait for the launchers of the target; for a shorter time if the remaining members could
         train.
         """
-        idle = not self.whole() and len(self._policy.survivors()) >= max(1, self.min_nodes)
+        idle = not self.whole() and self._enough(self.survivors())
         if idle and self.lost_member:
-            return self._policy.form(now)
+            return self.form(occurrence)
         wait_s = self.settings.warmup_blocking_s if idle else self.settings.warmup_s
-        self.stage, self.deadline = RoundStage.WARMING, self._joiners_until or now + wait_s
-        return self._check_joiners(now)
+        self.stage = WARMING
+        self.deadline = self._joiners_until or occurrence.now + wait_s
+        return self.check_joiners(occurrence)
 
-    def _check_joiners(self, now: float) -> list[Action]:
-        ready = [n for n in self.target if self._policy.ready(n)]
+    def check_joiners(self, occurrence: Occurrence) -> list[Action]:
+        """Continue if the launchers of the target are ready, or if the wait for them is over.
+        Reject nodes whose launchers ended or did not start in time.
+        """
+        now, taken = occurrence.now, self._joiners_until is not None
+        ready = [n for n in self.target if self.ready(n)]
         ended = [n for n in self.target if self.is_in(n, AssignmentPhase.EXITED)]
         coming = [n for n in self.target if n not in ready and n not in ended]
         actions: list[Action] = []
@@ -429,10 +372,10 @@ class JobRounds:
         if coming and (self.deadline is None or now < self.deadline):
             return actions
         occupied = [n for n in coming if n in self.holdings.occupied]
-        if occupied and self._joiners_until is None:
+        if occupied and not taken:
             coming = [n for n in coming if n not in occupied]
             intact = set(ready) == set(self.members) and self.whole()
-            if not coming and (intact or len(ready) < max(1, self.min_nodes)):
+            if not coming and (intact or not self._enough(ready)):
                 self.deadline = now + self.settings.warmup_s
                 return actions
         if not ready and ended:
@@ -441,35 +384,58 @@ class JobRounds:
                 return self._report_failure(broke)
             self.deadline = now + self.settings.warmup_s if coming else None
             return self.reject(ended, broke.sentence.rstrip("."), unfit=True)
-        if not ready and coming and self._joiners_until is None:
-            return self._report_failure(
-                Broke((), f"No launcher came up in time on {', '.join(coming)}.")
-            )
-        if coming and self._joiners_until is None:
+        if not ready and coming and not taken:
+            late = Broke((), f"No launcher came up in time on {', '.join(coming)}.")
+            return self._report_failure(late)
+        if coming and not taken:
             actions += self.reject(coming, "the launcher did not come up there in time")
             coming = []
-        too_few = len(ready) < max(1, self.min_nodes) and self._joiners_until is None
+        too_few = not self._enough(ready) and not taken
         self.deadline = now + self.settings.warmup_blocking_s if too_few and ready else None
         if too_few:
             return actions  # the controller plans again after the rejection, or these nodes must do
-        if set(ready) == set(self.members) and not coming and self.whole():
-            self.stage = RoundStage.RUNNING
-            return [*actions, Formed(self.generation, self.members)]
-        return actions + self._policy.drain(now)
+        same = set(ready) == set(self.members) and not coming and self.whole()
+        event = RoundEvent.ROUND_SUFFICES if same else RoundEvent.JOINERS_READY
+        return actions + self.handle(occurrence.then(event))
+
+    def release(self, nodes: Iterable[str]) -> list[Action]:
+        """Release ``nodes`` from the job."""
+        return self.holdings.release(nodes)
 
     def reject(self, nodes: list[str], why: str, unfit: bool = False) -> list[Action]:
         """Continue without ``nodes``."""
         self.target = tuple(n for n in self.target if n not in nodes)
-        return [*self._policy.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
+        return [*self.release(nodes), NodesRejected(tuple(nodes), why, unfit)]
 
-    def drain(self, now: float) -> list[Action]:
+    def release_all(self, _: Occurrence) -> list[Action]:
+        """Release every node."""
+        self.target, self.members, self.stage, self.deadline = (), (), IDLE, None
+        self.failure.clear()
+        self.ends.clear()
+        self._end_by = None
+        return self.release(sorted(self.holdings.assigned))
+
+    # --- steps: the state ---
+
+    def drain(self, occurrence: Occurrence) -> list[Action]:
         """Ask rank 0 to save its progress if the whole round still runs; else form the next
         round.
         """
         if not self.whole():
-            return self._policy.form(now)
-        self.stage, self.deadline = RoundStage.DRAINING, now + self.drain_s
+            return self.form(occurrence)
+        self.stage, self.deadline = DRAINING, occurrence.now + self.drain_s
         return self._send_drain()
+
+    def drain_sooner(self, occurrence: Occurrence) -> list[Action]:
+        """Shorten the drain, and repeat it if other nodes keep the snapshot."""
+        self.deadline = min(self.deadline or occurrence.now, occurrence.now + self.drain_s)
+        same = self.holdings.keepers(self._next_members()) == self._drain_heirs
+        return [] if same else self._send_drain()
+
+    def extend_drain(self, occurrence: Occurrence) -> list[Action]:
+        """Wait for the end of the code between two epochs."""
+        self.deadline = occurrence.now + self.drain_s
+        return []
 
     def _send_drain(self) -> list[Action]:
         if not self.is_in(self.members[0], *TRAINS):
@@ -480,29 +446,34 @@ class JobRounds:
         )
         return [SendDrain(self.members[0], self.generation, self.drains, self._drain_heirs)]
 
-    def _next_members(self) -> tuple[str, ...]:
-        staying = (*self._policy.survivors(), *self.holdings.givers)
-        return (*staying, *(n for n in self.target if n not in staying and self._policy.ready(n)))
+    # --- steps: the next round ---
 
-    def form(self, now: float, because_lost: bool = False) -> list[Action]:
+    def form(self, occurrence: Occurrence) -> list[Action]:
         """Form the next round of the survivors and all other nodes that are ready."""
+        return self._form(occurrence)
+
+    def _form(self, occurrence: Occurrence, because_lost: bool = False) -> list[Action]:
         ready = self._next_members()
-        actions = self._policy.release(
+        actions = self.release(
             n
             for n in sorted(self.holdings.assigned)
             if n not in (*self.target, *self.holdings.givers)
         )
         self.deadline = self._joiners_until = self._end_by = None
         self.failure.answer({n: self.holdings.phases[n] for n in ready})
-        if self.target and len(ready) < max(1, self.min_nodes):
-            return actions + self._await_joiners(now)
+        if self.target and not self._enough(ready):
+            return actions + self.await_joiners(occurrence)
         self.members, self._store, self.lost_member, self.holdings.givers = ready, None, False, ()
         if not ready:
-            self.stage = RoundStage.IDLE
+            self.stage = IDLE
             return actions
-        self.generation, self.stage = self.generation + 1, RoundStage.FORMING
-        self.deadline = now + self.settings.join_s
+        self.generation, self.stage = self.generation + 1, FORMING
+        self.deadline = occurrence.now + self.settings.join_s
         return [*actions, SaveRound(self.generation, ready, because_lost), *self._invite(ready[0])]
+
+    def _next_members(self) -> tuple[str, ...]:
+        staying = (*self.survivors(), *self.holdings.givers)
+        return (*staying, *(n for n in self.target if n not in staying and self.ready(n)))
 
     def _invite(self, node: str) -> list[Action]:
         """Send ``node`` the round that is being formed, unless it cannot take part yet. A
@@ -516,21 +487,84 @@ class JobRounds:
             return []
         return [SendRound(node, self.generation, rank, size, self._store if rank else None)]
 
-    def _finished(self) -> list[Action]:
-        """Complete the job if all workers have ended without error, even if a rescale was
-        planned.
-        """
-        if self.stage is RoundStage.COMPLETED:
-            return []
-        return self.complete() if self.ends.everywhere(self.generation, self.members) else []
+    def invite_reporter(self, occurrence: Occurrence) -> list[Action]:
+        """Send the node that reported the round, unless a member has failed."""
+        return [] if self.failing() else self._invite(occurrence.node)
 
-    def complete(self) -> list[Action]:
-        """Complete the job."""
-        self.stage, self.deadline = RoundStage.COMPLETED, None
+    def invite_others(self, _: Occurrence) -> list[Action]:
+        """Send the round to all members but the first, which serves the store."""
+        return [action for member in self.members[1:] for action in self._invite(member)]
+
+    def run(self, occurrence: Occurrence) -> list[Action]:
+        """Note that every member runs, and move on if the plan has changed since."""
+        return [*self.resume(occurrence), *self.handle(occurrence.then(RoundEvent.FORMED))]
+
+    def resume(self, _: Occurrence) -> list[Action]:
+        """Note that the newest round runs on the nodes of the plan."""
+        self.stage, self.deadline = RUNNING, None
+        return [Formed(self.generation, self.members)]
+
+    def extend_by_grace(self, occurrence: Occurrence) -> list[Action]:
+        """Wait for a report on the member that cannot be reached."""
+        self.deadline = occurrence.now + self.settings.failure_grace_s
+        return []
+
+    def fail_join(self, _: Occurrence) -> list[Action]:
+        """Report that members did not join."""
+        return self._report_failure(Broke((), f"{', '.join(self._absent())} {self._not_joined}."))
+
+    def form_without_absent(self, occurrence: Occurrence) -> list[Action]:
+        """Reject the members that did not join, and form the next round."""
+        why = f"{self._not_joined}; a firewall may block ports between there and {self.members[0]}"
+        return [*self.reject(self._absent(), why), *self.form(occurrence)]
+
+    @property
+    def _not_joined(self) -> str:
+        return f"did not join the round within {self.settings.join_s:g} s"
+
+    def take_over(self, occurrence: Occurrence) -> list[Action]:
+        """Continue a round after a restart of the daemon. A drain in progress is cancelled, and its
+        number is not used again.
+        """
+        self.stage, self.drains = RUNNING, int(occurrence.now)
+        cancelled_drain = SendDrain(self.members[0], self.generation, 0)
+        joining: list[Action] = []
+        if len(self.target) > len(self.members):
+            await_nodes = self.await_end if self.finishing else self.await_joiners
+            joining = await_nodes(occurrence)
+        return [cancelled_drain, *self.check_failures(occurrence), *joining]
+
+    # --- steps: the end of the script, and failures ---
+
+    def await_end(self, _: Occurrence) -> list[Action]:
+        """Delay the change of nodes until the script has ended, as long as the nodes may stay."""
+        actions: list[Action] = []
+        if self.stage is DRAINING:
+            actions.append(SendDrain(self.members[0], self.generation, 0))
+        self.stage, self.deadline = FINISHING, self._end_by
+        return actions + self.release(
+            n for n in sorted(self.holdings.assigned) if n not in (*self.target, *self.members)
+        )
+
+    def await_plan(self, occurrence: Occurrence) -> list[Action]:
+        """Wait for a plan after a loss, for a limited time."""
+        until = occurrence.now + self.settings.failure_grace_s
+        self.deadline = until if self.deadline is None else min(self.deadline, until)
+        return []
+
+    def move_on(self, occurrence: Occurrence) -> list[Action]:
+        """Move to the plan, because the script continues to train."""
+        self.stage, self.deadline = RUNNING, None
+        now, end_by = occurrence.now, self._end_by
+        return self.move(self.target, now, None if end_by is None else max(0.0, end_by - now))
+
+    def complete(self, _: Occurrence) -> list[Action]:
+        """Complete the job, even if a rescale was planned."""
+        self.stage, self.deadline = COMPLETED, None
         self.failure.clear()
         return [WorkersDone()]
 
-    def _check_failures(self, now: float) -> list[Action]:
+    def check_failures(self, occurrence: Occurrence) -> list[Action]:
         """Report a failure of the members, once there was enough time for the report of a lost
         node.
         """
@@ -540,10 +574,10 @@ class JobRounds:
             return []
         to_come = not (self.holdings.unreachable | self.holdings.doubted).isdisjoint(self.members)
         grace_s = self.settings.failure_grace_s
-        broke = self.failure.look(broken, to_come, now, grace_s, len(self.members))
+        broke = self.failure.look(broken, to_come, occurrence.now, grace_s, len(self.members))
         return [] if broke is None else self._report_failure(broke)
 
     def _report_failure(self, broke: Broke) -> list[Action]:
-        self.stage, self.deadline, self.failure.told_of = RoundStage.IDLE, None, self.generation
+        self.stage, self.deadline, self.failure.told_of = IDLE, None, self.generation
         self.failure.clear()
         return [broke]

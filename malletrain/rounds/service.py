@@ -4,7 +4,7 @@
     assigned ─process up─▶ member ─not planned any more─▶ leaving ─drained, or time over─▶ released
                                 │ lost, or its process ended: out of the next view at once
 
-The differences from :class:`malletrain.rounds.restart.JobRounds`: no member is stopped because
+The differences from :class:`malletrain.rounds.restart.RestartRounds`: no member is stopped because
 another one joins or leaves. A round is a *view*, a numbered list of the members with their
 addresses; every change makes a new view, which is stored and then sent to all members. A leaver
 stays in the views until it reports that it is drained, or until its time is over. If a process ends

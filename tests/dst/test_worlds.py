@@ -22,7 +22,7 @@ from malletrain.daemon.leases.silent_leases import Strays
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
 
@@ -57,9 +57,10 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
 
 # A service of which one process had done its work; leases of a user without jobs; an agent's answer
 # to its own drain; a leaver that nobody let go; a farewell before the save. The last one broke by
-# the check: it held a daemon to its word that had not read yet what was before.
+# the check: it held a daemon to its word that had not read yet what was before. In 500557 a node that
+# the newest plan leaves out is lost while the script ends.
 @pytest.mark.parametrize(
-    "seed", [888000754, 888000715, 888000910, 555001443, 555003242, 555009722, 2100004518]
+    "seed", [888000754, 888000715, 888000910, 555001443, 555003242, 555009722, 2100004518, 500557]
 )
 def test_days_that_broke_once(seed):
     assert not live(seed).broken
@@ -140,7 +141,11 @@ def _whatever_round(self, node, generation):
 
 
 _peers, _round = RoundShell.peers, NodeJob.round
-_next_members = JobRounds._next_members  # noqa: SLF001
+_next_members = RestartRounds._next_members  # noqa: SLF001
+
+
+def _without_its_first(self):
+    return _next_members(self)[1:] or _next_members(self)
 
 
 def _round_with_its_drain(self, message):
@@ -177,25 +182,37 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         ("restart",),
     ),
     "a live job that lets go of all its nodes is not saved": (
-        [(LiveRounds, "drain", lambda self, now: self.form(now))],
+        [(LiveRounds, "drain", lambda self, occurrence: self.form(occurrence))],
         "nodes were only taken with notice",
         ("notice",),
         ("live",),
     ),
     "who holds a live job's state is left out of its next round": (
-        [(JobRounds, "_next_members", lambda self: _next_members(self)[1:] or _next_members(self))],
+        [
+            (
+                RestartRounds,
+                "_next_members",
+                lambda self: _next_members(self)[1:] or _next_members(self),
+            )
+        ],
         "holds",
         ("notice",),
         ("live",),
     ),
     "who is left out of its next round trains on": (
-        [(JobRounds, "_next_members", lambda self: _next_members(self)[1:] or _next_members(self))],
+        [
+            (
+                RestartRounds,
+                "_next_members",
+                lambda self: _next_members(self)[1:] or _next_members(self),
+            )
+        ],
         "trains in rounds",
         ("notice",),
         ("live",),
     ),
     "a job goes on with fewer nodes than its least": (
-        [(JobRounds, "min_nodes", property(lambda self: 1, lambda self, number: None))],
+        [(RestartRounds, "min_nodes", property(lambda self: 1, lambda self, number: None))],
         "and its least are",
         ("agent_killed",),
         ("live",),
@@ -232,7 +249,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
     ),
     "a live job is drained while somebody stays, and no round takes that back": (
         [
-            (LiveRounds, "drain", lambda self, now: self.job.drain(now)),
+            (LiveRounds, "drain", RestartRounds.drain),
             (NodeJob, "round", _round_with_its_drain),
         ],
         "has trained nothing for",

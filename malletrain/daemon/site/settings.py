@@ -22,11 +22,11 @@ from malletrain.core.settings import (
 from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from malletrain.rounds.service import ServiceRounds
 
-ROUNDS: dict[str, type[JobRounds] | type[LiveRounds] | type[ServiceRounds]] = {
-    "restart": JobRounds,
+ROUNDS: dict[str, type[RestartRounds] | type[LiveRounds] | type[ServiceRounds]] = {
+    "restart": RestartRounds,
     "live": LiveRounds,
     "service": ServiceRounds,
 }

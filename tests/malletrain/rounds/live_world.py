@@ -43,7 +43,7 @@ class Live:
         return actions
 
     def fails(self, node: str, failure: Failure = KILLED) -> list:
-        return self.says(node, "failed", self.rounds.job.holdings.phases[node].generation, failure)
+        return self.says(node, "failed", self.rounds.holdings.phases[node].generation, failure)
 
 
 def of(kind: type, actions: list) -> list:

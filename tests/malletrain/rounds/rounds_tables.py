@@ -5,7 +5,7 @@ from __future__ import annotations
 from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import OF_NO_ROUND, AssignmentPhase
 from malletrain.rounds.interface import RoundSettings, RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 
 SETTINGS = RoundSettings(
     warmup_s=60.0, warmup_blocking_s=15.0, drain_s=10.0, join_s=60.0, failure_grace_s=2.0
@@ -34,7 +34,7 @@ def fails(r, now, node, *, rank=0, code=1, tail="ValueError: oops", time=None):
 
 def running(*nodes, low=1, now=100.0):
     """A job whose first round runs on ``nodes``."""
-    r = JobRounds(SETTINGS, min_nodes=low)
+    r = RestartRounds(SETTINGS, min_nodes=low)
     r.move(nodes, now)
     says(r, now + 1, "ready", *nodes)
     r.store_up(nodes[0], 1, *STORE)

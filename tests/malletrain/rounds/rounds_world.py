@@ -21,7 +21,7 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 
 NEWS_OF_A_LOSS_S = 1.5
 
@@ -162,7 +162,7 @@ class RoundsWorld:
     def __init__(self, nodes, settings, min_nodes):
         self.settings = settings
         self.now = 100.0
-        self.rounds = JobRounds(settings, min_nodes=min_nodes)
+        self.rounds = RestartRounds(settings, min_nodes=min_nodes)
         self.agents = {node: FakeAgent(self, node) for node in nodes}
         self.planned_nodes = ()
         self.plan_at = None
@@ -311,7 +311,7 @@ class RoundsWorld:
         rest.
         """
         self.hear_of_losses()
-        self.rounds = JobRounds(self.settings, min_nodes=self.rounds.min_nodes)
+        self.rounds = RestartRounds(self.settings, min_nodes=self.rounds.min_nodes)
         for agent in self.agents.values():
             agent.up.clear()
             agent.down.clear()

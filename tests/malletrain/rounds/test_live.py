@@ -104,7 +104,7 @@ def test_joiners_get_no_more_time_after_a_wait_for_the_state_than_the_node_that_
     live.rounds.move(("b", "c"), live.now, within_s=6.0)
     live.now += 2.0
     assert not rounds(live.rounds.tick(live.now)), "c is waited for"
-    live.now += live.rounds.job.settings.joiner_grace_s
+    live.now += live.rounds.settings.joiner_grace_s
     assert rounds(live.rounds.tick(live.now)) == [("b",)]
 
 
@@ -113,7 +113,7 @@ def test_a_wait_for_joiners_that_is_over_is_not_that_of_a_later_notice():
     live.rounds.move(("a", "b"), live.now)
     live.says("b", "ready", 0)
     live.rounds.move(("b", "c"), live.now, within_s=30.0)
-    live.now += live.rounds.job.settings.joiner_grace_s + 1.0
+    live.now += live.rounds.settings.joiner_grace_s + 1.0
     live.rounds.move(("b", "d"), live.now, within_s=28.0)
     assert not rounds(live.run()), "d may come up now"
     assert rounds(live.says("d", "ready", 0)) == [("b", "d")]
@@ -141,7 +141,7 @@ def test_a_group_that_broke_by_itself_is_formed_anew_after_a_moment():
     live = Live("a", "b")
     assert not live.says("a", "lost")
     due = live.rounds.next_wakeup()
-    assert due == live.now + live.rounds.job.settings.failure_grace_s
+    assert due == live.now + live.rounds.settings.failure_grace_s
     live.now = due
     actions = live.rounds.tick(live.now)
     assert aborts(actions) == {("a", 1), ("b", 1)}

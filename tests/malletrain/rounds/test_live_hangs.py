@@ -38,9 +38,9 @@ def test_who_hangs_as_a_round_is_formed_is_told_to_give_up_once_no_step_is_so_lo
     live = Live("a", "b")
     assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]
     for _ in range(MAX_EXTENSIONS - 1):
-        live.now += live.rounds.job.settings.join_s
+        live.now += live.rounds.settings.join_s
         assert not live.rounds.tick(live.now), "it may be in a long step"
-    live.now += live.rounds.job.settings.join_s
+    live.now += live.rounds.settings.join_s
     actions = live.rounds.tick(live.now)
     assert [broke.expected for broke in of(Broke, actions)] == [False]
     assert ("a", 1) in aborts(actions)
@@ -75,7 +75,7 @@ def test_the_others_give_up_the_rounds_with_one_that_hangs_and_not_the_one_witho
     for node in "acde":
         live.says(node, "running", 2)
     for _ in range(MAX_EXTENSIONS):
-        live.now += live.rounds.job.settings.join_s
+        live.now += live.rounds.settings.join_s
         actions = live.rounds.tick(live.now)
     assert [a.nodes for a in of(NodesRejected, actions)] == [("b",)]
     assert rounds(actions) == [("a", "c", "d", "e")]
@@ -93,18 +93,18 @@ def test_nobody_gives_up_a_round_that_waits_for_news_of_a_node_that_cannot_be_re
     live = Live("a", "b", "c")
     assert rounds(live.rounds.move(("a", "b"), live.now)) == [("a", "b")]
     for _ in range(MAX_EXTENSIONS - 1):
-        live.now += live.rounds.job.settings.join_s
+        live.now += live.rounds.settings.join_s
         live.rounds.tick(live.now)
     live.says("b", "running", 2)
     live.rounds.unreachable("b")
-    live.now += live.rounds.job.settings.join_s
+    live.now += live.rounds.settings.join_s
     assert not live.rounds.tick(live.now)
     assert not live.rounds.lost_member
 
 
 def test_who_is_started_again_hears_of_its_round_once_more_where_that_was_lost():
     live = round_after_a_failure()
-    assignment = live.rounds.job.holdings.phases["b"]
+    assignment = live.rounds.holdings.phases["b"]
     actions = live.rounds.phase("b", assignment, live.now)
     assert [(a.node, a.generation) for a in of(SendRound, actions)] == [("b", 3)]
     actions = live.says("a", "running", 2)
@@ -113,7 +113,7 @@ def test_who_is_started_again_hears_of_its_round_once_more_where_that_was_lost()
 
 def test_who_takes_too_long_to_start_again_is_left_out_and_the_job_goes_on():
     live = round_after_a_failure()
-    live.now += live.rounds.job.settings.join_s
+    live.now += live.rounds.settings.join_s
     actions = live.rounds.tick(live.now)
     assert not of(Broke, actions), "a trains well"
     assert [a.nodes for a in of(NodesRejected, actions)] == [("b",)]

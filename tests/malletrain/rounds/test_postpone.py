@@ -4,11 +4,11 @@ import pytest
 
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from malletrain.rounds.service import ServiceRounds
 
 
-@pytest.mark.parametrize("kind", [JobRounds, LiveRounds, ServiceRounds])
+@pytest.mark.parametrize("kind", [RestartRounds, LiveRounds, ServiceRounds])
 def test_what_was_due_is_due_later(kind):
     rounds = kind(RoundSettings(), 1, 0)
     rounds.postpone(5.0)

@@ -18,14 +18,14 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import CLOSED, SETTINGS, STORE, running, says, settle
 
 # --- the picture: start, grow, shrink ---
 
 
 def test_first_start_step_by_step():
-    r = JobRounds(SETTINGS, min_nodes=2)
+    r = RestartRounds(SETTINGS, min_nodes=2)
     assert r.move(("a", "b", "c"), 0.0) == [SendAssign("a"), SendAssign("b"), SendAssign("c")]
     assert r.stage is RoundStage.WARMING
     assert says(r, 1.0, "starting", "a", "b", "c") == []
@@ -232,7 +232,7 @@ def test_an_agent_that_began_anew_is_assigned_again_and_nobody_is_to_blame():
 
 def test_stop_in_every_stage():
     for steps in range(5):
-        r = JobRounds(SETTINGS)
+        r = RestartRounds(SETTINGS)
         todo = [
             lambda r=r: r.move(("a", "b"), 0.0),
             lambda r=r: says(r, 1.0, "ready", "a", "b"),
@@ -250,7 +250,7 @@ def test_stop_in_every_stage():
 
 
 def test_more_nodes_while_a_round_is_formed_join_it_when_it_runs():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a",), 0.0)
     says(r, 1.0, "ready", "a")
     assert r.move(("a", "b"), 2.0) == [SendAssign("b")]
@@ -260,7 +260,7 @@ def test_more_nodes_while_a_round_is_formed_join_it_when_it_runs():
 
 
 def test_fewer_nodes_while_a_round_is_formed_is_a_new_round_at_once():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     assert r.move(("b",), 2.0, within_s=5.0) == [
@@ -323,7 +323,7 @@ def test_messages_of_old_generations_are_ignored():
 
 
 def test_a_round_lost_on_the_way_is_told_again_when_the_agent_says_where_it_stands():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     assert says(r, 2.0, "ready", "a") == [SendRound("a", 1, 0, 2, None)]

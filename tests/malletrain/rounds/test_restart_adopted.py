@@ -17,7 +17,7 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import SETTINGS, says
 
 # --- after a restart of the daemon ---
@@ -31,7 +31,7 @@ def holds(**phases):
 
 
 def adopt(members, phases, generation=7, low=1):
-    r = JobRounds(SETTINGS, min_nodes=low)
+    r = RestartRounds(SETTINGS, min_nodes=low)
     return r, r.adopt(generation, members, phases, 1000.0)
 
 
@@ -96,7 +96,7 @@ def test_workers_of_a_newer_round_than_the_store_knows_are_stopped_and_started_a
 
 
 def test_a_round_that_nobody_formed_does_not_count():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a",), 0.0)
     assert says(r, 1.0, "running", "a", generation=2**63) == []
     assert says(r, 2.0, "ready", "a") == [SaveRound(1, ("a",)), SendRound("a", 1, 0, 1, None)]

@@ -16,7 +16,7 @@ from malletrain.rounds.actions import (
     SendRelease,
     SendRound,
 )
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
     SETTINGS,
@@ -194,7 +194,7 @@ def test_a_plan_that_comes_before_the_failure_is_told_restarts_the_workers_anywa
 
 
 def test_who_does_not_join_the_round_in_time_is_named():
-    r = JobRounds(SETTINGS, min_nodes=2)
+    r = RestartRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     r.store_up("a", 1, *STORE)
@@ -204,7 +204,7 @@ def test_who_does_not_join_the_round_in_time_is_named():
 
 
 def test_who_does_not_join_in_time_is_left_out_where_the_others_are_enough():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b", "c"), 0.0)
     says(r, 1.0, "ready", "a", "b", "c")
     r.store_up("a", 1, *STORE)
@@ -217,7 +217,7 @@ def test_who_does_not_join_in_time_is_left_out_where_the_others_are_enough():
 
 
 def test_a_member_that_cannot_be_reached_gets_more_time_to_join():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     r.unreachable("b")
@@ -226,7 +226,7 @@ def test_a_member_that_cannot_be_reached_gets_more_time_to_join():
 
 
 def test_a_crash_at_once_breaks_the_round_that_was_never_formed():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     r.store_up("a", 1, *STORE)
@@ -244,7 +244,7 @@ SENTENCE = "There is no conda environment x on this node"
 
 
 def test_a_node_without_the_jobs_software_costs_the_node_and_no_try():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a",), 0.0)
     rejected = says(r, 1.0, "exited", "a", failures=(LACKING,))
     assert rejected == [SendRelease("a"), NodesRejected(("a",), SENTENCE, unfit=True)]
@@ -254,20 +254,20 @@ def test_a_node_without_the_jobs_software_costs_the_node_and_no_try():
 
 
 def test_whether_it_is_there_on_another_node_is_waited_for():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b", "c"), 0.0)
     assert says(r, 1.0, "exited", "a", "b", failures=(LACKING,)) == []
     there = says(r, 2.0, "ready", "c")
     assert NodesRejected(("a", "b"), "the launcher ended there at once") in there
     assert SaveRound(1, ("c",)) in there
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b", "c"), 0.0)
     nowhere = says(r, 1.0, "exited", "a", "b", "c", failures=(LACKING,))
     assert NodesRejected(("a", "b", "c"), SENTENCE, unfit=True) in nowhere
 
 
 def test_who_does_not_come_up_where_others_lack_the_software_is_told_in_time():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "exited", "a", failures=(LACKING,))
     assert NodesRejected(("a",), SENTENCE, unfit=True) in r.tick(60.0)
@@ -276,7 +276,7 @@ def test_who_does_not_come_up_where_others_lack_the_software_is_told_in_time():
 
 
 def test_a_launcher_that_ends_for_another_reason_is_the_jobs_failure_still():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "exited", "a", failures=(LACKING,))
     other = Failure(0, 1, 1.0, "ValueError: oops")

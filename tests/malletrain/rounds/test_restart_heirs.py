@@ -4,7 +4,7 @@ from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import SaveRound, SendDrain
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import SETTINGS, STORE
 
 
@@ -19,7 +19,7 @@ def says(r, now, phase, *nodes):
 
 def running(*nodes):
     """Each has a keeper at port 1."""
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(nodes, 100.0)
     says(r, 101.0, "ready", *nodes)
     r.store_up(nodes[0], 1, *STORE)

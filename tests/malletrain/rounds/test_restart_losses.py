@@ -15,7 +15,7 @@ from malletrain.rounds.actions import (
     SendRound,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.rounds_tables import (
     CLOSED,
     SETTINGS,
@@ -79,7 +79,7 @@ def test_a_leaver_that_goes_before_the_drain_is_over_is_no_surprise():
 
 
 def test_under_the_minimum_nothing_is_formed_and_no_failure_is_told():
-    r = JobRounds(SETTINGS, min_nodes=2)
+    r = RestartRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a")
     assert r.gone("b", 2.0) == []
@@ -215,7 +215,7 @@ def test_partial_growth():
 
 
 def test_a_launcher_that_ends_on_one_node_has_that_node_rejected():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     assert says(r, 1.0, "exited", "b") == [], "it may be the job's fault"
     actions = says(r, 2.0, "ready", "a")
@@ -227,7 +227,7 @@ def test_a_launcher_that_ends_on_one_node_has_that_node_rejected():
 
 
 def test_a_setup_that_fails_everywhere_is_the_jobs_fault_and_spoils_no_node():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b", "c"), 0.0)
     assert says(r, 1.0, "exited", "b", "a") == []
     (broke,) = says(r, 2.0, "exited", "c")
@@ -238,13 +238,13 @@ def test_a_setup_that_fails_everywhere_is_the_jobs_fault_and_spoils_no_node():
 
 
 def test_no_launcher_anywhere_in_time_is_a_try():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     assert r.tick(60.0) == [Broke((), "No launcher came up in time on a, b.")]
 
 
 def test_a_rejected_node_that_the_minimum_needs_leaves_the_rest_to_the_controller():
-    r = JobRounds(SETTINGS, min_nodes=2)
+    r = RestartRounds(SETTINGS, min_nodes=2)
     r.move(("a", "b"), 0.0)
     says(r, 1.0, "ready", "a")
     assert r.tick(60.0) == [
@@ -258,7 +258,7 @@ def test_a_rejected_node_that_the_minimum_needs_leaves_the_rest_to_the_controlle
 
 def test_those_that_are_there_begin_when_the_minimum_is_lowered_to_them():
     """They were too few when the last of them came up: found by a simulated day."""
-    r = JobRounds(SETTINGS, min_nodes=3)
+    r = RestartRounds(SETTINGS, min_nodes=3)
     r.move(("a", "b", "c"), 0.0)
     says(r, 1.0, "ready", "a", "b")
     r.gone("c", 2.0)

@@ -20,7 +20,7 @@ from malletrain.rounds.actions import (
     WorkersDone,
 )
 from malletrain.rounds.interface import RoundStage
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from tests.malletrain.rounds.live_world import Live
 from tests.malletrain.rounds.rounds_tables import CLOSED, SETTINGS, STORE, fails, running, says
 
@@ -52,6 +52,18 @@ def test_a_planned_change_waits_for_the_end_and_is_dropped(nodes, how):
     assert (r.stage, r.next_wakeup()) == (FINISHING, None)
     assert r.drained("a", 1, 112.0) == []
     assert done(r, 113.0, "a") + done(r, 114.0, "b") == [WorkersDone()]
+
+
+@pytest.mark.parametrize("how", ["finishing", "succeeded"])
+def test_the_loss_of_a_leaver_during_the_end_restarts_the_others(how):
+    """The controller makes no plan for it: the newest one does without that node."""
+    r = running("a", "b")
+    says(r, 110.0, how, "a")
+    assert r.move(("a",), 111.0) == []
+    assert r.gone("b", 112.0) == []
+    due = 112.0 + SETTINGS.failure_grace_s
+    assert (r.stage, r.next_wakeup()) == (FINISHING, due)
+    assert r.tick(due)[0] == SaveRound(2, ("a",))
 
 
 @pytest.mark.parametrize("how", ["finishing", "succeeded"])
@@ -172,7 +184,7 @@ def test_an_end_on_some_nodes_of_an_older_round_is_none():
 
 
 def adopted(generation, members, **phases):
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     assignments = {
         node: Assignment("j", AssignmentPhase(phase), number, size=size)
         for node, (phase, number, size) in phases.items()
@@ -240,7 +252,7 @@ def test_a_node_of_a_live_job_lost_after_its_end_stops_nobody():
 
 
 def test_a_node_that_another_job_still_leaves_is_not_rejected():
-    r = JobRounds(SETTINGS)
+    r = RestartRounds(SETTINGS)
     r.move(("a", "b"), 0.0)
     r.occupied("b")
     says(r, 1.0, "ready", "a")

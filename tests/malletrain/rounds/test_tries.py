@@ -8,14 +8,14 @@ from malletrain.protocol.messages import Assignment, Failure
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import Broke, SaveRound
 from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.restart import JobRounds
+from malletrain.rounds.restart import RestartRounds
 from malletrain.rounds.service import ServiceRounds
 from tests.malletrain.rounds.rounds_tables import SETTINGS
 
 RAISED = Failure(0, 1, 100.0, "ValueError: oops")
 KILLED = Failure(0, -9, 100.0)
 GAVE_UP = Failure(0, 75, 100.0, "The step could not be given up within 10 s")
-MODES = {"restart": JobRounds, "live": LiveRounds, "service": ServiceRounds}
+MODES = {"restart": RestartRounds, "live": LiveRounds, "service": ServiceRounds}
 
 TABLE = [
     # mode, nodes, failure, uses up a try, the others go on in a round without the node

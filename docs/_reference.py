@@ -11,7 +11,7 @@ from malletrain.protocol import env
 from malletrain.protocol.phases import PHASES
 from malletrain.rounds.interface import STAGES, RoundStage
 from malletrain.rounds.live import LiveRounds
-from malletrain.rounds.table import EVENTS
+from malletrain.rounds.table import EVENTS, RoundEvent
 from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
 from malletrain.sweep.spec import Sweep
 
@@ -39,14 +39,15 @@ def _transitions(rows):
         guard = _first_sentence(getattr(LiveRounds, row.guard)) if row.guard else ""
         steps = [_first_sentence(getattr(LiveRounds, step)) for step in row.steps]
         stages = _names(row.stages) if len(row.stages) < len(RoundStage) else "any"
-        does, then = " ".join(steps) or "Nothing.", _names(row.to) or "the same"
+        does, then = " ".join(steps) or "Nothing.", _names(row.to)
         lines.append((f"`{row.event}`", stages, guard, does, then))
-    return _table(("event", "stages", "if", "what happens", "stage afterwards"), lines)
+    return _table(("event", "stages", "if", "what happens", "stage afterwards, if another"), lines)
 
 
 def _rows(table, but=()):
     known = {id(row) for rows in but for row in rows}
-    return list({id(r): r for rows in table.values() for r in rows if id(r) not in known}.values())
+    rows = {id(r): r for rows in table.values() for r in rows if id(r) not in known}.values()
+    return sorted(rows, key=lambda row: list(EVENTS).index(row.event))
 
 
 def _picture(table):
@@ -54,9 +55,10 @@ def _picture(table):
     lines = []
     for stage in RoundStage:
         following = {}
-        for (start, event), rows in table.items():
-            for to in {to for row in rows for to in row.to} if start is stage else ():
-                following.setdefault(to, []).append(event)
+        for event in EVENTS:
+            for to in {to for row in table.get((stage, event), ()) for to in row.to}:
+                if event not in (RoundEvent.STOPPED, RoundEvent.ENDED):
+                    following.setdefault(to, []).append(event)
         for to in (each for each in RoundStage if each in following and each is not stage):
             lines.append((f"`{stage}`", f"`{to}`", _names(following[to])))
     return _table(("from", "to", "at"), lines)

@@ -150,7 +150,9 @@ def launchers_ended(ended: dict[str, Assignment]) -> tuple[Broke, bool]:
         The failure, and whether the job's software was missing on all of them. Then the nodes are
         to blame, unless it is missing everywhere.
     """
-    failures = by_cause(f for assignment in ended.values() for f in assignment.failures)
-    sentence = f"The launcher ended at once on {', '.join(ended)}."
+    own = {node: assignment for node, assignment in ended.items() if not unfit(assignment)}
+    to_blame = own or ended
+    failures = by_cause(f for assignment in to_blame.values() for f in assignment.failures)
+    sentence = f"The launcher ended at once on {', '.join(to_blame)}."
     broke = Broke(failures, describe(failures) if failures else sentence)
-    return broke, all(unfit(assignment) for assignment in ended.values())
+    return broke, not own

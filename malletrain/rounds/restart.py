@@ -306,7 +306,7 @@ class RestartRounds(RoundMachine):
         return self.between_epochs and self._end_by is None
 
     def has_lost_member(self, _: Occurrence) -> bool:
-        """A member was lost, and no plan came."""
+        """A member was lost since the newest round was formed."""
         return self.lost_member
 
     def has_unreachable_member(self, _: Occurrence) -> bool:

@@ -103,7 +103,7 @@ class Row:
     """Names of the methods that carry it out, in order, until one changes the stage; none: the
     event changes nothing."""
     to: tuple[RoundStage, ...] = ()
-    """Stages in which the job can be afterwards; none: it stays in its stage."""
+    """Other stages in which the job can be afterwards. It can also stay in its stage."""
 
 
 Table = Mapping[tuple[RoundStage, RoundEvent], tuple[Row, ...]]

@@ -1,7 +1,7 @@
 """The transitions of a rescale in restart mode and in live mode. Pure.
 
-A row has stages, an event, a guard (empty: none), the steps, and the stages that can follow (none:
-the same). Guards and steps are methods of :class:`malletrain.rounds.restart.RestartRounds` and
+A row has stages, an event, a guard (empty: none), the steps, and the other stages that can follow.
+Guards and steps are methods of :class:`malletrain.rounds.restart.RestartRounds` and
 :class:`malletrain.rounds.live.LiveRounds`. A service has no table: its stage follows from its view
 (:mod:`malletrain.rounds.service`).
 """
@@ -17,7 +17,7 @@ ANY = (*UNFINISHED, COMPLETED)
 AFTER_JOINERS = (IDLE, WARMING, DRAINING, FORMING, RUNNING)
 """Stages after a check of the joiners: some are missing, a failure, a drain, a round, or nothing
 has to change."""
-AFTER_FORM = (IDLE, WARMING, FORMING, DRAINING, RUNNING)
+AFTER_FORM = (IDLE, WARMING, FORMING)
 """Stages after a round was to be formed: without nodes, with too few, or with enough."""
 
 _PLANNED = (
@@ -42,12 +42,12 @@ _REPORTED = (
     Row((DRAINING,), RoundEvent.REPORTED, "", ("form",), AFTER_FORM),
     Row((FORMING,), RoundEvent.REPORTED, "all_at_work", ("run",), AFTER_JOINERS),
     Row((FORMING,), RoundEvent.REPORTED, "", ("check_failures", "invite_reporter"),
-        (FORMING, IDLE)),
-    Row((RUNNING,), RoundEvent.REPORTED, "", ("check_failures",), (RUNNING, IDLE)),
+        (IDLE,)),
+    Row((RUNNING,), RoundEvent.REPORTED, "", ("check_failures",), (IDLE,)),
     Row((FINISHING,), RoundEvent.REPORTED, "finishing_now", ()),
     Row((FINISHING,), RoundEvent.REPORTED, "all_at_work", ("move_on",), AFTER_JOINERS),
     Row((FINISHING,), RoundEvent.REPORTED, "changes_nodes", ("form",), AFTER_FORM),
-    Row((FINISHING,), RoundEvent.REPORTED, "", ("check_failures",), (FINISHING, IDLE)),
+    Row((FINISHING,), RoundEvent.REPORTED, "", ("check_failures",), (IDLE,)),
 )  # fmt: skip
 
 _NODES_AND_TIME = (
@@ -73,13 +73,13 @@ _NODES_AND_TIME = (
     Row((FORMING,), RoundEvent.TIME_OVER, "lacks_members", ("fail_join",), (IDLE,)),
     Row((FORMING,), RoundEvent.TIME_OVER, "", ("form_without_absent",), AFTER_FORM),
     Row((WARMING, DRAINING, FORMING, RUNNING, FINISHING), RoundEvent.FAILURE_DUE, "",
-        ("check_failures",), (WARMING, DRAINING, FORMING, RUNNING, FINISHING, IDLE)),
+        ("check_failures",), (IDLE,)),
     Row((WARMING,), RoundEvent.ROUND_SUFFICES, "", ("resume",), (RUNNING,)),
-    Row((WARMING,), RoundEvent.JOINERS_READY, "", ("drain",), AFTER_FORM),
+    Row((WARMING,), RoundEvent.JOINERS_READY, "", ("drain",), (DRAINING, *AFTER_FORM)),
     Row((RUNNING,), RoundEvent.FORMED, "changes_nodes_of_round", ("await_joiners",), AFTER_JOINERS),
     Row((RUNNING,), RoundEvent.FORMED, "", ()),
     Row((IDLE,), RoundEvent.ADOPTED, "round_continues", ("take_over",),
-        (RUNNING, FINISHING, *AFTER_JOINERS)),
+        (FINISHING, *AFTER_JOINERS)),
     Row((IDLE,), RoundEvent.ADOPTED, "", ()),
     Row(UNFINISHED, RoundEvent.ENDED, "", ("complete",), (COMPLETED,)),
     Row((COMPLETED,), RoundEvent.ENDED, "", ()),
@@ -89,25 +89,22 @@ _NODES_AND_TIME = (
 RESTART_TABLE = make_table((*_PLANNED, *_REPORTED, *_NODES_AND_TIME))
 """The transitions of restart mode."""
 
-AFTER_LOSS = (IDLE, WARMING, FORMING, DRAINING, RUNNING, FINISHING)
-"""Stages after members were lost: the others continue, or wait for the next plan."""
-
 LIVE_TABLE = make_table(
     (
         Row((FORMING,), RoundEvent.PLANNED, "passes_on_state",
             ("request_nodes", "limit_hand_over")),
         Row(UNFINISHED, RoundEvent.GROUP_BROKE, "has_unreachable_member",
-            ("continue_without_unreachable",), AFTER_LOSS),
+            ("continue_without_unreachable",), (FORMING,)),
         Row(UNFINISHED, RoundEvent.GROUP_BROKE, "", ("await_loss",)),
-        Row(UNFINISHED, RoundEvent.WORKER_FAILED, "", ("continue_without_failed",), AFTER_LOSS),
+        Row(UNFINISHED, RoundEvent.WORKER_FAILED, "", ("continue_without_failed",), (FORMING,)),
         Row(UNFINISHED, RoundEvent.JOINER_FAILED, "",
-            ("count_failed_join", "continue_without_failed"), AFTER_LOSS),
+            ("count_failed_join", "continue_without_failed"), (FORMING,)),
         # While DRAINING no member stays, so none continues.
         Row((DRAINING, COMPLETED), RoundEvent.MEMBER_LOST, "", ()),
         Row((IDLE, WARMING, FORMING, RUNNING, FINISHING), RoundEvent.MEMBER_LOST, "has_survivors",
-            ("continue_without_node",), AFTER_LOSS),
+            ("continue_without_node",), (FORMING,)),
         Row((IDLE, WARMING, FORMING, RUNNING, FINISHING), RoundEvent.MEMBER_LOST, "", ()),
-        Row(UNFINISHED, RoundEvent.REGROUP_DUE, "", ("continue_in_new_group",), AFTER_LOSS),
+        Row(UNFINISHED, RoundEvent.REGROUP_DUE, "", ("continue_in_new_group",), (FORMING,)),
         Row((FORMING,), RoundEvent.HAND_OVER_DUE, "", ("move_without_hand_over",), AFTER_JOINERS),
         Row((IDLE, WARMING, DRAINING, RUNNING, FINISHING, COMPLETED), RoundEvent.HAND_OVER_DUE, "",
             ()),

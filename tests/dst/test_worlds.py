@@ -25,6 +25,7 @@ from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds
 from tests.dst.loop import CURRENT, VirtualLoop
 from tests.dst.world import live
+from tests.malletrain.rounds.checked import check_transitions
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +44,11 @@ PARTS_OF_EVERY_CHANGE = 6
         for part in range(PARTS)
     ],
 )
-def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
+def test_nothing_is_lost_whatever_goes_wrong(part, any_seed, monkeypatch):
     """One of 200 seeds that fails is done again, to the last message, by the command that it
     names.
     """
+    check_transitions(monkeypatch)
     first = any_seed(part * 1000)
     for seed in range(first, first + SEEDS_EACH):
         outcome = live(seed)
@@ -57,12 +59,13 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed):
 
 # A service of which one process had done its work; leases of a user without jobs; an agent's answer
 # to its own drain; a leaver that nobody let go; a farewell before the save. The last one broke by
-# the check: it held a daemon to its word that had not read yet what was before. In 500557 a node that
-# the newest plan leaves out is lost while the script ends.
+# the check: it held a daemon to its word that had not read yet what was before. In 500557 a node
+# that the newest plan leaves out is lost while the script ends.
 @pytest.mark.parametrize(
     "seed", [888000754, 888000715, 888000910, 555001443, 555003242, 555009722, 2100004518, 500557]
 )
-def test_days_that_broke_once(seed):
+def test_days_that_broke_once(seed, monkeypatch):
+    check_transitions(monkeypatch)
     assert not live(seed).broken
 
 

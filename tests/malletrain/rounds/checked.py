@@ -1,4 +1,4 @@
-"""A fixture's part: every transition of a rescale leads to a stage that its row names."""
+"""Every transition of a rescale leads to a stage that its row names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_transitions(monkeypatch):
     def checked(self, row, occurrence):
         stage = self.stage
         actions = carry_out(self, row, occurrence)
-        assert self.stage in (row.to or (stage,)), (
+        assert self.stage in (stage, *row.to), (
             f"{occurrence.event} while {stage} ({row.guard or 'always'}) led to {self.stage}"
         )
         return actions

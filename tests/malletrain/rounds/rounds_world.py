@@ -345,6 +345,13 @@ class RoundsWorld:
                         "[10.0.0.7]:61234"
                     )
 
+    def scripts_end(self):
+        """The workers of a round in which one has ended with code 0 end, too."""
+        ended = {a.generation for a in self.agents.values() if a.phase == "succeeded"}
+        for agent in self.agents.values():
+            if agent.phase == "running" and agent.generation in ended:
+                agent.succeeds()
+
     def hear_of_losses(self, older_than=0.0):
         for node in [n for n, t in self.losses.items() if self.now - t >= older_than]:
             del self.losses[node]

@@ -88,11 +88,14 @@ class RoundsMachine(RuleBasedStateMachine):
         self.world.run(seconds)
 
     def teardown(self):
-        """Nothing more happens; a job whose round broke gets another try."""
+        """Nothing more happens but that a script that is ending ends everywhere; a job whose round
+        broke gets another try.
+        """
         if not hasattr(self, "world"):
             return
         w = self.world
         for _ in range(12):
+            w.scripts_end()
             w.settle()
             w.run(20.0)
         if w.finished:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from malletrain import __version__
 from malletrain.protocol import env
 from tests.bare import build, files_of, install, made_once, source_tree
 from tests.dealing import deal
+from tests.draws import register_profiles
 from tests.last_words import (  # noqa: F401 (hooks)
     pytest_runtest_makereport,
     pytest_terminal_summary,
@@ -37,9 +37,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # what they start.
 os.environ[env.TIMEOUT] = f"{PATIENCE_S:g}"
 
-settings.register_profile("check", derandomize=True, deadline=None, print_blob=True)
-settings.register_profile("fuzz", database=None, deadline=None, print_blob=True)
-settings.load_profile("check")
+register_profiles()
 # Numbers and texts of whatever modules of this project are loaded would be drawn, too: other cases
 # in each worker and run.
 providers._get_local_constants = lambda: providers._local_constants  # type: ignore[attr-defined] # noqa: SLF001

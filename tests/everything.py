@@ -26,7 +26,7 @@ SPREAD = ("-n", str(WORKERS), "--dist", "worksteal")
 
 PARTS: dict[str, tuple[str, ...]] = {
     "lint": ("make", "lint"),
-    "suite": (*PYTEST, *SPREAD, "-m", "not sites and not gpu"),
+    "suite": (*PYTEST, *SPREAD, "--hypothesis-profile=all", "-m", "not sites and not gpu"),
     "sites": (*PYTEST, "-m", "sites"),
     "days": ("tests.dst", "--seeds", "10000"),
     "zoo": ("tests.zoo", "--jobs", "2"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from allocator import Bid, SizeValues, equal_share, fcfs, solve
 from tests.allocator.oracles.brute_force import check_feasible
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
 
 def job(name: str, sizes: list[int], **classes: list[int]) -> Bid:
@@ -60,7 +61,7 @@ def test_first_come_first_served_lets_a_smaller_job_pass_one_that_does_not_fit()
 
 
 @given(bid_lists(classes=("x", "y"), forced=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 def test_they_are_feasible_and_never_better_than_the_optimum(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from allocator import CurveError, ScalingCurve
 from tests.allocator.strategies import curves
+from tests.draws import cases
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,14 @@ def test_a_single_point_is_a_curve() -> None:
 
 
 @given(curves())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 def test_arrays_are_read_as_single_sizes_are(curve: ScalingCurve) -> None:
     sizes = np.arange(0, 20)
     assert curve.rates(sizes) == pytest.approx([curve.at(k) for k in sizes.tolist()], rel=1e-12)
 
 
 @given(curves())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=cases(50), deadline=None)
 def test_a_curve_made_of_arrays_is_the_same_curve(curve: ScalingCurve) -> None:
     copy = ScalingCurve.from_arrays(*(each.copy() for each in curve.arrays))
     assert copy == curve

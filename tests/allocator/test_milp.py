@@ -27,16 +27,17 @@ from allocator.highs import SolverError
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
 pytestmark = pytest.mark.slow
 
 QUICK = settings(
-    max_examples=1500,
+    max_examples=cases(1500),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 SOME = settings(
-    max_examples=200,
+    max_examples=cases(200),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -96,7 +97,7 @@ def test_two_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str,
 
 
 @given(bid_lists(classes=("a", "b", "c")))
-@settings(parent=SOME, max_examples=60)
+@settings(parent=SOME, max_examples=cases(60))
 def test_three_classes_equal_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     drops, objective = best(bids, capacity)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from allocator import Bid, SizeValues, milp
 from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
 
 def must(name: str, **smallest: int) -> Bid:
@@ -19,7 +20,7 @@ def must(name: str, **smallest: int) -> Bid:
 
 
 @given(bid_lists(classes=("x", "y")))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 def test_as_few_are_dropped_as_possible(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     drops, placed = milp.fewest_drops(bids, capacity, time_limit_s=30.0)

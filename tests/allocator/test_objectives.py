@@ -20,6 +20,7 @@ from allocator import (
     powers_of_two,
 )
 from tests.allocator.strategies import curves
+from tests.draws import cases
 
 CURVE = ScalingCurve.of({1: 10.0, 2: 18.0, 4: 30.0})
 COST = RescaleCost(up_s=20.0, down_s=10.0, start_s=30.0)
@@ -165,7 +166,7 @@ def test_a_cost_that_makes_no_sense_is_refused(seconds: float) -> None:
 
 
 @given(curves(), st.integers(0, 16))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 def test_the_value_of_staying_is_the_throughput_alone(curve: ScalingCurve, current: int) -> None:
     bid = make_bid("a", curve, current=current, max_nodes=16, t_fwd_s=100.0, cost=COST)
     for size, value in values(bid).items():

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocator import NodeInfo, PlacementError, place
+from tests.draws import cases
 
 
 def plain(*names: str) -> dict[str, NodeInfo]:
@@ -54,7 +55,7 @@ def situations(
 
 
 @given(situations(), st.randoms(use_true_random=False))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=cases(400), deadline=None)
 def test_what_holds_for_every_plan(
     situation: tuple[dict[str, tuple[str, int]], dict[str, list[str]], dict[str, NodeInfo]],
     chance: random.Random,

@@ -12,8 +12,9 @@ from allocator.allocation import plan_value
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
-SOME = settings(max_examples=80, deadline=None)
+SOME = settings(max_examples=cases(80), deadline=None)
 
 
 def built(bids: list[Bid], capacity: dict[str, int]) -> table.BidTable | None:

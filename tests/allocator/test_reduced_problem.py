@@ -10,8 +10,9 @@ from allocator import Bid, SizeValues, prices, reduced_problem, table
 from allocator.search import fill, repair
 from tests.allocator.oracles.brute_force import best
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
-SOME = settings(max_examples=150, deadline=None)
+SOME = settings(max_examples=cases(150), deadline=None)
 
 
 @given(bid_lists(forced=False))

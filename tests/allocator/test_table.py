@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from allocator import Bid, SizeValues, solve, table
 from allocator.bids import UNASSIGNED
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
 
 @given(bid_lists(classes=("x", "y")))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     allocation = solve(bids, capacity, time_limit_s=30.0)

@@ -13,6 +13,7 @@ from allocator.allocation import plan_value
 from allocator.bids import UNASSIGNED, Assignment
 from tests.allocator.oracles.brute_force import check_feasible
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
 ONE = {"x": SizeValues([1], [5.0])}
 ONE_OR_TWO = {"x": SizeValues([1, 2], [5.0, 6.0])}
@@ -83,7 +84,7 @@ def test_a_seat_that_went_back_to_who_runs_is_handed_on_no_further() -> None:
 
 
 @given(bid_lists(classes=("x", "y")))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(300), deadline=None)
 def test_order_costs_nothing_and_nobody_could_have_been_served_before(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:
@@ -102,7 +103,7 @@ def test_order_costs_nothing_and_nobody_could_have_been_served_before(
 
 
 @given(bid_lists(classes=("x", "y"), forced=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=cases(150), deadline=None)
 def test_what_runs_stays_where_nothing_is_better(
     problem: tuple[list[Bid], dict[str, int]],
 ) -> None:

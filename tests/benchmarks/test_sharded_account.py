@@ -18,6 +18,7 @@ from benchmarks.sharded_account import (
     overlaps,
     shard_bytes,
 )
+from tests.draws import cases
 
 LARGE = [Tensor(24_000, 4)]
 WHOLE = 96_000
@@ -51,7 +52,7 @@ def test_the_least_is_that_of_the_best_order(tensors, old, new):
     assert least(tensors, old, new, range(old)) == whole - in_place
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(tensors=TENSORS, world=st.integers(1, 9))
 def test_the_shards_of_all_ranks_are_the_state(tensors, world):
     whole = sum(t.rows * t.row_bytes for t in tensors)

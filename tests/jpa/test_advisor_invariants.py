@@ -11,6 +11,7 @@ from jpa import (
     ProfileFinished,
     ProfileWaiting,
 )
+from tests.draws import cases
 from tests.jpa.models import Job, fixed_global_batch
 from tests.jpa.world import Member, World
 
@@ -26,7 +27,7 @@ DISTURBANCES = st.lists(
 LIMITS = st.tuples(st.integers(1, 4), st.integers(0, 6))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(
     st.lists(LIMITS, min_size=1, max_size=4),
     st.integers(0, 12),

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.horizon import EDGES_S, RATE_WINDOW_S, GapWatch, SurvivalEstimator
+from tests.draws import cases
 
 lengths = st.lists(st.tuples(st.floats(0.0, 1e7), st.booleans()), max_size=60)
 ages = st.floats(0.0, 1e7)
@@ -25,7 +26,7 @@ def fed(observations, **options):
 
 
 @given(observations=lengths, age=ages, times=st.lists(st.floats(0.0, 1e7), min_size=2, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 def test_survival_is_a_survival_function(observations, age, times):
     estimator = fed(observations)
     values = [estimator.survival(t, age) for t in sorted(times)]
@@ -35,7 +36,7 @@ def test_survival_is_a_survival_function(observations, age, times):
 
 
 @given(observations=lengths, age=ages)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 def test_at_the_end_rate_as_many_gaps_survive_the_window_as_the_table_says(observations, age):
     estimator = fed(observations)
     rate = estimator.end_rate(age)
@@ -46,7 +47,7 @@ def test_at_the_end_rate_as_many_gaps_survive_the_window_as_the_table_says(obser
 
 
 @given(observations=lengths, age=ages)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_the_expectation_is_positive_finite_and_the_integral_of_the_survival(observations, age):
     estimator = fed(observations)
     expected = estimator.expected_remaining(age)
@@ -64,7 +65,7 @@ def test_the_expectation_is_positive_finite_and_the_integral_of_the_survival(obs
 
 
 @given(observations=lengths, age=ages)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_storing_keeps_the_estimate(observations, age):
     estimator = fed(observations)
     again = SurvivalEstimator.from_dict(
@@ -82,7 +83,7 @@ def test_storing_keeps_the_estimate(observations, age):
 
 
 @given(observations=lengths, seed=st.integers(0, 99), age=ages)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_without_forgetting_the_order_does_not_matter(observations, seed, age):
     shuffled = list(observations)
     random.Random(seed).shuffle(shuffled)

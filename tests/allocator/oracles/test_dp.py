@@ -9,10 +9,11 @@ from allocator import Bid, BidError, SizeValues
 from tests.allocator.oracles import dp
 from tests.allocator.oracles.brute_force import best, check_feasible
 from tests.allocator.strategies import bid_lists
+from tests.draws import cases
 
 
 @given(bid_lists())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=cases(300), deadline=None)
 def test_equals_trying_everything(problem: tuple[list[Bid], dict[str, int]]) -> None:
     bids, capacity = problem
     drops, objective = best(bids, capacity)

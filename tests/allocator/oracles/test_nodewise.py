@@ -10,6 +10,7 @@ from allocator import BidError, RescaleCost, ScalingCurve, make_bid, solve
 from tests.allocator.oracles.nodewise import Form, NodewiseJob
 from tests.allocator.oracles.nodewise import solve as nodewise
 from tests.allocator.strategies import curves
+from tests.draws import cases
 
 COST = RescaleCost(up_s=18.0, down_s=12.0, start_s=15.0)
 LINE = ScalingCurve.of({1: 10.0, 64: 640.0})
@@ -53,7 +54,7 @@ def ours(jobs: list[NodewiseJob], nodes: list[str], cost: RescaleCost) -> float:
 
 
 @given(machines())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_corrected_form_has_our_optimum(machine: tuple[list[NodewiseJob], list[str]]) -> None:
     jobs, nodes = machine
     reference = nodewise(jobs, nodes, cost=COST)
@@ -70,7 +71,7 @@ def test_the_corrected_form_has_our_optimum(machine: tuple[list[NodewiseJob], li
 
 
 @given(machines())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_published_form_is_never_better_than_ours_with_free_starts(
     machine: tuple[list[NodewiseJob], list[str]],
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from infinicache import AsyncCache, Cache, CacheError, TooLarge, Unavailable
 from infinicache.connection import CallFailed, Peers
 
+from tests.draws import cases
 from tests.jobscripts.infinicache.pool import KEY, MIB, Pool, heard, until, whole
 from tests.waiting import NEVER_S
 
@@ -358,7 +359,7 @@ STEPS = st.one_of(
 
 
 @example([("lose", 0, 0), ("join", 0, 0), ("lose", 0, 0)], random.Random(0))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEPS, min_size=4, max_size=16), st.randoms(use_true_random=False))
 def test_a_get_returns_the_right_bytes_or_a_miss(steps, rng):
     """Never wrong bytes, whatever happens; and no miss while no more than p nodes were lost between

@@ -20,6 +20,8 @@ from windsr.assimilate import (
     spread_innovations,
 )
 
+from tests.draws import cases
+
 FLAT = np.zeros((21, 21))
 observations = st.lists(
     st.builds(WindObservation, st.integers(0, 20), st.integers(0, 20), st.floats(0, 50)),
@@ -65,7 +67,7 @@ def test_at_the_rim_of_the_field_only_what_is_inside_counts():
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 300), st.floats(0, 300))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_larger_thresholds_never_make_the_radius_smaller(seed, one, other):
     rng = np.random.default_rng(seed)
     terrain, wind = (
@@ -79,7 +81,7 @@ def test_larger_thresholds_never_make_the_radius_smaller(seed, one, other):
 
 
 @given(observations, radii)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(observations, radius):
     mask, _ = soft_mask((21, 21), observations, [radius] * len(observations))
     rows, columns = np.indices((21, 21))
@@ -96,7 +98,7 @@ def test_the_mask_is_one_at_stations_falls_off_and_ends_at_the_radius(observatio
 
 
 @given(observations, radii, st.integers(0, 99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_the_composite_lies_between_model_and_observations_and_keeps_far_places(
     observations, radius, seed
 ):

@@ -20,6 +20,8 @@ from windsr.grids import (
     widen,
 )
 
+from tests.draws import cases
+
 
 def test_block_means_and_back_keep_a_slope():
     slope = torch.arange(32.0).repeat(32, 1)[None, None]
@@ -33,7 +35,7 @@ def test_block_means_and_back_keep_a_slope():
 
 
 @given(st.integers(16, 60), st.integers(16, 60), st.sampled_from([0, 4, 8]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=cases(50), deadline=None)
 def test_tiles_cover_whole_coarse_cells_and_stay_inside(rows, columns, overlap):
     covered = np.zeros((rows, columns), int)
     for tile in tiles(rows, columns, 16, 4, overlap):
@@ -68,7 +70,7 @@ def test_a_halo_counts_for_nothing_but_at_the_rim_of_the_field():
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([2, 4, 8]), st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_block_means_are_restored_exactly_and_no_wind_is_negative(rows, columns, factor, seed):
     rng = np.random.default_rng(seed)
     low = torch.from_numpy(np.maximum(rng.normal(1, 2, (2, 1, rows, columns)), 0))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from malletrain.config.model import Config, ConfigError, load_config, parse_config, scheduler_kinds
 from malletrain.config.reference import example_toml, keys, reference_markdown, sections
+from tests.draws import cases
 
 ROOT = Path(__file__).parents[3]
 LEAST = '[scheduler]\nkind = "local"\n'
@@ -226,7 +227,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=20), max_size=12))
 def test_any_text_gives_a_configuration_or_sentences(lines):
     text = "\n".join(lines)

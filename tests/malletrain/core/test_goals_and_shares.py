@@ -19,6 +19,7 @@ from malletrain.core.planning import exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ShareSettings
 from malletrain.core.shares import PartyService, discounted
 from tests.allocator.strategies import curves
+from tests.draws import cases
 from tests.malletrain.core.controller_script import play
 
 HOUR = 3600.0
@@ -100,7 +101,7 @@ def test_the_same_job_without_a_deadline_gets_nothing_there():
     assert (site.nodes("late"), site.nodes("fast")) == (0, 4)
 
 
-@settings(max_examples=20)
+@settings(max_examples=cases(20))
 @given(st.floats(-4, 4), st.floats(-4, 4))
 def test_what_a_deadline_needs_is_worth_more_than_any_share(one, other):
     site = Site({"a": one, "b": other})

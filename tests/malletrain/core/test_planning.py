@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from allocator import Allocation, Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid
 from malletrain.core.planning import Candidate, guarantees, make_plan, neutral_curve, smallest_size
 from malletrain.core.settings import PlanningSettings
+from tests.draws import cases
 
 COST = RescaleCost(up_s=15.0, down_s=10.0, start_s=20.0)
 SETTINGS = PlanningSettings(t_fwd_s=100.0, cost=COST)
@@ -291,7 +292,7 @@ def situations(draw):
     return candidates, nodes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100), deadline=None)
 @given(situations())
 def test_a_plan_gives_nobody_what_it_may_not_have(situation):
     candidates, nodes = situation

@@ -24,6 +24,7 @@ from malletrain.core.settings import (
     ProfilingSettings,
     advisor_config,
 )
+from tests.draws import cases
 from tests.malletrain.core.controller_world import World
 from tests.malletrain.core.test_controller_machine import NODES, STARVATION, ControllerMachine
 
@@ -165,7 +166,10 @@ class ProfilingMachine(ControllerMachine):
 
 
 ProfilingMachine.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=cases(25),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestProfiling = ProfilingMachine.TestCase
 del ControllerMachine

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, example, given, settings
 
 from malletrain.core.events import JobState, JobSubmitted
+from tests.draws import cases
 from tests.malletrain.core.profiled_world import ProfiledWorld
 
 
@@ -51,7 +52,7 @@ def days(draw):
 
 @given(day=days())
 @example(day=(4, False, [ProfiledJob(1, 2, None, pause=True), ProfiledJob(3, 4, None)]))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(30), deadline=None, suppress_health_check=list(HealthCheck))
 def test_an_undisturbed_profile_goes_up_once_and_then_down(day):
     """The example: two idle nodes are released in the pause, and are gaps for the second job."""
     nodes, companion, jobs = day

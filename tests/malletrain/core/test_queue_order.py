@@ -29,6 +29,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.planning import PlanningSettings
+from tests.draws import cases
 
 STARVATION_S = 100.0
 DEBOUNCE_S = 1.0
@@ -201,7 +202,7 @@ STREAMS = st.lists(KINDS, min_size=1, max_size=3).flatmap(
 @given(st.integers(3, 6), STREAMS)
 @example(4, [Arrival(0.0, Kind(), 20.0 + i) for i in range(12)])
 @example(4, [Arrival(0.0, Kind(4, 4), 50.0), *(Arrival(0.0, Kind(), 400.0) for _ in range(8))])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_nobody_is_overtaken_by_an_equal_nor_for_ever(nodes: int, stream: list[Arrival]) -> None:
     stream = sorted(stream, key=lambda arrival: arrival.at)
     # The same value at no two times: what is submitted at one instant is one event after another.

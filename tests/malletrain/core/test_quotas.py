@@ -19,6 +19,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
+from tests.draws import cases
 
 ANN, BOB, LAB = Quota("user ann", 4), Quota("user bob", 6), Quota("account lab", 7)
 UNDER = {"ann": (ANN, LAB), "bob": (BOB, LAB), "eve": ()}
@@ -121,7 +122,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(steps)
 def test_no_limit_is_ever_exceeded(steps):
     m = Machine()

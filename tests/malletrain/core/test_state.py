@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.state import ControllerState
+from tests.draws import cases
 
 
 def state(*nodes, jobs=("a", "b")):
@@ -171,5 +172,7 @@ class StateMachine(RuleBasedStateMachine):
             assert (name in self.s.unfinished) == (not job.state.ended)
 
 
-StateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+StateMachine.TestCase.settings = settings(
+    max_examples=cases(40), stateful_step_count=30, deadline=None
+)
 TestState = StateMachine.TestCase

@@ -24,6 +24,7 @@ from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan, plan_each_trainer
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.core.trainers import Trainer, Trainers
+from tests.draws import cases
 
 GPU = Trainer("gpu", Goal.EFFICIENCY, node_classes=frozenset({"a100", "h100"}))
 CPU = Trainer("cpu", other_classes=frozenset({"a100", "h100"}))
@@ -126,7 +127,7 @@ def decided(drawn, trainers, machine):
     return sorted(decisions)
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(machines())
 def test_two_trainers_decide_what_two_machines_of_their_own_would(drawn):
     site = ControllerSettings(planning=PlanningSettings(max_running=3), starvation_s=200.0)
@@ -139,7 +140,7 @@ def test_two_trainers_decide_what_two_machines_of_their_own_would(drawn):
     assert decided(drawn, (GPU, CPU), together) == sorted(apart)
 
 
-@settings(max_examples=60)
+@settings(max_examples=cases(60))
 @given(machines())
 def test_no_job_has_a_node_of_another_trainer(drawn):
     machine = Controller(ControllerSettings(trainers=(GPU, CPU), starvation_s=200.0))

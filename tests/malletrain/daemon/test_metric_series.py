@@ -18,6 +18,7 @@ from malletrain.daemon.jobs.repository import (
 )
 from malletrain.store.records import JobRow, MetricRow
 from malletrain.store.store import Store
+from tests.draws import cases
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_after_a_restart_what_was_said_before_is_known(store):
 def test_what_stays_stored_is_the_same_however_it_came(store):
     names = (f"m{number}" for number in itertools.count())
 
-    @settings(max_examples=20)
+    @settings(max_examples=cases(20))
     @given(
         st.lists(st.integers(1, 300), min_size=1, max_size=6),
         st.integers(0, 2**32),

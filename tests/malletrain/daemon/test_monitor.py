@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from malletrain.daemon.jobs.monitor import KEPT_ROUNDS, WINDOW_S, JobMonitor
+from tests.draws import cases
 from tests.malletrain.daemon.worker_counts import progress, trained
 
 # --- totals ---
@@ -279,7 +280,7 @@ def histories(draw):
     return records, draw(st.permutations(sent)), whole
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(histories())
 def test_no_order_of_the_records_makes_the_total_fall_or_count_twice(history):
     records, sent, whole = history

@@ -16,6 +16,7 @@ from malletrain.demo.account import (
     normal,
     without,
 )
+from tests.draws import cases
 
 
 def row(time, node, event, lease="", reason=""):
@@ -170,7 +171,7 @@ def histories(draw):
     return rows, rounds, assignments
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=cases(200), deadline=None)
 @given(histories())
 def test_nothing_is_lost_or_counted_twice(history):
     rows, rounds, assignments = history

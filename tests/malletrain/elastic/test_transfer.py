@@ -21,6 +21,7 @@ from malletrain.elastic import rooms, transfer
 from malletrain.elastic.rooms import MIN_BYTES, Rooms, describe_tensors, keep_freed
 from malletrain.elastic.state import Holder
 from tests import waiting
+from tests.draws import cases
 from tests.waiting import PATIENCE_S
 
 
@@ -71,7 +72,7 @@ def moved(mail, chain, tensors_of):
         assert not thread.is_alive()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=cases(25))
 @given(
     shapes=st.lists(st.lists(st.integers(0, 40), max_size=3), max_size=60),
     chain=st.permutations([0, 1, 2, 3]).flatmap(lambda r: st.just(r[:3])),

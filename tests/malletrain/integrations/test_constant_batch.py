@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malletrain.integrations.constant_batch import ConstantBatch
+from tests.draws import cases
 
 
 def ranks(monkeypatch, world, most, *arguments, **options):
@@ -44,7 +45,7 @@ def plans(draw):
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=cases(300))
 @given(plans())
 def test_every_rank_count_makes_the_same_steps_of_the_same_samples(plan):
     most, world, samples, per_device, size, accumulate, shuffle = plan

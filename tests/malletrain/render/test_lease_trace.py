@@ -5,6 +5,7 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
 from malletrain.render.lease_trace import HEADER, lease_trace
 from scavenger.trace import files
+from tests.draws import cases
 
 JOINED, LOST = EventKind.NODE_JOINED.value, EventKind.NODE_LOST.value
 
@@ -39,7 +40,7 @@ def test_no_event_no_row():
     assert list(lease_trace([], 5.0)) == [HEADER]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(
     changes=st.lists(
         st.tuples(st.floats(0, 3), st.sampled_from([JOINED, LOST]), st.sampled_from("abc")),

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from malletrain.rounds.interface import RoundSettings, RoundStage
+from tests.draws import cases
 from tests.malletrain.rounds.rounds_world import RoundsWorld
 
 NODES = ["a", "b", "c", "d"]
@@ -120,6 +121,9 @@ class RoundsMachine(RuleBasedStateMachine):
 
 
 RoundsMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=cases(100),
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestRounds = RoundsMachine.TestCase

@@ -20,6 +20,7 @@ from malletrain.rounds.actions import (
 )
 from malletrain.rounds.interface import RoundSettings, RoundStage
 from malletrain.rounds.service import ServiceRounds
+from tests.draws import cases
 
 SETTINGS = RoundSettings(warmup_s=60.0, drain_s=10.0, failure_grace_s=2.0)
 
@@ -298,4 +299,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestHistories.settings = settings(max_examples=cases(60), stateful_step_count=30, deadline=None)

@@ -19,6 +19,7 @@ from malletrain.store.store import (
     Store,
     StoreError,
 )
+from tests.draws import cases
 from tests.malletrain.store.conftest import new_job
 
 # --- rows ---
@@ -39,7 +40,7 @@ def shared(tmp_path_factory):
         yield opened
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(
     row=st.builds(
         JobRow,
@@ -81,7 +82,7 @@ def test_jobs_come_back_as_they_went(shared, row):
     assert shared.get_job(row.id) == changed
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(
     st.lists(
         st.builds(
@@ -106,7 +107,7 @@ def test_events_come_back_as_they_went(shared, rows):
     assert [row.seq for row in stored] == sorted({row.seq for row in stored})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 @given(
     lease=st.builds(
         LeaseRow,

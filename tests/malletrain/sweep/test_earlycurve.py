@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from malletrain.sweep.earlycurve import EarlyCurve, Law
+from tests.draws import cases
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def test_its_parameters_are_found():
 
 
 @given(st.floats(-4, -1.5), st.floats(-2, 0), st.floats(-0.5, 0.5), st.floats(-1, 2), st.booleans())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(30))
 def test_any_curve_of_this_law_is_predicted(a0, a1, a2, a3, upside_down):
     law = Law(10**a0, 10**a1, 10**a2, a3)
     sign = -1 if upside_down else 1

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from malletrain import ElasticSampler
 from malletrain.protocol.worker_channel import WorkLeft
 from malletrain.training import report
+from tests.draws import cases
 from tests.malletrain.training.worker_side import as_worker
 
 
@@ -86,7 +87,7 @@ def plans(draw):
     return arguments, rounds
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=cases(200))
 @given(plans())
 def test_every_sample_exactly_once_over_any_rescales(plan):
     arguments, rounds = plan
@@ -113,7 +114,7 @@ def test_every_sample_exactly_once_over_any_rescales(plan):
             assert len(samples) == state["position"]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 @given(plans())
 def test_a_fixed_global_batch_means_the_same_steps_at_any_scale(plan):
     arguments, rounds = plan
@@ -129,7 +130,7 @@ def test_a_fixed_global_batch_means_the_same_steps_at_any_scale(plan):
         state = run.samplers[0].state_dict()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 @given(plans(), st.integers(1, 4))
 def test_drop_last_gives_full_batches_only_and_repeats_nothing(plan, batch):
     arguments, rounds = plan
@@ -152,7 +153,7 @@ def test_drop_last_gives_full_batches_only_and_repeats_nothing(plan, batch):
 
 
 @given(plans(), st.integers(1, 8))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=cases(100))
 def test_the_lengths_are_the_numbers_of_steps(plan, world):
     arguments, _ = plan
     sampler = ElasticSampler(
@@ -190,7 +191,7 @@ def test_the_length_of_a_loader_whose_loop_was_left_is_what_is_left():
 
 
 @given(st.integers(1, 7), st.integers(7, 30), st.integers(0, 5))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=cases(50))
 def test_the_loss_weight_makes_the_gradient_the_mean_over_the_global_batch(world, batch, seed):
     data = torch.randn(60, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     samplers = group(world, num_samples=60, global_batch_size=batch, max_world_size=7)

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from malletrain.training.block_sums import MIN_BLOCK_BYTES, sums_of
 from malletrain.training.shard_reader import HEAD, RowReader
 from malletrain.training.snapshot_file import DamagedSnapshotError
+from tests.draws import cases
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.float64, torch.bool)
 TENSORS = st.lists(
@@ -169,7 +170,7 @@ def same(result, tensors, targets):
     return all(torch.equal(result[key], cut(tensors[key], box)) for key, box in targets.items())
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(specs=TENSORS, old=st.integers(1, 64), new=st.integers(1, 64), checked=st.booleans())
 @example(specs=[([11, 3], 0, torch.float32), ([], 0, torch.int64)], old=8, new=64, checked=True)
 @example(specs=[([64, 700], 0, torch.float32)], old=4, new=6, checked=True)
@@ -200,7 +201,7 @@ def test_of_large_pieces_little_more_is_read_than_is_needed(tmp_path):
     assert total <= 1.05 * sum(t.nbytes for t in tensors.values())
 
 
-@settings(max_examples=25)
+@settings(max_examples=cases(25))
 @given(data=st.data(), old=st.integers(1, 5), new=st.integers(1, 5))
 def test_no_number_comes_from_a_damaged_block(data, old, new):
     tensors, layout = numbers([([37, 90], 0, torch.float32), ([9], 0, torch.float64)])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from malletrain.training import snapshot_file
 from malletrain.training.snapshot_file import SnapshotError, candidates, read, write
 from tests.disks import small_disk
+from tests.draws import cases
 
 pytestmark = pytest.mark.slow
 
@@ -165,7 +166,7 @@ def test_an_object_that_cannot_be_written_leaves_no_rubbish(tmp_path):
 
 
 @example(where=0.9921875, bit=0)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=cases(60))
 @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_noticed_or_harmless(tmp_path_factory, where, bit):
     path = str(tmp_path_factory.mktemp("flip") / "x.pt")
@@ -182,7 +183,7 @@ def test_a_flipped_bit_is_noticed_or_harmless(tmp_path_factory, where, bit):
     assert number == 7  # a bit of padding or of the archive's own bookkeeping
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=cases(40))
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_torn_file_is_noticed(tmp_path_factory, share):
     path = str(tmp_path_factory.mktemp("torn") / "x.pt")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from malletrain import ElasticStream
 from malletrain.training.stream_sources import hub_shards, line_records, tar_records
+from tests.draws import cases
 
 
 def records_of(shard):
@@ -133,7 +134,7 @@ LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=24).filter(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=cases(40))
 @given(
     lengths=LENGTHS,
     phases=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=4),

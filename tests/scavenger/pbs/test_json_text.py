@@ -19,6 +19,7 @@ from scavenger.pbs.parse import (
     words_of,
 )
 from scavenger.pbs.site import limit_of, read_site
+from tests.draws import cases
 
 
 class Anything(msgspec.Struct):
@@ -65,7 +66,7 @@ def test_sound_json_is_left_as_it_is():
     assert repair(text) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=30))
 def test_any_text_on_one_line_comes_back_or_is_refused_in_words(text):
     try:
@@ -77,7 +78,7 @@ def test_any_text_on_one_line_comes_back_or_is_refused_in_words(text):
     assert isinstance(value, str)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=cases(80), deadline=None)
 @given(
     st.one_of(
         st.text(max_size=80),
@@ -128,7 +129,7 @@ NODE = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 @given(st.data())
 def test_a_damaged_answer_is_understood_or_refused(data):
     text = json.dumps(NODE, indent="\t", separators=(",", ":\t"))

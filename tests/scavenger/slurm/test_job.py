@@ -20,6 +20,7 @@ from scavenger.slurm.job import (
     shared_script,
     shrink,
 )
+from tests.draws import cases
 
 TEMPLATE = f'#!/bin/sh\n{PLACE}\nexec "$@"\n'
 PRINT = "import os, sys; print(ascii([sys.argv[1:], os.environ.get('A')]))"
@@ -33,7 +34,7 @@ def submit(step=False, output=None, time_min_s=None, **options):
     return sbatch(settings, LeaseSpec("malletrain-t-l1", "n1", (), {}, 3600.0, 9.5, output), step)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 @given(st.lists(TEXT, max_size=5), TEXT)
 def test_any_arguments_and_variables_arrive_unchanged(words, value):
     script = batch_script(TEMPLATE, [sys.executable, "-c", PRINT, *words], {"A": value}, step=False)

@@ -11,6 +11,7 @@ from scavenger.trace.checks import TraceError
 from scavenger.trace.replay import Replay, active_nodes, busiest_start, fit
 from scavenger.trace.synthesis import SUMMIT, demo_trace, synthesise
 from scavenger.trace.trace import Trace
+from tests.draws import cases
 
 TRACE = Trace.from_gaps([0, 0, 1], [0.0, 6.0, 2.0], [4.0, 10.0, 8.0], ["a", "b"], 10.0)
 
@@ -59,7 +60,7 @@ def test_a_repeated_trace_has_the_state_of_its_first_round():
     steps=st.lists(st.floats(0.0, 7.0), max_size=20),
     end=st.sampled_from(["repeat", "idle", "busy", "hold"]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=cases(80), deadline=None)
 def test_big_and_small_steps_tell_the_same(steps, end):
     small, time, pieces = Replay(TRACE, end), 0.0, []
     for step in steps:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scavenger.trace import lengths, synthesis
 from scavenger.trace.checks import TraceError
+from tests.draws import cases
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_synthetic_weeks_have_summits_statistics():
     swing=st.sampled_from([0.0, 0.7]),
     batch=st.floats(1.0, 20.0),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_any_model_gives_a_valid_and_repeatable_trace(nodes, fraction, seed, swing, batch):
     longs = lengths.lognormal(300.0, 700.0)
     model = synthesis.MachineModel(

@@ -19,6 +19,7 @@ from scavenger.trace import trace as traces
 from scavenger.trace.__main__ import main
 from scavenger.trace.checks import MAX_PROBLEMS, TraceError
 from scavenger.trace.trace import Trace
+from tests.draws import cases
 
 HEADER = "time_s,node,event\n"
 SMALL = HEADER + "0,a,idle\n0,c,idle\n10,a,busy\n10,b,idle\n25.5,a,idle\n30,b,busy\n"
@@ -147,7 +148,7 @@ def test_a_node_outside_the_given_list_is_refused_and_silent_nodes_count():
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 @given(trace=random_traces())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(25), deadline=None)
 def test_writing_and_reading_is_the_identity(tmp_path_factory, name, trace):
     path = tmp_path_factory.mktemp("t") / name
     files.write(trace, path)
@@ -184,7 +185,7 @@ def test_files_that_are_no_trace_are_told_apart(tmp_path):
 
 
 @given(trace=random_traces())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_states_counts_and_gaps_agree_with_applying_the_events(trace):
     state = model(trace)
     for t in range(0, 40, 7):
@@ -211,7 +212,7 @@ def test_states_counts_and_gaps_agree_with_applying_the_events(trace):
 
 
 @given(trace=random_traces(), a=st.integers(0, 38), b=st.integers(1, 40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=cases(60), deadline=None)
 def test_a_window_holds_the_states_of_its_time(trace, a, b):
     a, b = min(a, b - 1), max(a + 1, b)
     cut = trace.window(a, b)
@@ -220,7 +221,7 @@ def test_a_window_holds_the_states_of_its_time(trace, a, b):
 
 
 @given(trace=random_traces(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=cases(40), deadline=None)
 def test_selecting_and_merging_nodes(trace, data):
     chosen = data.draw(st.permutations(range(len(trace.names))))
     cut = data.draw(st.integers(1, len(chosen)))
@@ -239,7 +240,7 @@ def test_selecting_and_merging_nodes(trace, data):
         st.tuples(st.integers(0, 2), st.integers(-5, 45), st.integers(-5, 45)), max_size=20
     )
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=cases(80), deadline=None)
 def test_overlapping_intervals_are_joined(intervals):
     trace = Trace.from_gaps(
         [n for n, _, _ in intervals],

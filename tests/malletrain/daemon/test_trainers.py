@@ -55,7 +55,9 @@ def test_each_user_gets_leases_on_the_nodes_of_the_own_trainer(daemon):
     assert daemon.machine.requests[lease].node == "x1"
     agent = Agent(daemon, lease)
     agent.hello(node_class="xeon")
-    until(lambda: daemon.service.core.controller.jobs[bobs].nodes == ("x1",), "bob's job has it")
+    until(
+        lambda: daemon.components.state.controller.jobs[bobs].nodes == ("x1",), "bob's job has it"
+    )
     agent.close()
     with daemon.client("olga") as client:
         status, views = client.status(), {view.node: view for view in client.nodes()}
@@ -88,4 +90,4 @@ def test_a_goal_of_another_unit_is_refused(daemon):
     with daemon.client("ann") as client:
         assert client.job(job).spec["goal"] == "efficiency"
     olgas = daemon.submit("olga")
-    assert daemon.service.core.controller.jobs[olgas].submitted.trainer == "default"
+    assert daemon.components.state.controller.jobs[olgas].submitted.trainer == "default"

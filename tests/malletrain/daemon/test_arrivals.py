@@ -266,7 +266,7 @@ def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(
     for one in (leaves, peer):
         one.say(failed(job, "SystemExit: 1"))
     assert peer.hear(messages.Round).generation == 2
-    assert daemon.components.state.controller.jobs[job].tries == 0
+    assert daemon.job(job).tries == 0
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,7 @@ def test_an_end_is_news_and_what_it_was_is_known(world):
         other: "cancelled",
         "j99": "lost",
     }
-    reason = world.daemon.components.state.store.get_job(other).reason
-    assert reason == "cancelled by its owner: its trial was pruned"
+    assert world.daemon.job(other).reason == "cancelled by its owner: its trial was pruned"
 
 
 def test_with_a_daemon_that_knows_no_news_every_job_is_asked_each_time(world, monkeypatch):

@@ -20,7 +20,7 @@ from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, 
 from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
-from malletrain.api.session import AioSession, Session, place_of
+from malletrain.api.session import AioSession, ClientSession, place_of
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
@@ -68,7 +68,7 @@ class AsyncClient:
         state_dir: str | os.PathLike[str] | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
-        session: Session | None = None,
+        session: ClientSession | None = None,
     ) -> None:
         self.state_dir = place_of(state_dir)
         """State directory of the daemon; None: your own daemon, else the site's."""
@@ -192,7 +192,7 @@ class AsyncClient:
 class AsyncJob:
     """One job of a daemon: the asyncio version of :class:`malletrain.api.job.Job`."""
 
-    def __init__(self, session: Session, view: JobView) -> None:
+    def __init__(self, session: ClientSession, view: JobView) -> None:
         self._session = session
         self.view = view
         """The job's state at the last request to the daemon."""
@@ -317,7 +317,7 @@ class AsyncJob:
         return bool(result["ok"])
 
 
-async def wait_for(session: Session, jobs: Sequence[AsyncJob], timeout: float | None) -> None:
+async def wait_for(session: ClientSession, jobs: Sequence[AsyncJob], timeout: float | None) -> None:
     """Wait until all these jobs have ended.
 
     Raises:

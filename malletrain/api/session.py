@@ -1,6 +1,6 @@
 """How a client waits: for answers of the daemon, for time and for disks.
 
-The coroutines of :mod:`malletrain.api.aio` wait by a :class:`Session` only. With an
+The coroutines of :mod:`malletrain.api.aio` wait by a :class:`ClientSession` only. With an
 :class:`AioSession` they wait in an event loop. With a :class:`BlockingSession` they block their
 thread, and :func:`finish` runs them without a loop: so :class:`malletrain.Client` runs the
 coroutines of :class:`malletrain.AsyncClient`.
@@ -26,7 +26,7 @@ from malletrain.protocol import env
 T = TypeVar("T")
 
 
-class Session(Protocol):
+class ClientSession(Protocol):
     """How a client waits."""
 
     async def do(self, operation: Operation[T]) -> T:

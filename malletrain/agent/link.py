@@ -40,6 +40,7 @@ from malletrain.protocol.messages import (
     WhoAreYou,
 )
 from malletrain.protocol.wire import WireError, decode, encode
+from scavenger.backoff import doubled_s
 
 TRY_S = 5.0
 
@@ -120,8 +121,7 @@ def pause(attempt: int, chance: float) -> float:
         attempt: number of the attempt, from 1.
         chance: random number in [0, 1).
     """
-    max_pause_s = min(PAUSE_S[1], PAUSE_S[0] * 2.0 ** min(attempt, 16))
-    return max_pause_s * (0.5 + 0.5 * chance)
+    return doubled_s(PAUSE_S[0], attempt, PAUSE_S[1]) * (0.5 + 0.5 * chance)
 
 
 def first_answer_s(attempt: int) -> float:
@@ -129,7 +129,7 @@ def first_answer_s(attempt: int) -> float:
     grows with each attempt. If thousands of agents wait for a daemon, those that it is about to
     answer must not disconnect, because its work for them would be lost.
     """
-    return min(FIRST_ANSWER_S[1], FIRST_ANSWER_S[0] * 2.0 ** min(attempt, 16))
+    return doubled_s(FIRST_ANSWER_S[0], attempt, FIRST_ANSWER_S[1])
 
 
 def hello_again_s(hellos: int) -> float:
@@ -137,7 +137,7 @@ def hello_again_s(hellos: int) -> float:
     from 1. The time doubles with each. The earlier Hello has probably arrived and is queued behind
     thousands of others, and each repetition is more work for an overloaded daemon.
     """
-    return min(HELLO_AGAIN_S[1], HELLO_AGAIN_S[0] * 2.0 ** min(hellos - 1, 16))
+    return doubled_s(HELLO_AGAIN_S[0], hellos - 1, HELLO_AGAIN_S[1])
 
 
 def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:

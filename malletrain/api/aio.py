@@ -1,11 +1,12 @@
-"""The asyncio version of :class:`malletrain.Client`, with the same methods and arguments. Several
-calls may be awaited at the same time.
+"""The client of a daemon for asyncio, with the methods and arguments of :class:`malletrain.Client`.
+Several calls may be awaited at the same time.
+
+Decides what a client requests and when. :mod:`malletrain.api.session` decides how it waits, so that
+:class:`malletrain.Client` runs the same coroutines without an event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -19,13 +20,11 @@ from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, 
 from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
+from malletrain.api.session import AioSession, ClientSession, place_of
 from malletrain.client import ClientError, Unreachable, operations
-from malletrain.client.address import find
-from malletrain.client.aio import AsyncConnection
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.identity.keys import user_name
-from malletrain.protocol import env
 from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import (
@@ -56,6 +55,7 @@ class AsyncClient:
         state_dir: state directory of the daemon. Default: ``$MALLETRAIN_STATE_DIR``, your own
             daemon's, else the site's.
         timeout_s: maximum time for an answer, seconds.
+        session: how the client waits. Default: in the running event loop.
 
     Raises:
         malletrain.client.Unreachable: no daemon answers. Every method raises it if the daemon is
@@ -64,21 +64,19 @@ class AsyncClient:
     """
 
     def __init__(
-        self, state_dir: str | os.PathLike[str] | None = None, *, timeout_s: float = TIMEOUT_S
+        self,
+        state_dir: str | os.PathLike[str] | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        session: ClientSession | None = None,
     ) -> None:
-        place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
-        self.state_dir = Path(place) if place else None
+        self.state_dir = place_of(state_dir)
         """State directory of the daemon; None: your own daemon, else the site's."""
-        self._connection = AsyncConnection(find(self.state_dir), timeout_s)
+        self._session = session or AioSession(self.state_dir, timeout_s)
 
     async def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
-        try:
-            return await self._connection.do(operation)
-        except Unreachable:  # after a restart it may be at another address
-            with contextlib.suppress(Unreachable):
-                self._connection.address = find(self.state_dir)
-            raise
+        return await self._session.do(operation)
 
     async def submit(
         self,
@@ -116,7 +114,7 @@ class AsyncClient:
 
     async def submit_spec(self, spec: JobSpec) -> AsyncJob:
         """Submit a job from its specification."""
-        return AsyncJob(self, await self.do(operations.submit(spec)))
+        return AsyncJob(self._session, await self.do(operations.submit(spec)))
 
     async def submit_function(
         self,
@@ -133,11 +131,12 @@ class AsyncClient:
 
     async def job(self, job: str) -> AsyncJob:
         """Returns a job by id or name (the newest of several with the same name)."""
-        return AsyncJob(self, (await self.do(operations.job(job))).job)
+        return AsyncJob(self._session, (await self.do(operations.job(job))).job)
 
     async def jobs(self, *, ended: int = 1000) -> list[AsyncJob]:
         """As :meth:`malletrain.Client.jobs`."""
-        return [AsyncJob(self, view) for view in await self.do(operations.jobs(ended=ended))]
+        views = await self.do(operations.jobs(ended=ended))
+        return [AsyncJob(self._session, view) for view in views]
 
     async def cancel(self, *jobs: AsyncJob | str) -> list[bool]:
         """As :meth:`malletrain.Client.cancel`."""
@@ -153,21 +152,7 @@ class AsyncClient:
             TimeoutError: some have not ended after ``timeout`` seconds.
         """
         selected = [await self.job(job) if isinstance(job, str) else job for job in jobs]
-        by_id = {job.id: job for job in selected}
-        endings = Endings(job.id for job in selected if job.view.state not in ENDED)
-        until = None if timeout is None else time.monotonic() + timeout
-        while endings.waiting:
-            remaining_s = float("inf") if until is None else until - time.monotonic()
-            try:
-                news = await self.do(endings.request(remaining_s))
-                for name in endings.receive(news):
-                    endings.update(await by_id[name].refresh())
-            except Unreachable:
-                if remaining_s <= 0:
-                    raise
-                await asyncio.sleep(max(0.0, min(AGAIN_S, remaining_s)))
-            if endings.waiting and remaining_s <= 0:
-                raise TimeoutError(overdue(endings.waiting, timeout or 0.0))
+        await wait_for(self._session, selected, timeout)
         return selected
 
     async def status(self) -> StatusView:
@@ -190,7 +175,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End the connection."""
-        await self._connection.close()
+        await self._session.close()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -207,8 +192,8 @@ class AsyncClient:
 class AsyncJob:
     """One job of a daemon: the asyncio version of :class:`malletrain.api.job.Job`."""
 
-    def __init__(self, client: AsyncClient, view: JobView) -> None:
-        self._client = client
+    def __init__(self, session: ClientSession, view: JobView) -> None:
+        self._session = session
         self.view = view
         """The job's state at the last request to the daemon."""
 
@@ -235,13 +220,13 @@ class AsyncJob:
 
     async def detail(self) -> JobDetail:
         """Returns all details of the job, as ``malletrain show``."""
-        detail = await self._client.do(operations.job(self.id))
+        detail = await self._session.do(operations.job(self.id))
         self.view = detail.job
         return detail
 
     async def wait(self, timeout: float | None = None) -> str:
         """As :meth:`malletrain.api.job.Job.wait`."""
-        await self._client.wait([self], timeout)
+        await wait_for(self._session, [self], timeout)
         return self.view.state
 
     async def logs(
@@ -254,25 +239,25 @@ class AsyncJob:
 
     async def _lines(self, tail: LogTail) -> AsyncIterator[str]:
         while not tail.over:
-            for line in tail.receive(await self._client.do(tail.request())):
+            for line in tail.receive(await self._session.do(tail.request())):
                 yield line
             if not tail.over:
-                await asyncio.sleep(tail.pause_s)
+                await self._session.sleep(tail.pause_s)
 
     async def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
         """As :meth:`malletrain.api.job.Job.metrics`."""
         request = operations.metrics(self.id, names=names, since=since, most=most)
-        series = await self._client.do(request)
+        series = await self._session.do(request)
         return JobMetrics(series)
 
     async def result(self, timeout: float | None = None) -> Any:
         """As :meth:`malletrain.api.job.Job.result`."""
         await self.wait(timeout)
-        return await asyncio.to_thread(result_of, await self.detail())
+        return await self._session.run(result_of, await self.detail())
 
     async def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
         """As :meth:`malletrain.api.job.Job.export`."""
-        return await asyncio.to_thread(
+        return await self._session.run(
             export_weights, await self.detail(), await self._daemon(), out, name
         )
 
@@ -282,49 +267,77 @@ class AsyncJob:
         """As :meth:`malletrain.api.job.Job.copy`."""
         place, files = Path(folder), []
         if snapshot:
-            files += await asyncio.to_thread(
+            files += await self._session.run(
                 copy_snapshot, await self.detail(), await self._daemon(), place
             )
         if logs:
-            for stream in (await self._client.do(operations.logs(self.id))).streams:
+            for stream in (await self._session.do(operations.logs(self.id))).streams:
                 lines = [line async for line in self._lines(LogTail(self.id, stream, False))]
-                files.append(await asyncio.to_thread(write_log, place, stream, lines))
+                files.append(await self._session.run(write_log, place, stream, lines))
         return files
 
     async def _daemon(self) -> str:
-        return daemon_of((await self._client.do(operations.status())).boot)
+        return daemon_of((await self._session.do(operations.status())).boot)
 
     async def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """As :meth:`malletrain.api.job.Job.tensorboard`."""
         detail, metrics = await self.detail(), await self.metrics()
-        return await asyncio.to_thread(write_events, Path(folder), detail, metrics.values())
+        return await self._session.run(write_events, Path(folder), detail, metrics.values())
 
     async def events(self, since: int = 0) -> list[EventView]:
         """As :meth:`malletrain.api.job.Job.events`."""
         events: list[EventView] = []
-        while page := await self._client.events(since=since, limit=1000, job=self.id):
+        while page := await self._session.do(
+            operations.events(since=since, limit=1000, job=self.id)
+        ):
             events += page
             since = page[-1].seq
         return events
 
     async def members(self) -> MembersView:
         """Returns its members, if it is a service."""
-        return await self._client.do(operations.members(self.id))
+        return await self._session.do(operations.members(self.id))
 
     async def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
     ) -> JobView:
         """Change its goals; the arguments are the options of ``malletrain extend``."""
         changes = changes_of(deadline, budget, work)
-        return await self._client.do(operations.extend(self.id, **changes))
+        return await self._session.do(operations.extend(self.id, **changes))
 
     async def scale(self, nodes: int | str | tuple[int, int]) -> str:
         """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
-        return await self._client.do(operations.scale(self.id, *limits_of(nodes)))
+        return await self._session.do(operations.scale(self.id, *limits_of(nodes)))
 
     async def cancel(self) -> bool:
         """Stop it and free its nodes. Returns False if it had already ended."""
-        (result,) = await self._client.do(operations.cancel([self.id]))
+        (result,) = await self._session.do(operations.cancel([self.id]))
         if not result["ok"] and (await self.refresh()).state not in ENDED:
             raise ClientError(result["sentence"])
         return bool(result["ok"])
+
+
+async def wait_for(session: ClientSession, jobs: Sequence[AsyncJob], timeout: float | None) -> None:
+    """Wait until all these jobs have ended.
+
+    Raises:
+        TimeoutError: some have not ended after ``timeout`` seconds.
+    """
+    by_id = {job.id: job for job in jobs}
+    endings = Endings(job.id for job in jobs if job.view.state not in ENDED)
+    until = None if timeout is None else time.monotonic() + timeout
+
+    def remaining_s() -> float:
+        return float("inf") if until is None else until - time.monotonic()
+
+    while endings.waiting:
+        try:
+            news = await session.do(endings.request(remaining_s()))
+            for name in endings.receive(news):
+                endings.update(await by_id[name].refresh())
+        except Unreachable:
+            if remaining_s() <= 0:
+                raise
+            await session.sleep(max(0.0, min(AGAIN_S, remaining_s())))
+        if endings.waiting and remaining_s() <= 0:
+            raise TimeoutError(overdue(endings.waiting, timeout or 0.0))

@@ -1,30 +1,25 @@
-"""The client of a daemon in Python: submit, inspect, wait, cancel. The asyncio version is
-:class:`malletrain.api.aio.AsyncClient`.
+"""The client of a daemon in Python: submit, inspect, wait, cancel. :class:`Client` runs the
+coroutines of :class:`malletrain.api.aio.AsyncClient` and waits for them.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from malletrain.api.aio import AsyncClient, wait_for
 from malletrain.api.functions import FunctionExecutor, FunctionFuture
-from malletrain.api.job import Job, wait_for
-from malletrain.api.options import FunctionOptions, SubmitOptions, spec_of
-from malletrain.client import Connection, Unreachable, operations
+from malletrain.api.job import Job
+from malletrain.api.options import FunctionOptions, SubmitOptions
+from malletrain.api.session import BlockingSession, finish, place_of
+from malletrain.client import Connection
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
-from malletrain.identity.keys import user_name
-from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
-from malletrain.submission.again import requeued
-from malletrain.submission.array import indices, one_of
-from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,43 +46,16 @@ class Client:
     def __init__(
         self, state_dir: str | os.PathLike[str] | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> None:
-        place = os.fspath(state_dir) if state_dir else os.environ.get(env.STATE_DIR)
-        self.state_dir = Path(place) if place else None
+        self.state_dir = place_of(state_dir)
         """State directory of the daemon; None: your own daemon, else the site's."""
-        self.timeout_s = timeout_s
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._open: list[Connection] = []
+        connect = partial(Connection.of, self.state_dir, timeout_s=timeout_s)
+        self._session = BlockingSession(connect)
+        self._client = AsyncClient(self.state_dir, timeout_s=timeout_s, session=self._session)
         self._functions = FunctionExecutor(self, {})
-        self._connection()
-
-    def _connection(self) -> Connection:
-        """Returns this thread's connection."""
-        connection: Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = Connection.of(
-                self.state_dir, timeout_s=self.timeout_s
-            )
-            with self._lock:
-                self._open.append(connection)
-        return connection
 
     def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
-        connection = self._connection()
-        try:
-            return connection.do(operation)
-        except Unreachable:  # after a restart it may be at another address
-            self._forget(connection)
-            raise
-
-    def _forget(self, connection: Connection) -> None:
-        """Close the connection, so that this thread's next call looks for the daemon again."""
-        self._local.connection = None
-        with self._lock:
-            if connection in self._open:
-                self._open.remove(connection)
-        connection.close()
+        return finish(self._client.do(operation))
 
     # --- jobs ---
 
@@ -109,11 +77,7 @@ class Client:
             malletrain.submission.error.SpecError: an option is invalid; the sentence says what is
                 accepted.
         """
-        source = options.pop("resume_from", None)
-        spec = spec_of(script, args, options)
-        if source is not None:
-            spec = resuming(spec, file_of(source) or self.job(source).id)
-        return self.submit_spec(with_snapshots_bound(spec))
+        return Job(finish(self._client.submit(script, args, **options)))
 
     def submit_array(
         self,
@@ -131,12 +95,8 @@ class Client:
             array: indices, as numbers or as text such as ``"1-10"``.
             **options: as in :meth:`submit`.
         """
-        numbers = indices(array if isinstance(array, str) else ",".join(map(str, array)))
-        source = options.pop("resume_from", None)
-        spec = spec_of(script, args, options)
-        if source is not None:
-            spec = resuming(spec, file_of(source) or self.job(source).id)
-        return [self.submit_spec(with_snapshots_bound(one_of(spec, n))) for n in numbers]
+        jobs = finish(self._client.submit_array(script, args, array=array, **options))
+        return [Job(job) for job in jobs]
 
     def requeue(self, job: str, args: Sequence[object] = ()) -> Job:
         """Submit an ended job again, from its snapshot.
@@ -149,13 +109,11 @@ class Client:
             malletrain.submission.error.SpecError: the job has not ended, or belongs to another
                 user.
         """
-        return self.submit_spec(
-            requeued(self.do(operations.job(job)), args, time.time(), user_name())
-        )
+        return Job(finish(self._client.requeue(job, args)))
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job from its specification."""
-        return Job(self, self.do(operations.submit(spec)))
+        return Job(finish(self._client.submit_spec(spec)))
 
     def submit_function(
         self,
@@ -188,7 +146,7 @@ class Client:
 
     def job(self, job: str) -> Job:
         """Returns a job by id or name (the newest of several with the same name)."""
-        return Job(self, self.do(operations.job(job)).job)
+        return Job(finish(self._client.job(job)))
 
     def jobs(self, *, ended: int = 1000) -> list[Job]:
         """Returns unfinished jobs and the newest ended ones, the oldest first.
@@ -196,11 +154,12 @@ class Client:
         Args:
             ended: maximum number of ended jobs.
         """
-        return [Job(self, view) for view in self.do(operations.jobs(ended=ended))]
+        return [Job(job) for job in finish(self._client.jobs(ended=ended))]
 
     def cancel(self, *jobs: Job | str) -> list[bool]:
         """Cancel jobs. Returns for each whether it had not ended yet."""
-        return [(self.job(job) if isinstance(job, str) else job).cancel() for job in jobs]
+        selected = [self.job(job) if isinstance(job, str) else job for job in jobs]
+        return [job.cancel() for job in selected]
 
     def wait(self, jobs: Iterable[Job | str], timeout: float | None = None) -> list[Job]:
         """Wait until all these jobs have ended; returns them.
@@ -209,20 +168,20 @@ class Client:
             TimeoutError: some have not ended after ``timeout`` seconds.
         """
         selected = [self.job(job) if isinstance(job, str) else job for job in jobs]
-        wait_for(self, selected, timeout)
+        finish(wait_for(self._session, [job.coroutines for job in selected], timeout))
         return selected
 
     # --- the machine ---
 
     def status(self) -> StatusView:
         """Returns a summary of the daemon and the machine."""
-        return self.do(operations.status())
+        return finish(self._client.status())
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
         """Returns idle and leased nodes; with ``explain`` all nodes with the rules they passed or
         failed.
         """
-        return self.do(operations.nodes(explain=explain))
+        return finish(self._client.nodes(explain=explain))
 
     def events(
         self, *, since: int = 0, limit: int = 500, job: str | None = None, wait_s: float = 0.0
@@ -231,11 +190,11 @@ class Client:
         ``since`` is the number of newest events to return. If there are none, waits up to
         ``wait_s`` seconds for one.
         """
-        return self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
+        return finish(self._client.events(since=since, limit=limit, job=job, wait_s=wait_s))
 
     def usage(self, **between: float) -> list[UsageView]:
         """Returns the usage of leased nodes; ``since`` and ``until`` in seconds since the epoch."""
-        return self.do(operations.usage(**between))
+        return finish(self._client.usage(**between))
 
     # --- its end ---
 
@@ -244,11 +203,7 @@ class Client:
         run; their futures are not updated.
         """
         self._functions.leave()
-        with self._lock:
-            for connection in self._open:
-                connection.close()
-            self._open.clear()
-        self._local = threading.local()
+        finish(self._client.close())
 
     def __enter__(self) -> Client:
         return self

@@ -1,5 +1,5 @@
 """The logic of following a job: what to request next, and how to handle the answer. Pure;
-:mod:`malletrain.api.job` and its asyncio version send the requests.
+:mod:`malletrain.api.aio` sends the requests.
 """
 
 from __future__ import annotations

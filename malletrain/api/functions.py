@@ -14,20 +14,25 @@ from typing import Any, Protocol, TypeVar
 
 from malletrain.api.following import AGAIN_S, ENDED, Endings
 from malletrain.api.function_job import function_spec, result_of
-from malletrain.api.job import Asker, Job
+from malletrain.api.job import Job
 from malletrain.api.options import FunctionOptions
 from malletrain.client import Unreachable
+from malletrain.client.operations import Operation
 from malletrain.protocol.messages import JobSpec
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 LISTEN_S = 1.0
 """Maximum duration of one request for news, seconds, and so the maximum wait of
 :meth:`FunctionExecutor.leave`."""
 
 
-class JobSubmitter(Asker, Protocol):
+class JobSubmitter(Protocol):
     """Interface of a client that submits jobs."""
+
+    def do(self, operation: Operation[T]) -> T:
+        """Carry out one operation."""
 
     def submit_spec(self, spec: JobSpec) -> Job:
         """Submit a job from its specification."""

@@ -1,5 +1,5 @@
-"""One job in Python: its state, its output, its metrics, and its display in a notebook. The asyncio
-version of :class:`Job` is :class:`malletrain.api.aio.AsyncJob`.
+"""One job in Python: its state, its output, its metrics, and its display in a notebook.
+:class:`Job` runs the coroutines of :class:`malletrain.api.aio.AsyncJob` and waits for them.
 
 :func:`job_html` shows a job in a notebook: its state, and plots of its scale and of a metric over
 time. It is pure: views in, HTML out; every text of a script or a user is escaped. The plots are
@@ -11,22 +11,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
-from malletrain.api.copies import copy_snapshot, export_weights, write_log
-from malletrain.api.event_files import write_events
-from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
-from malletrain.api.function_job import result_of
-from malletrain.api.options import limits_of
+from malletrain.api.aio import AsyncJob
+from malletrain.api.following import ENDED
 from malletrain.api.series import JobMetrics, MetricSeries
-from malletrain.client import ClientError, Unreachable, operations
-from malletrain.client.operations import Operation
-from malletrain.protocol.boot import daemon_of
+from malletrain.api.session import finish
 from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView, RescaleView
-from malletrain.submission.goals import changes_of
 
 WIDTH, HEIGHT, EDGE = 360, 96, 4
 """Size of a plot and width of its empty border, pixels."""
@@ -126,20 +120,21 @@ def _picture(title: str, points: Sequence[Point], *, steps: bool = False) -> str
 T = TypeVar("T")
 
 
-class Asker(Protocol):
-    """Interface of a client that carries out operations."""
-
-    def do(self, operation: Operation[T]) -> T:
-        """Carry out one operation."""
-
-
 class Job:
-    """One job of a daemon. Created by :class:`malletrain.Client`."""
+    """One job of a daemon. Created by :class:`malletrain.Client`.
 
-    def __init__(self, asker: Asker, view: JobView) -> None:
-        self._asker = asker
-        self.view = view
+    Args:
+        job: its coroutines; they wait by a :class:`malletrain.api.session.BlockingSession`.
+    """
+
+    def __init__(self, job: AsyncJob) -> None:
+        self.coroutines = job
+        """The same job for asyncio, whose coroutines wait by blocking their thread."""
+
+    @property
+    def view(self) -> JobView:
         """The job's state at the last request to the daemon."""
+        return self.coroutines.view
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.name!r} {self.view.state}>"
@@ -156,13 +151,13 @@ class Job:
 
     def refresh(self) -> JobView:
         """Ask the daemon for the job's state and return it."""
-        return self.detail().job
+        return finish(self.coroutines.refresh())
 
     @property
     def status(self) -> str:
         """Its current state: queued, profiling, running, suspended, completed, failed or
         cancelled."""
-        return self.view.state if self.view.state in ENDED else self.refresh().state
+        return finish(self.coroutines.status())
 
     @property
     def ended(self) -> bool:
@@ -171,9 +166,7 @@ class Job:
 
     def detail(self) -> JobDetail:
         """Returns all details of the job, as ``malletrain show``."""
-        detail = self._asker.do(operations.job(self.id))
-        self.view = detail.job
-        return detail
+        return finish(self.coroutines.detail())
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait until it has ended; returns its state. If the daemon restarts, waits for it.
@@ -181,8 +174,7 @@ class Job:
         Raises:
             TimeoutError: it has not ended after ``timeout`` seconds.
         """
-        wait_for(self._asker, [self], timeout)
-        return self.view.state
+        return finish(self.coroutines.wait(timeout))
 
     @overload
     def logs(
@@ -209,14 +201,10 @@ class Job:
             launcher: the launcher's log instead.
             service: the logs of a service's processes instead.
         """
-        lines = self._lines(LogTail(self.id, stream_of(rank, launcher, service), follow))
+        lines = _items(
+            self.coroutines.logs(follow=follow, rank=rank, launcher=launcher, service=service)
+        )
         return lines if follow else "".join(f"{line}\n" for line in lines)
-
-    def _lines(self, tail: LogTail) -> Iterator[str]:
-        while not tail.over:
-            yield from tail.receive(self._asker.do(tail.request()))
-            if not tail.over:
-                time.sleep(tail.pause_s)
 
     def metrics(self, *names: str, since: float = 0.0, most: int = 0) -> JobMetrics:
         """Returns the values that its script reported with :func:`malletrain.metric`, over time.
@@ -227,8 +215,7 @@ class Job:
             most: maximum number of points of each metric, thinned out evenly; 0: all that are
                 stored.
         """
-        series = self._asker.do(operations.metrics(self.id, names=names, since=since, most=most))
-        return JobMetrics(series)
+        return finish(self.coroutines.metrics(*names, since=since, most=most))
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for its end and return the result of its function, for a job of
@@ -239,8 +226,7 @@ class Job:
             malletrain.training.functions.FunctionLost: it ended without a result.
             BaseException: the exception that the function raised.
         """
-        self.wait(timeout)
-        return result_of(self.detail())
+        return finish(self.coroutines.result(timeout))
 
     def export(self, out: str | os.PathLike[str] | None = None, *, name: str = "") -> Path:
         """Write the weights of its newest snapshot as safetensors, as ``malletrain export``;
@@ -253,7 +239,7 @@ class Job:
         Raises:
             malletrain.training.snapshot_file.SnapshotError: there is no good snapshot.
         """
-        return export_weights(self.detail(), self._daemon(), out, name)
+        return finish(self.coroutines.export(out, name=name))
 
     def copy(
         self, folder: str | os.PathLike[str], *, snapshot: bool = True, logs: bool = True
@@ -265,22 +251,13 @@ class Job:
             malletrain.training.snapshot_file.SnapshotError: there is no snapshot.
             OSError: a file cannot be read or written.
         """
-        place = Path(folder)
-        files = copy_snapshot(self.detail(), self._daemon(), place) if snapshot else []
-        if logs:
-            for stream in self._asker.do(operations.logs(self.id)).streams:
-                lines = list(self._lines(LogTail(self.id, stream, False)))
-                files.append(write_log(place, stream, lines))
-        return files
-
-    def _daemon(self) -> str:
-        return daemon_of(self._asker.do(operations.status()).boot)
+        return finish(self.coroutines.copy(folder, snapshot=snapshot, logs=logs))
 
     def tensorboard(self, folder: str | os.PathLike[str]) -> Path:
         """Write its metrics and its scale as a TensorBoard run below ``folder``, as ``malletrain
         export --tensorboard``; returns the file.
         """
-        return write_events(Path(folder), self.detail(), self.metrics().values())
+        return finish(self.coroutines.tensorboard(folder))
 
     def _repr_html_(self) -> str:
         """Returns its display in notebooks: its state, and plots of its scale and of a metric."""
@@ -289,60 +266,32 @@ class Job:
 
     def events(self, since: int = 0) -> list[EventView]:
         """Returns its events in the audit log with a number above ``since``."""
-        events: list[EventView] = []
-        while True:
-            request = operations.events(since=since, limit=1000, job=self.id)
-            page: list[EventView] = self._asker.do(request)
-            if not page:
-                return events
-            events += page
-            since = page[-1].seq
+        return finish(self.coroutines.events(since))
 
     def members(self) -> MembersView:
         """Returns its members, if it is a service."""
-        return self._asker.do(operations.members(self.id))
+        return finish(self.coroutines.members())
 
     def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None
     ) -> JobView:
         """Change its goals; the arguments are the options of ``malletrain extend``."""
-        changes = changes_of(deadline, budget, work)
-        return self._asker.do(operations.extend(self.id, **changes))
+        return finish(self.coroutines.extend(deadline=deadline, budget=budget, work=work))
 
     def scale(self, nodes: int | str | tuple[int, int]) -> str:
         """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
-        return self._asker.do(operations.scale(self.id, *limits_of(nodes)))
+        return finish(self.coroutines.scale(nodes))
 
     def cancel(self) -> bool:
         """Stop it and free its nodes; snapshots and logs are kept. Returns False if it had already
         ended."""
-        (result,) = self._asker.do(operations.cancel([self.id]))
-        if not result["ok"] and self.refresh().state not in ENDED:
-            raise ClientError(result["sentence"])
-        return bool(result["ok"])
+        return finish(self.coroutines.cancel())
 
 
-def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
-    """Wait until all these jobs have ended.
-
-    Raises:
-        TimeoutError: some have not ended after ``timeout`` seconds.
-    """
-    by_id = {job.id: job for job in jobs}
-    endings = Endings(job.id for job in by_id.values() if job.view.state not in ENDED)
-    until = None if timeout is None else time.monotonic() + timeout
-
-    def remaining_s() -> float:
-        return float("inf") if until is None else until - time.monotonic()
-
-    while endings.waiting:
+def _items(iterator: AsyncIterator[T]) -> Iterator[T]:
+    """Yields the items of an asynchronous iterator that waits by a blocking session."""
+    while True:
         try:
-            news = asker.do(endings.request(remaining_s()))
-            for name in endings.receive(news):
-                endings.update(by_id[name].refresh())
-        except Unreachable:
-            if remaining_s() <= 0:
-                raise
-            time.sleep(max(0.0, min(AGAIN_S, remaining_s())))
-        if endings.waiting and remaining_s() <= 0:
-            raise TimeoutError(overdue(endings.waiting, timeout or 0.0))
+            yield finish(iterator.__anext__())
+        except StopAsyncIteration:
+            return

@@ -30,15 +30,15 @@ def cp(
       malletrain cp train results
       malletrain cp j3 results --logs
     """
-    from malletrain.api.job import Job
+    from malletrain.api.aio import AsyncJob
+    from malletrain.api.session import BlockingSession, finish
     from malletrain.training.snapshot_file import SnapshotError
 
     both = not (snapshot or logs)
     try:
         with asking(state_dir) as client:
-            files = Job(client, client.job(job).job).copy(
-                folder, snapshot=snapshot or both, logs=logs or both
-            )
+            source = AsyncJob(BlockingSession(lambda: client), client.job(job).job)
+            files = finish(source.copy(folder, snapshot=snapshot or both, logs=logs or both))
     except SnapshotError as error:
         raise Refused(f"{error} Its logs: malletrain cp {job} {folder} --logs") from None
     except OSError as error:

@@ -20,6 +20,16 @@ from typing import NamedTuple
 from allocator import NodeInfo
 from malletrain.core.pools import class_of, owner_of, pool
 from malletrain.core.settings import ControllerSettings
+from scavenger.backoff import Backoff, doubled_s
+
+FIRST_NODE_PAUSE_S = 4.0
+"""Time for which a node is not requested after its second failure in a row, seconds. It doubles
+with each further failure.
+"""
+FIRST_OWNER_PAUSE_S, TOGETHER_S = 20.0, 1.0
+"""Time for which an owner requests nothing after the second failure in a row, seconds, and the time
+after the first one in which further failures do not count.
+"""
 
 
 def least_horizon_s(settings: ControllerSettings) -> float:
@@ -59,8 +69,8 @@ class Gaps:
     """(node, owner) → time until which it is not requested."""
     _refusals: dict[tuple[str, str], int] = field(default_factory=dict)
     """(node, owner) → number of requests in a row that were not granted."""
-    _failing: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Owner → (number of failures in a row, time until which nothing is requested)."""
+    _failing: dict[str, Backoff] = field(default_factory=dict)
+    """Owner → pause after failures in a row, in which nothing is requested."""
     _by_class: Counter[str] | None = None
     _max_new_leases: float = math.inf
     """Number of leases that may still be requested until the next poll."""
@@ -127,15 +137,13 @@ class Gaps:
         if node in self._requests:
             self._refusals[node, owner] = refusals = self._refusals.get((node, owner), 0) + 1
             if refusals > 1:
-                self._rejected_until[node, owner] = now + min(
-                    self.rejected_s, 2.0 ** min(refusals, 20)
+                pause_s = doubled_s(FIRST_NODE_PAUSE_S, refusals - 2, self.rejected_s)
+                self._rejected_until[node, owner] = now + pause_s
+            if owner:
+                failures = self._failing.setdefault(
+                    owner, Backoff(FIRST_OWNER_PAUSE_S, self.rejected_s, 1, TOGETHER_S)
                 )
-            rounds, until = self._failing.get(owner, (0, now))
-            if owner and now >= until:  # failures close together count once
-                self._failing[owner] = (
-                    rounds + 1,
-                    now + (min(self.rejected_s, 10.0 * 2.0**rounds) if rounds else 1.0),
-                )
+                failures.refused(now)
         self.over(node)
 
     def put_off(self, node: str, owner: str) -> None:
@@ -151,12 +159,12 @@ class Gaps:
         """Return whether no leases are requested for the owner for a while, because they failed
         repeatedly.
         """
-        rounds, until = self._failing.get(owner, (0, now))
-        return rounds > 1 and now < until
+        failures = self._failing.get(owner)
+        return failures is not None and failures.remaining_s(now) > 0
 
     def backing_off_s(self, now: float) -> float:
         """Return the seconds until leases are requested again for every owner."""
-        return max((u - now for n, u in self._failing.values() if n > 1 and u > now), default=0.0)
+        return max((each.remaining_s(now) for each in self._failing.values()), default=0.0)
 
     def rejected(self, node: str, owner: str, now: float) -> None:
         """Do not request ``node`` as ``owner`` for ``rejected_s``."""

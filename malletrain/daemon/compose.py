@@ -7,33 +7,51 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import structlog
 
+from jpa.costs import RescaleCosts
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
+from malletrain.core.controller import Controller
+from malletrain.core.events import Event
+from malletrain.core.sick_nodes import FailingNodes
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
 from malletrain.daemon.api.reload import Reload
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import DaemonState, Send, make_daemon_state
+from malletrain.daemon.engine.agent_liveness import LivenessMonitor
+from malletrain.daemon.engine.agents import Agents
+from malletrain.daemon.engine.decisions import Decisions
+from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
+from malletrain.daemon.engine.reachability import Reachability
+from malletrain.daemon.engine.round_shell import RoundShell
+from malletrain.daemon.engine.sickbay import sick_nodes, slow_nodes
+from malletrain.daemon.engine.state import LeaseRows, Send, SiteState, TransactionOutbox
+from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.jobs.curves import Curves
+from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.logsink import LogSink
-from malletrain.daemon.jobs.repository import Retention
+from malletrain.daemon.jobs.repository import JobRepository, Retention
 from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
 from malletrain.daemon.leases.departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
 from malletrain.daemon.server.message_router import Login, MessageRouter
+from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import agent_program, slurm_associations
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.handler_failures import HandlerFailures
 from malletrain.daemon.site.logs import RotatedLog
 from malletrain.daemon.site.metrics import Metrics
+from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
 from malletrain.protocol import env
@@ -51,10 +69,10 @@ class AssociationWatch:
     """
 
     def __init__(
-        self, core: Core, state: DaemonState, read: Callable[[], Associations] | None
+        self, state: SiteState, transactions: Transactions, read: Callable[[], Associations] | None
     ) -> None:
-        self._core = core
         self._state = state
+        self._transactions = transactions
         self._read = read
 
     async def learn(self) -> None:
@@ -66,7 +84,7 @@ class AssociationWatch:
         except SchedulerError as error:
             log.warning("associations not read", reason=str(error))
             return
-        with self._core.transaction():
+        with self._transactions.begin():
             self._state.parties.learned(associations)
             self._state.controller.shares.set_weights(self._state.parties.weights())
 
@@ -79,10 +97,12 @@ class AssociationWatch:
 
 
 @dataclass(frozen=True)
-class Service:
-    """The components that :mod:`malletrain.daemon.main` starts, uses and stops."""
+class Components:
+    """The parts of a running daemon, which :mod:`malletrain.daemon.main` starts, uses and stops."""
 
-    core: Core
+    state: SiteState
+    transactions: Transactions
+    jobs: UnfinishedJobs
     agent_handlers: AgentHandlers
     leases: LeaseReconciler
     lease_actions: LeaseActions
@@ -92,6 +112,76 @@ class Service:
     notices: Notices
     associations: AssociationWatch
     reload: Reload
+
+    def close(self) -> None:
+        """Cancel all timers."""
+        self.message_router.close()
+        self.jobs.close()
+        self.transactions.close()
+
+
+def make_site_state(
+    config: Config,
+    store: Store,
+    clock: Clock,
+    metrics: Metrics,
+    send: Send,
+    job_key_of: Callable[[str], str],
+) -> SiteState:
+    """Create the state of a daemon.
+
+    Args:
+        config: the site's configuration.
+        store: the database.
+        clock: the daemon's clock.
+        metrics: counters for Prometheus.
+        send: sends a message to a peer, and returns whether it could be reached.
+        job_key_of: returns the secret that the processes of a service share; argument: id of the
+            job.
+    """
+    events: deque[Event] = deque()
+    outbox = TransactionOutbox(send)
+    accounts = Accounts(config)
+    audit = AuditLog(store, clock)
+    repository = JobRepository(store, clock, metrics, audit)
+    controller = Controller(controller_settings(config), planner(config, perf_counter))
+    agents = Agents(outbox.post, accounts.of)
+    failing = FailingNodes()
+    cost = controller.settings.planning.cost
+    rounds = RoundShell(
+        config,
+        clock,
+        agents,
+        repository,
+        audit,
+        events.append,
+        job_key_of,
+        controller.state.lasts_s,
+        failing,
+    )
+    return SiteState(
+        config=config,
+        store=store,
+        clock=clock,
+        metrics=metrics,
+        accounts=accounts,
+        parties=Parties(config),
+        controller=controller,
+        audit=audit,
+        repository=repository,
+        curves=Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        goals=JobGoals(store, clock, controller, metrics),
+        lease_rows=LeaseRows(store),
+        shares=ShareKeeper(controller, store),
+        agents=agents,
+        rounds=rounds,
+        outbox=outbox,
+        events=events,
+        sick=sick_nodes(config, store, clock.now()),
+        failing=failing,
+        slow=slow_nodes(config, store, clock.now()),
+        liveness=LivenessMonitor(config.daemon.agent_timeout, config.daemon.heartbeat),
+    )
 
 
 def compose(
@@ -110,7 +200,7 @@ def compose(
     path: Path | None,
     log_file: RotatedLog | None,
     users_problems: Callable[[], tuple[str, ...]],
-) -> Service:
+) -> Components:
     """Create and connect the components of one daemon. Call it within the daemon's loop.
 
     Args:
@@ -130,20 +220,27 @@ def compose(
         log_file: file of the log; None for standard error.
         users_problems: returns what is wrong with the list of users, as sentences.
     """
-    state = make_daemon_state(config, store, clock, metrics, send, keys.job_key)
+    state = make_site_state(config, store, clock, metrics, send, keys.job_key)
     logs = LogSink(config.logs_dir, config.jobs.log_limit)
     departures = Departures(state, logs)
     lease_actions = LeaseActions(state, departures, keys, command)
-    core = Core(state, lease_actions)
-    agent_handlers = AgentHandlers(core, state, departures, lease_actions, logs, boot)
-    leases = LeaseReconciler(core, state, lease_actions, departures, keys, scavenger, endpoint)
+    reachability = Reachability(state)
+    transactions = Transactions(state, Decisions(state, reachability, lease_actions))
+    jobs = UnfinishedJobs(state, transactions)
+    agent_handlers = AgentHandlers(
+        state, transactions, jobs, reachability, departures, lease_actions, logs, boot
+    )
+    leases = LeaseReconciler(
+        state, transactions, lease_actions, departures, keys, scavenger, endpoint
+    )
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
-    dependencies = JobDependencies(core)
-    notices = Notices(core, config.notify)
-    reload = Reload(path, core, state, scavenger, notices, retention, log_file)
+    dependencies = JobDependencies(state, transactions, jobs)
+    notices = Notices(state, transactions, config.notify)
+    reload = Reload(path, state, transactions, scavenger, notices, retention, log_file)
     api = Api(
-        core,
         state,
+        transactions,
+        jobs,
         leases,
         dependencies,
         logs,
@@ -154,18 +251,26 @@ def compose(
         users_problems,
     )
     read = partial(slurm_associations, config) if config.shares.weights_from == "slurm" else None
-    return Service(
-        core,
+    return Components(
+        state,
+        transactions,
+        jobs,
         agent_handlers,
         leases,
         lease_actions,
         api,
         MessageRouter(
-            core, agent_handlers, api, Login(keys, munge), handler_failures, keys.identity
+            state,
+            transactions,
+            agent_handlers,
+            api,
+            Login(keys, munge),
+            handler_failures,
+            keys.identity,
         ),
         dependencies,
         notices,
-        AssociationWatch(core, state, read),
+        AssociationWatch(state, transactions, read),
         reload,
     )
 

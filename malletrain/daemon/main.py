@@ -30,9 +30,9 @@ from malletrain import __version__
 from malletrain.config.model import Config, ConfigError
 from malletrain.config.units import show_duration
 from malletrain.core.restraint import EVERY_NODE
-from malletrain.daemon.compose import Service, agent_command, compose
+from malletrain.daemon.compose import Components, agent_command, compose
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.admission import RequestRefused
 from malletrain.daemon.jobs.repository import Retention
 from malletrain.daemon.server.message_router import MessageFailed
@@ -97,20 +97,21 @@ class ClockWasSet(RuntimeError):
         )
 
 
-def look_at_the_clock(core: Core, clock: Clock) -> None:
-    """Make the core restart if the host's clock differs by at least ``MIN_CHANGE_S``."""
+def look_at_the_clock(components: Components, clock: Clock) -> None:
+    """Replace the components if the host's clock differs by at least ``MIN_CHANGE_S``."""
+    state, transactions = components.state, components.transactions
     by_s, slept_s = clock.behind_s(), clock.slept_s()
     too_often = clock.sets() >= MAX_CHANGES and slept_s < MIN_CHANGE_S
-    if abs(by_s) < MIN_CHANGE_S or too_often or core.failed.done():
+    if abs(by_s) < MIN_CHANGE_S or too_often or transactions.failed.done():
         return
-    with core.transaction() as now:
-        core.keep_shares(now)
-        core.goals.keep(at_once=True)
-        for run in core.runs.values():
-            core.repository.save(run)
-        with core.store.transaction() as connection:
+    with transactions.begin() as now:
+        state.shares.keep(now, at_once=True)
+        state.goals.keep(at_once=True)
+        for run in state.runs.values():
+            state.repository.save(run)
+        with state.store.transaction() as connection:
             shift_times(connection, by_s - slept_s)
-    core.fail(ClockWasSet(by_s, slept_s, last=clock.sets() == MAX_CHANGES - 1))
+    transactions.fail(ClockWasSet(by_s, slept_s, last=clock.sets() == MAX_CHANGES - 1))
 
 
 @dataclass(frozen=True)
@@ -125,35 +126,32 @@ class ComponentFailure:
     """Connections of the agents that they knew."""
 
     @classmethod
-    def of(cls, failure: BaseException, service: Service) -> ComponentFailure:
-        """Return the description of the failure that ended the components of ``service``."""
+    def of(cls, failure: BaseException, components: Components) -> ComponentFailure:
+        """Return the description of the failure that ended these components."""
         has_sentence = isinstance(failure, MessageFailed | ClockWasSet)
         clock_set = isinstance(failure, ClockWasSet)
         return cls(
             EventKind.CLOCK_SET if clock_set else EventKind.MESSAGE_FAILED,
             str(failure) if has_sentence else f"The daemon failed: {cause_of(failure)}",
-            tuple(agent.peer for agent in service.core.agents),
+            tuple(agent.peer for agent in components.state.agents),
         )
 
 
-def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
-    """Set all gauges. ``since_s``: seconds since the last call, for counters of node-seconds and
-    energy.
+def show_gauges(components: Components, metrics: Metrics, since_s: float) -> None:
+    """Set all gauges.
 
     Args:
-        service: components of the daemon.
+        components: the daemon's components.
         metrics: the metrics.
         since_s: seconds since the last call, for counters of node-seconds and energy.
     """
-    agents, watts_by_class = (
-        list(service.core.agents),
-        service.core.config.accounting.watts_by_class,
-    )
+    state = components.state
+    agents, watts_by_class = list(state.agents), state.config.accounting.watts_by_class
     leased = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
     uses = Counter(use for *_, use in leased)
     metrics.nodes(*(uses[use] for use in NODE_USES))
     metrics.leased_nodes(leased)
-    restraint = service.leases.restraints.now
+    restraint = components.leases.restraints.now
     metrics.restrained(
         restraint.paused is not None or EVERY_NODE in restraint.drained,
         len(restraint.drained.keys() - {EVERY_NODE}),
@@ -168,11 +166,11 @@ def show_gauges(service: Service, metrics: Metrics, since_s: float) -> None:
             if watts := watts_by_class.get(node_class):
                 energy_j = count * (watts.busy if busy else watts.idle)
                 metrics.energy(node_class, energy_j * since_s)
-    service.leases.update_health()
-    metrics.jobs(Counter(job.state.value for job in service.core.controller.jobs.values()))
-    metrics.memory(service.core.agents.memory())
-    now = service.core.clock.now()
-    for run in service.core.runs.values():
+    components.leases.update_health()
+    metrics.jobs(Counter(job.state.value for job in state.controller.jobs.values()))
+    metrics.memory(state.agents.memory())
+    now = state.clock.now()
+    for run in state.runs.values():
         if run.row.started is not None:
             metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
 
@@ -250,10 +248,10 @@ def tell_service_manager(state: str) -> None:
             )
 
 
-def _all_reported(core: Core) -> bool:
+def _all_reported(state: SiteState) -> bool:
     """Whether the agents of all running leases have sent Hello."""
-    running = [row.id for row in core.lease_rows.active.values() if row.started]
-    return all(core.agents.of_lease(lease) for lease in running)
+    running = [row.id for row in state.lease_rows.active.values() if row.started]
+    return all(state.agents.of_lease(lease) for lease in running)
 
 
 class Daemon:
@@ -275,7 +273,7 @@ class Daemon:
         self._lost_agents = ""
         """Why the agents of earlier leases cannot find it, as a sentence; empty if they can.
         """
-        self.service: Service | None = None
+        self.components: Components | None = None
         """Its components; None before the main scheduler is connected."""
         self.users = Users(config.daemon.users) if config.daemon.users is not None else None
         self._users_problems: tuple[str, ...] = ()
@@ -314,16 +312,16 @@ class Daemon:
             await asyncio.to_thread(self._scheduler.prepare, self.config)
             server_key = self.keys.server.public
             self._lost_agents = reached_at(self.config, self._store, server_key, self.endpoint)
-            self.service = self._connect()
+            self.components = self._connect()
             self._serve_metrics()
             self.metrics.started(__version__)
             with full_collections_rare():
                 # Nothing here refers to the failed components, else freeze_objects would keep
                 # their memory.
-                failed = await self._live(self.service, stop, reload_requested)
+                failed = await self._live(self.components, stop, reload_requested)
                 while failed is not None:
-                    self.service = self._connect()
-                    failed = await self._live(self.service, stop, reload_requested, failed)
+                    self.components = self._connect()
+                    failed = await self._live(self.components, stop, reload_requested, failed)
             return 0
         finally:
             tell_service_manager("STOPPING=1")
@@ -344,7 +342,7 @@ class Daemon:
 
     async def _live(
         self,
-        service: Service,
+        components: Components,
         stop: asyncio.Event,
         reload_requested: asyncio.Event,
         before: ComponentFailure | None = None,
@@ -352,7 +350,7 @@ class Daemon:
         """Serve with these components until a signal to stop, or until they have failed.
 
         Args:
-            service: the components.
+            components: the components.
             stop: set by a signal to stop.
             reload_requested: set by a signal to reload the configuration.
             before: failure of the previous components; None at the start of the daemon.
@@ -363,45 +361,44 @@ class Daemon:
         """
         loop, tasks = asyncio.get_running_loop(), []
         try:
-            await service.associations.learn()
+            await components.associations.learn()
             # Restore first: agents may have called already, and report earlier jobs.
-            wait_s = self._restore(service, before)
+            wait_s = self._restore(components, before)
             reached(FaultPoint.DAEMON_RESTORED)
             freeze_objects()
-            self._transport.serve(service.message_router)
+            self._transport.serve(components.message_router)
             for peer in before.peers if before is not None else ():
                 self._transport.send(peer, messages.WhoAreYou(self._boot))
             for work in (
-                self._lead(service, wait_s),
-                service.leases.run(),
-                service.leases.work(),
-                service.notices.run(),
-                service.associations.run(),
-                self._watch(service),
-                self._reload(service, reload_requested),
+                self._lead(components, wait_s),
+                components.leases.run(),
+                components.leases.work(),
+                components.notices.run(),
+                components.associations.run(),
+                self._watch(components),
+                self._reload(components, reload_requested),
                 self._keep_database(),
             ):
                 tasks.append(loop.create_task(work))
-                tasks[-1].add_done_callback(service.core.task_ended)
+                tasks[-1].add_done_callback(components.transactions.task_ended)
             if before is None:
                 self._announce()
                 tell_service_manager("READY=1")
-            failure = await self._until(stop, service)
+            failure = await self._until(stop, components)
         finally:
             self._transport.hold()
-            service.message_router.close()
-            service.core.close()
+            components.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if failure is None:
             return None
-        await service.leases.quiet()
-        self.config = service.core.config  # with what was reloaded
+        await components.leases.quiet()
+        self.config = components.state.config  # with what was reloaded
         self._boot = str(self._store.boot())
-        return ComponentFailure.of(failure, service)
+        return ComponentFailure.of(failure, components)
 
-    def _connect(self) -> Service:
+    def _connect(self) -> Components:
         return compose(
             self.config,
             self._store,
@@ -425,14 +422,14 @@ class Daemon:
             self.users.problems if self.users is not None else tuple,
         )
 
-    async def _until(self, stop: asyncio.Event, service: Service) -> BaseException | None:
-        core = service.core
+    async def _until(self, stop: asyncio.Event, components: Components) -> BaseException | None:
+        state, transactions = components.state, components.transactions
         waiting = asyncio.ensure_future(stop.wait())
-        ends: list[asyncio.Future[Any]] = [waiting, core.failed]
+        ends: list[asyncio.Future[Any]] = [waiting, transactions.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if core.failed.done():
-            error = core.failed.exception()
+        if transactions.failed.done():
+            error = transactions.failed.exception()
             assert error is not None
             if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
                 raise error  # nothing can be stored: the service manager restarts the daemon
@@ -442,13 +439,13 @@ class Daemon:
             if isinstance(error, ClockWasSet):
                 self._clock.set()
             return error
-        with core.transaction() as now:
-            core.keep_shares(now)
-            for run in core.runs.values():
-                core.repository.save(run)
-            running = sum(bool(run.rounds.members) for run in core.runs.values())
-            nodes = len(list(core.agents))
-            core.audit.record(
+        with transactions.begin() as now:
+            state.shares.keep(now, at_once=True)
+            for run in state.runs.values():
+                state.repository.save(run)
+            running = sum(bool(run.rounds.members) for run in state.runs.values())
+            nodes = len(list(state.agents))
+            state.audit.record(
                 EventKind.DAEMON_STOPPED,
                 f"The daemon stops; {running} jobs continue without it on {nodes} nodes.",
             )
@@ -456,15 +453,15 @@ class Daemon:
         remove_daemon_info(self.config.state_dir / INFO)
         return None
 
-    def _restore(self, service: Service, before: ComponentFailure | None) -> float:
+    def _restore(self, components: Components, before: ComponentFailure | None) -> float:
         """Take over the jobs and leases in the store. Returns the maximum time to wait for agents,
         seconds.
         """
-        core, lease_count = service.core, len(service.leases.active)
+        state, lease_count = components.state, len(components.leases.active)
         wait = self.config.daemon.adopt_wait if lease_count else 0.0
-        core.controller.hold(core.clock.now() + wait + 60.0)
-        core.restore()
-        inventory = f"{len(core.runs)} unfinished jobs and {lease_count} leases"
+        state.controller.hold(state.clock.now() + wait + 60.0)
+        components.jobs.restore()
+        inventory = f"{len(state.runs)} unfinished jobs and {lease_count} leases"
         if before is None:
             kind, sentence = EventKind.DAEMON_STARTED, f"The daemon runs; it knows {inventory}."
         else:
@@ -473,59 +470,59 @@ class Daemon:
                 f"{before.sentence} It has taken over {inventory} again; the jobs "
                 "continued meanwhile."
             )
-        with core.transaction():
-            core.audit.record(kind, sentence, boot=self._boot)
+        with components.transactions.begin():
+            state.audit.record(kind, sentence, boot=self._boot)
         return wait
 
-    async def _lead(self, service: Service, wait_s: float) -> None:
+    async def _lead(self, components: Components, wait_s: float) -> None:
         """Wait for the agents to report, then adopt the jobs and start to plan."""
-        core, loop = service.core, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         due = loop.time() + wait_s
         # both reports and ends of leases count: polling is simpler than two notifications
-        while loop.time() < due and not _all_reported(core):  # noqa: ASYNC110
+        while loop.time() < due and not _all_reported(components.state):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         if self._lost_agents:
-            await self._end_lost(service)
+            await self._end_lost(components)
         reached(FaultPoint.DAEMON_ADOPTS)
-        service.agent_handlers.adopt()
+        components.agent_handlers.adopt()
         reached(FaultPoint.DAEMON_ADOPTED)
 
-    async def _end_lost(self, service: Service) -> None:
+    async def _end_lost(self, components: Components) -> None:
         """End the leases whose agents cannot find this daemon, and wait until they have ended, so
         that no job runs twice at once.
         """
-        core, sentence, self._lost_agents = service.core, self._lost_agents, ""
-        with core.transaction() as now:
-            lost = service.leases.end_lost(sentence)
-            core.controller.hold(now + LOST_WAIT_S + 60.0)
+        sentence, self._lost_agents = self._lost_agents, ""
+        with components.transactions.begin() as now:
+            lost = components.leases.end_lost(sentence)
+            components.state.controller.hold(now + LOST_WAIT_S + 60.0)
         if not lost:
             return
         log.warning("leases ended", reason=sentence, leases=sorted(lost))
         due = asyncio.get_running_loop().time() + LOST_WAIT_S
         while asyncio.get_running_loop().time() < due:
-            if not lost & service.leases.active.keys():
+            if not lost & components.leases.active.keys():
                 return
             await asyncio.sleep(0.1)
-        log.warning("leases have not ended", leases=sorted(lost & service.leases.active.keys()))
+        log.warning("leases have not ended", leases=sorted(lost & components.leases.active.keys()))
 
-    async def _watch(self, service: Service) -> None:
+    async def _watch(self, components: Components) -> None:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + WATCH_EVERY_S
             await asyncio.sleep(WATCH_EVERY_S)
             self.metrics.loop_lag(loop.time() - due)
-            look_at_the_clock(service.core, self._clock)
-            service.agent_handlers.watch()
-            service.dependencies.check()
+            look_at_the_clock(components, self._clock)
+            components.agent_handlers.watch()
+            components.dependencies.check()
             self._look_at_users()
-            service.message_router.end_waiting()
-            with service.core.transaction():
-                service.core.goals.keep()
+            components.message_router.end_waiting()
+            with components.transactions.begin():
+                components.state.goals.keep()
             self._retention.look(self._clock.now())
             connection_bytes = self._transport.connection_bytes
             self._transport.end_unreadable(self._memory_trim.swollen(connection_bytes))
             self._memory_trim.update(time.monotonic(), connection_bytes)
-            show_gauges(service, self.metrics, WATCH_EVERY_S)
+            show_gauges(components, self.metrics, WATCH_EVERY_S)
 
     def _look_at_users(self) -> None:
         """Log each problem of the list of users once. If the list cannot be read, removed users
@@ -552,17 +549,17 @@ class Daemon:
                 log.warning("another daemon waits for the database of this one", waiting=other)
             waiting = others
 
-    async def _reload(self, service: Service, reload_requested: asyncio.Event) -> None:
+    async def _reload(self, components: Components, reload_requested: asyncio.Event) -> None:
         """Reload the configuration at each SIGHUP."""
         while True:
             await reload_requested.wait()
             reload_requested.clear()
             try:
-                config = await asyncio.to_thread(service.reload.read)
+                config = await asyncio.to_thread(components.reload.read)
             except (ConfigError, RequestRefused) as error:
-                service.reload.failed(str(error), "SIGHUP")
+                components.reload.failed(str(error), "SIGHUP")
             else:
-                changes_ = service.reload.apply(config, "SIGHUP")
+                changes_ = components.reload.apply(config, "SIGHUP")
                 log.info("configuration reloaded", **changes_)
 
     # --- address ---

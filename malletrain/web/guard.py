@@ -46,6 +46,7 @@ from malletrain.protocol.bounds import USER_NAME
 from malletrain.protocol.discretion import detail_for_others, event_for_others, job_for_others
 from malletrain.protocol.views import EventView, JobDetail, JobView, UsageView
 from malletrain.web.board import BoardChange
+from scavenger.backoff import doubled_s
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,7 @@ class FailedLogins:
             record.logged_at = now
             line = f"A login with a wrong token was refused. It came from {address}"
             line += f", {record.failures} so far." if record.failures > 1 else "."
-        pause_s = FIRST_PAUSE_S * 2.0 ** min(record.failures - 1, 10)
-        return FailedLogin(min(MAX_PAUSE_S, pause_s), line)
+        return FailedLogin(doubled_s(FIRST_PAUSE_S, record.failures - 1, MAX_PAUSE_S), line)
 
 
 log = logging.getLogger(__name__)

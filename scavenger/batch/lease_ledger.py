@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import NamedTuple, Protocol, TypeVar
 
-from scavenger.batch.calls import Backoff
+from scavenger.backoff import Backoff
 from scavenger.batch.groups import PartOf
 from scavenger.batch.submission import LimitReachedError, RefusedError, UnsureError
 from scavenger.interface import Lease, LeaseState, SchedulerError

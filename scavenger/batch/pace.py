@@ -9,12 +9,12 @@ is not made yet.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
 
 from scavenger.batch.calls import CallLog
+from scavenger.token_bucket import TokenBucket
 
 POLL_REQUESTS = 5
 """Number of requests of a poll of Slurm: two each for squeue and sinfo, one for scontrol."""
@@ -29,60 +29,6 @@ tokens for leases.
 LEASES_RATE = 0.5
 """Requests per second that are reserved for leases if regular polls alone would use up the budget.
 """
-
-
-class TokenBucket:
-    """A token bucket: ``rate`` tokens are added per second, up to ``burst``. Safe to use from
-    several threads.
-    """
-
-    def __init__(
-        self,
-        rate: float,
-        burst: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.rate = rate
-        self.burst = max(1.0, burst)
-        self._clock = clock
-        self._tokens = self.burst
-        self._at = clock()
-        self._lock = threading.Lock()
-
-    @property
-    def available(self) -> int:
-        """Number of tokens that can be taken now without waiting."""
-        with self._lock:
-            self._refill()
-            return max(0, math.floor(self._tokens + 1e-9))
-
-    def missing_s(self, count: float) -> float:
-        """Return the seconds until ``count`` tokens are available; 0 if they are."""
-        with self._lock:
-            self._refill()
-            return max(0.0, (min(count, self.burst) - self._tokens) / self.rate)
-
-    def spend(self, count: int = 1) -> float:
-        """Take tokens, including future ones. Returns the seconds until all of them are
-        available.
-        """
-        with self._lock:
-            self._refill()
-            self._tokens = max(self._tokens - count, -self.burst)
-            return max(0.0, -self._tokens / self.rate)
-
-    def take(self) -> bool:
-        """Take a token if one is available. Returns whether one was."""
-        with self._lock:
-            self._refill()
-            is_available = self._tokens >= 1.0 - 1e-9
-            self._tokens -= is_available
-            return is_available
-
-    def _refill(self) -> None:
-        now = self._clock()
-        self._tokens = min(self.burst, self._tokens + max(0.0, now - self._at) * self.rate)
-        self._at = now
 
 
 class RequestBudget:

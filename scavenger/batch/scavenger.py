@@ -30,7 +30,7 @@ from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerAnswer, SiteT
-from scavenger.batch.pace import RequestBudget, TokenBucket
+from scavenger.batch.pace import RequestBudget
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.submission import (
@@ -53,6 +53,7 @@ from scavenger.interface import (
     host_of,
     kind_of,
 )
+from scavenger.token_bucket import TokenBucket
 
 
 def contact(calls: CallLog, ledger: LeaseLedger, budget: RequestBudget, now: float) -> Contact:

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 from scavenger.batch.calls import sign_in
 from scavenger.batch.commands import CommandError, Commands, failure, refusal, side_by_side
 from scavenger.batch.lease_script import Part, owner_prefix
-from scavenger.batch.pace import TokenBucket
 from scavenger.batch.slots import SlotKind
 from scavenger.interface import SchedulerError, host_of
+from scavenger.token_bucket import TokenBucket
 
 
 class UnsureError(SchedulerError):

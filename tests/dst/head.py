@@ -241,9 +241,9 @@ class Head:
         """Called with every message that it receives."""
 
     @property
-    def service(self) -> Any:
+    def components(self) -> Any:
         """The daemon's parts; None while there are none."""
-        return self.daemon.service if self.alive and self.daemon is not None else None
+        return self.daemon.components if self.alive and self.daemon is not None else None
 
     @property
     def alive(self) -> bool:

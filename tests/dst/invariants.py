@@ -66,13 +66,13 @@ class Invariants:
             return
         if daemon.handler_failures.count:
             world.fail(daemon.handler_failures.summary())
-        if daemon.service is not None:
-            core = daemon.service.core
+        if daemon.components is not None:
+            state = daemon.components.state
             if world.profiles:
-                self._profiles.look(core)
-            for job, run in core.runs.items():
+                self._profiles.look(state.controller)
+            for job, run in state.runs.items():
                 self._count(job, run.monitor.total)
-                self._where_it_was_sent(job, frozenset(core.controller.state.jobs[job].nodes))
+                self._where_it_was_sent(job, frozenset(state.controller.jobs[job].nodes))
 
     def _where_it_was_sent(self, job: str, nodes: frozenset[str]) -> None:
         """A job has processes on the nodes that it was given, and nowhere else; of a service each

@@ -28,7 +28,7 @@ class ProfileInvariants:
         """The job that is being profiled."""
         self._since = 0.0
 
-    def look(self, core: Any) -> None:
+    def look(self, controller: Any) -> None:
         """What holds at any time."""
         world, now = self._world, self._world.loop.time()
         for event in world.head.store.events_since(self._seen):
@@ -36,7 +36,7 @@ class ProfileInvariants:
             self._happened(event)
         if self._daemon != world.head.restarts:
             self._daemon, self._profiled = world.head.restarts, ""
-        jobs = core.controller.state.jobs
+        jobs = controller.jobs
         under_way = [job for job, each in jobs.items() if each.state is JobState.PROFILING]
         if len(under_way) > 1:
             world.fail(f"{' and '.join(under_way)} are profiled at once")

@@ -25,9 +25,9 @@ from malletrain.agent import jobrun, link, session
 from malletrain.agent.config import AgentConfig
 from malletrain.config.model import Config
 from malletrain.core.settings import ControllerSettings
+from malletrain.daemon import compose
 from malletrain.daemon import main as daemon_main
 from malletrain.daemon.api.notices import Notices
-from malletrain.daemon.engine import state
 from malletrain.daemon.site.settings import controller_settings
 from malletrain.identity.keys import user_name
 from malletrain.protocol import env
@@ -298,7 +298,7 @@ class Site:
             ),
             (daemon_main, "WATCH_EVERY_S", WATCH_EVERY_S),
             (Notices, "run", _nobody_told),
-            (state, "controller_settings", _impatient),
+            (compose, "controller_settings", _impatient),
             (session, "STEP_S", STEP_S),
             *clocks(self.loop),
         ]

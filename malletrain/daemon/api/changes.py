@@ -16,13 +16,14 @@ from typing import Any
 import msgspec
 
 from malletrain.config.model import ConfigError
-from malletrain.core.events import JobState, LimitsChanged
+from malletrain.core.events import JobState
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.restraint import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_dependencies import outcome
 from malletrain.daemon.api.job_views import JobViews
 from malletrain.daemon.api.reload import Reload, sentence
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
@@ -48,21 +49,24 @@ class JobChanges:
     """Operations on one unfinished job.
 
     Args:
-        core: the daemon's core.
+        state: the daemon's state.
+        jobs: changes unfinished jobs.
         views: creates the answers.
         find: returns the job that a user means by a name or id; arguments: name, user. Raises
             RequestRefused.
-        transaction: opens a transaction of the core as the API does.
+        transaction: opens a transaction as the API does.
     """
 
     def __init__(
         self,
-        core: Core,
+        state: SiteState,
+        jobs: UnfinishedJobs,
         views: JobViews,
         find: Callable[[str, str], JobRow],
         transaction: Callable[[], AbstractContextManager[float]],
     ) -> None:
-        self._core = core
+        self._state = state
+        self._jobs = jobs
         self._views = views
         self._find = find
         self._transaction = transaction
@@ -74,26 +78,34 @@ class JobChanges:
     async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
         """Change the weight of an unfinished job."""
         row = self._find_managed(user, params, "weigh")
-        if row.id not in self._core.runs:
+        if row.id not in self._state.runs:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         spec = weighed(decode_spec(row.spec), params.get("weight"))
         with self._transaction():
-            self._core.reweigh(row.id, spec)
-        return self._views.view(user, self._core.store.get_job(row.id) or row, spec)
+            self._jobs.reweigh(row.id, spec)
+        return self._views.view(user, self._state.store.get_job(row.id) or row, spec)
 
     async def _extend(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         row = self._find_managed(user, params, "extend")
         if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         changes = msgspec.convert(params["changes"], dict[str, float | None])
-        new_goals, stated = extended(self._core, row, changes)
+        new_goals, stated = extended(self._state, row, changes)
         with self._transaction():
-            extend(self._core, row, new_goals, stated)
-        return {"job": self._views.view(user, self._core.store.get_job(row.id) or row)}
+            self._state.audit.record(
+                EventKind.JOB_EXTENDED,
+                _sentence(new_goals),
+                job=row.id,
+                deadline=new_goals.deadline,
+                budget_nh=None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
+                work=new_goals.work,
+            )
+            self._jobs.extend(row.id, new_goals, stated=stated)
+        return {"job": self._views.view(user, self._state.store.get_job(row.id) or row)}
 
     def _find_managed(self, user: str, params: Mapping[str, Any], operation: str) -> JobRow:
         row = self._find(text(params, "job"), user)
-        if not self._core.accounts.may_manage(user, row.owner):
+        if not self._state.accounts.may_manage(user, row.owner):
             raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can "
                 f"{operation} it."
@@ -119,9 +131,9 @@ def jobs_of_array(arrays: Mapping[tuple[str, int], list[str]], name: str) -> lis
     return [job for n in digits for job in arrays.get((name[: 63 - n], n), ())]
 
 
-def dependencies(core: Core, predecessors: Sequence[JobRow]) -> tuple[str, ...]:
+def dependencies(state: SiteState, predecessors: Sequence[JobRow]) -> tuple[str, ...]:
     """Return the ids of the jobs that a new job waits for. Raises RequestRefused."""
-    for row in not_completed(core.store, [row.id for row in predecessors]):
+    for row in not_completed(state.store, [row.id for row in predecessors]):
         if JobState(row.state).ended:
             raise RequestRefused(
                 f"Job {row.id} ({row.name}) {outcome(row)}, so a job after it would never start."
@@ -139,20 +151,20 @@ def goals_of(spec: messages.JobSpec) -> OwnerGoals:
 
 
 def extended(
-    core: Core, row: JobRow, changes: Mapping[str, float | None]
+    state: SiteState, row: JobRow, changes: Mapping[str, float | None]
 ) -> tuple[OwnerGoals, bool]:
     """Return the new goals of the job, and whether its owner stated its work. Raises
     RequestRefused.
 
     Args:
-        core: the daemon's core.
+        state: the daemon's state.
         row: row of the job.
         changes: goal (one of ``KEYS``) → new value; None removes the goal.
     """
     unknown = sorted(set(changes) - set(KEYS))
     if unknown or not changes:
         raise RequestRefused(f"A job is extended by some of {', '.join(KEYS)}.", "usage")
-    goals, stated = core.goals.of(row.id)
+    goals, stated = state.goals.of(row.id)
     fields: dict[str, Any] = {}
     if "deadline" in changes:
         fields["deadline"] = changes["deadline"]
@@ -170,27 +182,9 @@ def extended(
         fields["work"], stated = changes["work"], changes["work"] is not None
     new_goals = replace(goals, **fields)
     changed = OwnerGoals(**fields)  # unchanged goals may be invalid by now
-    if problem := goals_problem(changed, decode_spec(row.spec).mode, core.clock.now()):
+    if problem := goals_problem(changed, decode_spec(row.spec).mode, state.clock.now()):
         raise RequestRefused(problem, "usage")
     return new_goals, stated
-
-
-def extend(core: Core, row: JobRow, new_goals: OwnerGoals, stated: bool) -> None:
-    """Set the goals of the job. Call it within a transaction.
-
-    Args:
-        core: the daemon's core.
-        row: row of the job.
-        new_goals: the goals.
-        stated: whether the owner stated the work.
-    """
-    data: dict[str, Any] = {
-        "deadline": new_goals.deadline,
-        "budget_nh": None if new_goals.budget_s is None else new_goals.budget_s / HOUR_S,
-        "work": new_goals.work,
-    }
-    core.audit.record(EventKind.JOB_EXTENDED, _sentence(new_goals), job=row.id, **data)
-    core.feed(core.goals.extend(row.id, new_goals, stated=stated))
 
 
 def _sentence(goals: OwnerGoals) -> str:
@@ -212,23 +206,26 @@ class OperatorActions:
     """The operations by which users change running jobs and leases.
 
     Args:
-        core: the daemon's core.
+        state: the daemon's state.
+        jobs: changes unfinished jobs.
         leases: requests leases from the main scheduler.
         find: returns the job that a user means by a name or id; arguments: name, user. Raises
             RequestRefused.
-        transaction: opens a transaction of the core as the API does.
+        transaction: opens a transaction as the API does.
         reload: reloads the configuration.
     """
 
     def __init__(
         self,
-        core: Core,
+        state: SiteState,
+        jobs: UnfinishedJobs,
         leases: LeaseReconciler,
         find: Callable[[str, str], JobRow],
         transaction: Callable[[], AbstractContextManager[float]],
         reload: Reload,
     ) -> None:
-        self._core, self._leases, self._find, self._transaction = core, leases, find, transaction
+        self._state, self._jobs = state, jobs
+        self._leases, self._find, self._transaction = leases, find, transaction
         self._reloader = reload
         self.operations: dict[str, Operation] = {
             "scale": self._scale,
@@ -241,13 +238,13 @@ class OperatorActions:
 
     async def _scale(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Change the limits of a job's scale."""
-        core, row = self._core, self._find(text(params, "job"), user)
-        if not core.accounts.may_manage(user, row.owner):
+        state, row = self._state, self._find(text(params, "job"), user)
+        if not state.accounts.may_manage(user, row.owner):
             raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can change "
                 "its limits."
             )
-        run = core.runs.get(row.id)
+        run = state.runs.get(row.id)
         if run is None or JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
         if row.state == JobState.PROFILING.value:
@@ -280,12 +277,10 @@ class OperatorActions:
         before = f"{run.spec.min_nodes}:{run.spec.max_nodes}"
         sentence = f"Job {row.id} ({row.name}) may use {low}:{high} nodes, not {before}."
         with self._transaction():
-            core.repository.save(run, spec=msgspec.json.encode(spec).decode())
-            run.spec, run.rounds.min_nodes = spec, low
-            core.audit.record(
+            state.audit.record(
                 EventKind.JOB_LIMITED, sentence, job=row.id, min_nodes=low, max_nodes=high, by=user
             )
-            core.feed(LimitsChanged(row.id, low, high))
+            self._jobs.limit(row.id, spec)
         return {"job": row.id, "sentence": sentence}
 
     # --- restrictions of leasing ---
@@ -299,7 +294,7 @@ class OperatorActions:
         )
         with self._transaction():
             restraint = self._leases.restraints.now.pausing(hold)
-            self._core.audit.record(
+            self._state.audit.record(
                 EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
             )
             self._leases.restrain(restraint, leased, f"{user} paused MalleTrain.")
@@ -311,7 +306,7 @@ class OperatorActions:
         nodes = self._nodes(params)
         before = self._leases.restraints.now
         if nodes:
-            sick = self._core.sick.now(self._core.clock.now()).keys() & set(nodes)
+            sick = self._state.sick.now(self._state.clock.now()).keys() & set(nodes)
             resumed_nodes = sorted({*before.drained, *before.excluded} & set(nodes) | sick)
             after = before.resuming(resumed_nodes)
             missing = sorted(set(nodes) - set(resumed_nodes))
@@ -327,9 +322,9 @@ class OperatorActions:
             raise RequestRefused(sentence)
         with self._transaction():
             for node in sick:
-                self._core.sick.forget(node)
+                self._state.sick.forget(node)
             if not nodes:
-                self._core.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
+                self._state.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
             self._record(EventKind.NODE_RESUMED, resumed_nodes, f"By {user}.", user)
             self._leases.restrain(after, (), "")
         return {"sentence": sentence}
@@ -372,7 +367,7 @@ class OperatorActions:
         return {"sentence": sentence(changes_), **changes_}
 
     def _require_operator(self, user: str) -> None:
-        if not self._core.accounts.operates(user):
+        if not self._state.accounts.operates(user):
             raise RequestRefused(
                 "Only operators ([daemon] operators in the daemon's configuration) and the user "
                 "who runs the daemon can do this."
@@ -380,7 +375,7 @@ class OperatorActions:
 
     def _restriction(self, user: str, params: Mapping[str, Any]) -> Restriction:
         self._require_operator(user)
-        now = self._core.clock.now()
+        now = self._state.clock.now()
         until = None
         if params.get("until") is not None:
             until = number(params, "until", 0.0, 0.0, 1e11)
@@ -413,7 +408,7 @@ class OperatorActions:
     ) -> None:
         for node in nodes:
             name = "" if node == EVERY_NODE else node
-            self._core.audit.record(kind, sentence, node=name, by=user, **data)
+            self._state.audit.record(kind, sentence, node=name, by=user, **data)
 
 
 def _expanded(name: str, names: Collection[str]) -> tuple[str, ...]:

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 
 from malletrain.config.units import show_duration
 from malletrain.core.events import JobCancelled, JobState
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.repository import decode_spec, not_completed
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import EventRow, JobRow
@@ -43,8 +45,10 @@ def running_s(events: Iterable[EventRow], now: float) -> float:
 class JobDependencies:
     """Manages the jobs that wait for others and those with a time limit."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, state: SiteState, transactions: Transactions, jobs: UnfinishedJobs) -> None:
+        self._state = state
+        self._transactions = transactions
+        self._jobs = jobs
         self._waiting: set[str] | None = None
         self._running_s: dict[str, float] = {}
         """Job with a time limit → time for which it has had nodes, seconds."""
@@ -53,12 +57,12 @@ class JobDependencies:
     def submitted(self, row: JobRow) -> None:
         """Start a newly stored job, or let it wait for others. Call it within a transaction."""
         spec = decode_spec(row.spec)
-        if open_jobs := not_completed(self._core.store, spec.after):
+        if open_jobs := not_completed(self._state.store, spec.after):
             named = ", ".join(f"{job.id} ({job.name})" for job in open_jobs)
-            self._core.store.update_job(row.id, reason=f"begins when {named} completed")
+            self._state.store.update_job(row.id, reason=f"begins when {named} completed")
             self._waiting_jobs().add(row.id)
         else:
-            self._core.add(row, spec)
+            self._jobs.add(row, spec)
 
     def waits(self, job: str) -> bool:
         """Whether the job waits for others to complete."""
@@ -66,12 +70,11 @@ class JobDependencies:
 
     def cancel(self, job: str, reason: str) -> None:
         """Cancel a job that waits for others. Call it within a transaction."""
-        core, now = self._core, self._core.clock.now()
-        state = JobState.CANCELLED.value
-        core.store.update_job(job, state=state, reason=reason, ended=now)
-        core.audit.record(EventKind.JOB_CANCELLED, f"The job was cancelled: {reason}.", job=job)
-        core.metrics.job_ended(job, state)
-        core.news.came(job)
+        state, cancelled = self._state, JobState.CANCELLED.value
+        state.store.update_job(job, state=cancelled, reason=reason, ended=state.clock.now())
+        state.audit.record(EventKind.JOB_CANCELLED, f"The job was cancelled: {reason}.", job=job)
+        state.metrics.job_ended(job, cancelled)
+        state.news.came(job)
         self._waiting_jobs().discard(job)
 
     def check(self) -> None:
@@ -87,44 +90,44 @@ class JobDependencies:
         if self._waiting is None:
             self._waiting = {
                 row.id
-                for row in self._core.store.list_jobs([JobState.QUEUED.value])
-                if row.id not in self._core.runs and decode_spec(row.spec).after
+                for row in self._state.store.list_jobs([JobState.QUEUED.value])
+                if row.id not in self._state.runs and decode_spec(row.spec).after
             }
         return self._waiting
 
     def _check_job(self, job: str) -> None:
-        core = self._core
-        row = core.store.get_job(job)
+        state = self._state
+        row = state.store.get_job(job)
         if row is None:
             return
         spec = decode_spec(row.spec)
-        open_jobs = not_completed(core.store, spec.after)
+        open_jobs = not_completed(state.store, spec.after)
         ended = [other for other in open_jobs if JobState(other.state).ended]
         if ended:
             first = ended[0]
-            with core.transaction():
+            with self._transactions.begin():
                 self.cancel(
                     job,
                     f"job {first.id} ({first.name}), after which it was to begin, {outcome(first)}",
                 )
         elif not open_jobs:
-            with core.transaction():
+            with self._transactions.begin():
                 self._waiting_jobs().discard(job)
-                core.add(core.store.update_job(job, reason=""), spec)
+                self._jobs.add(state.store.update_job(job, reason=""), spec)
 
     def _check_limits(self) -> None:
-        core, now = self._core, self._core.clock.now()
+        state, now = self._state, self._state.clock.now()
         passed_s, self._checked = now - (self._checked or now), now
-        limited = {job: run for job, run in core.runs.items() if run.spec.time_limit_s}
+        limited = {job: run for job, run in state.runs.items() if run.spec.time_limit_s}
         self._running_s = {job: time for job, time in self._running_s.items() if job in limited}
         for job, run in limited.items():
             if job not in self._running_s:
-                self._running_s[job] = running_s(core.store.job_events(job, NODE_EVENTS), now)
+                self._running_s[job] = running_s(state.store.job_events(job, NODE_EVENTS), now)
             elif run.row.planned_nodes:
                 self._running_s[job] += passed_s
             if self._running_s[job] >= run.spec.time_limit_s:
                 limit = show_duration(run.spec.time_limit_s)
-                core.feed(JobCancelled(job, f"its time limit of {limit} is over"))
+                self._transactions.feed(JobCancelled(job, f"its time limit of {limit} is over"))
 
 
 def outcome(job: JobRow) -> str:

@@ -20,8 +20,9 @@ from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import HandOverTime, in_memory
+from malletrain.core.trainers import Trainer
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec
 from malletrain.protocol import messages, wire
 from malletrain.protocol.discretion import detail_for_others, job_for_others
@@ -41,17 +42,17 @@ from malletrain.protocol.views import (
 from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
 
 
-def trainer_views(core: Core) -> tuple[TrainerView, ...]:
+def trainer_views(state: SiteState) -> tuple[TrainerView, ...]:
     """Return the views of all trainers with a summary of their jobs; empty if there is only one
     plan.
     """
-    controller, now = core.controller, core.clock.now()
+    controller, now = state.controller, state.clock.now()
     views = []
     for trainer in controller.trainers:
         if trainer is None:
             continue
         jobs = [
-            job for job in controller.state.unfinished.values() if core.trainer_of(job) is trainer
+            job for job in controller.state.unfinished.values() if trainer_of(state, job) is trainer
         ]
         views.append(
             TrainerView(
@@ -61,28 +62,33 @@ def trainer_views(core: Core) -> tuple[TrainerView, ...]:
                 sum(bool(job.nodes) for job in jobs),
                 sum(not job.nodes for job in jobs),
                 sum(len(job.nodes) for job in jobs),
-                sum(_rate(core, job, now) for job in jobs),
+                sum(_rate(state, job, now) for job in jobs),
                 f"{trainer.phrase()}.",
             )
         )
     return tuple(views)
 
 
-def _rate(core: Core, job: JobRecord, now: float) -> float:
-    run = core.runs.get(job.submitted.job)
+def trainer_of(state: SiteState, job: JobRecord) -> Trainer | None:
+    """Return the trainer in whose plan a job is; None if there is only one plan."""
+    return state.controller.trainers.of(job.submitted.trainer)
+
+
+def _rate(state: SiteState, job: JobRecord, now: float) -> float:
+    run = state.runs.get(job.submitted.job)
     return run.rate(now) if run else 0.0
 
 
-def of_job(core: Core, job: str) -> str:
+def of_job(state: SiteState, job: str) -> str:
     """Return the trainer of a job as a phrase; empty if there is none or the job has ended."""
-    record = core.controller.jobs.get(job)
-    trainer = core.trainer_of(record) if record is not None else None
+    record = state.controller.jobs.get(job)
+    trainer = trainer_of(state, record) if record is not None else None
     return trainer.phrase() if trainer is not None else ""
 
 
-def of_class(core: Core, node_class: str) -> str:
+def of_class(state: SiteState, node_class: str) -> str:
     """Return the trainer of the nodes of a class; empty if they belong to none."""
-    trainer = core.controller.trainers.of_class(node_class)
+    trainer = state.controller.trainers.of_class(node_class)
     return trainer.name if trainer is not None else ""
 
 
@@ -200,13 +206,9 @@ class JobViews:
 
     def __init__(
         self,
-        core: Core,
-        refusals: Mapping[str, str],
-        pending: Mapping[str, tuple[str, str]],
+        state: SiteState,
     ) -> None:
-        self._core = core
-        self._pending = pending
-        self._refusals = refusals
+        self._state = state
 
     def view(
         self,
@@ -229,9 +231,9 @@ class JobViews:
         """
         spec = spec or decode_spec(row.spec)
         if rescales is None and goal is None:
-            goal = self._core.goals.row(row.id)
-        run = self._core.runs.get(row.id)
-        now = self._core.clock.now()
+            goal = self._state.goals.row(row.id)
+        run = self._state.runs.get(row.id)
+        now = self._state.clock.now()
         view = JobView(
             row.id,
             row.name,
@@ -249,12 +251,12 @@ class JobViews:
             row.started,
             row.ended,
             dict(row.metrics),
-            self._core.goals.view(row.id, goal),
+            self._state.goals.view(row.id, goal),
         )
-        return view if self._core.accounts.may_manage(user, row.owner) else job_for_others(view)
+        return view if self._state.accounts.may_manage(user, row.owner) else job_for_others(view)
 
     def _rescales(self, row: JobRow) -> int:
-        return sum(r.kind != STARTED for r in self._core.store.rescales(row.id))
+        return sum(r.kind != STARTED for r in self._state.store.rescales(row.id))
 
     def _reason(self, row: JobRow) -> str:
         """Return why the job is in its state. For a suspended job the current reason to wait says
@@ -262,7 +264,7 @@ class JobViews:
         """
         if row.state == JobState.SUSPENDED.value:
             return self._waiting_reason(row) or row.reason
-        run = self._core.runs.get(row.id)
+        run = self._state.runs.get(row.id)
         if run is not None and run.rounds.finishing:
             return FINISHING
         if run is not None and run.rounds.between_epochs and not row.reason:
@@ -271,29 +273,29 @@ class JobViews:
 
     def _waiting_reason(self, row: JobRow) -> str:
         """Return why a waiting job has no nodes; empty for others."""
-        job = self._core.controller.jobs.get(row.id)
+        job = self._state.controller.jobs.get(row.id)
         if job is None or job.state.ended or job.nodes:
             return ""
         if job.halted:
             return "its budget is spent"
-        owner, gaps = job.submitted.owner, self._core.controller.gaps
-        now = self._core.clock.now()
+        owner, gaps = job.submitted.owner, self._state.controller.gaps
+        now = self._state.clock.now()
         if gaps.backing_off(owner, now):
-            why = self._refusals.get(owner) or "'malletrain events' says why"
+            why = self._state.refusals.get(owner) or "'malletrain events' says why"
             return f"leases as {owner} fail ({why}); tried again later"
-        if (quota := self._core.controller.quotas.full(job)) is not None:
+        if (quota := self._state.controller.quotas.full(job)) is not None:
             return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
         behind = self._share_reason(job.submitted.party)
-        trainer = self._core.trainer_of(job)
+        trainer = trainer_of(self._state, job)
         kind = job.submitted.node_class
         nodes = sum(
             node.owner == owner
             and (trainer is None or trainer.may_use(node.pool))
             and is_of_class(node.pool, kind)
-            for node in self._core.controller.nodes.values()
+            for node in self._state.controller.nodes.values()
         )
         if nodes < job.submitted.min_nodes:
-            refused = self._refusals.get(owner, "")
+            refused = self._state.refusals.get(owner, "")
             why = f"; the last lease failed: {refused}"
             for_trainer = f" of kind {kind}" if kind else ""
             for_trainer += f" for trainer {trainer.name}" if trainer is not None else ""
@@ -302,13 +304,17 @@ class JobViews:
                 and bool(a.awaited)
                 and (trainer is None or trainer.may_use(a.node_class))
                 and is_of_class(a.node_class, kind)
-                for a in self._core.agents
+                for a in self._state.agents
             )
             missing = missing_nodes_clause(
                 job.submitted.min_nodes, nodes, warming_up, gaps.left_alone(owner, now)
             )
             pending = pending_leases_clause(
-                [reason for lease_owner, reason in self._pending.values() if lease_owner == owner]
+                [
+                    reason
+                    for lease_owner, reason in self._state.pending_leases.values()
+                    if lease_owner == owner
+                ]
             )
             return f"{missing}{for_trainer}{pending or (why if refused else behind)}"
         return f"others are served first{behind}"
@@ -317,7 +323,7 @@ class JobViews:
         """Return why others come before a party that got more than its due share; empty if it did
         not.
         """
-        shares = self._core.controller.shares
+        shares = self._state.controller.shares
         standing = shares.standing(party)
         if (
             standing is None
@@ -330,8 +336,8 @@ class JobViews:
     def detail(self, user: str, row: JobRow) -> JobDetail:
         """Return all details of a job that ``user`` may see."""
         spec = decode_spec(row.spec)
-        store = self._core.store
-        may_manage = self._core.accounts.may_manage(user, row.owner)
+        store = self._state.store
+        may_manage = self._state.accounts.may_manage(user, row.owner)
         detail = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
@@ -357,47 +363,47 @@ class JobViews:
             self._profile(row, spec),
             self._network(row),
             self._memory(row),
-            self.share(self._core.parties.party(row.owner)) if may_manage else None,
+            self.share(self._state.parties.party(row.owner)) if may_manage else None,
             self._stacks(row),
             self._slow(row),
-            of_job(self._core, row.id),
+            of_job(self._state, row.id),
         )
         return detail if may_manage else detail_for_others(detail)
 
     def share(self, party: str) -> ShareView | None:
         """Return the share of a party; None if shares are not counted."""
-        standing = self._core.controller.shares.standing(party)
+        standing = self._state.controller.shares.standing(party)
         return None if standing is None else _share(standing)
 
     def shares(self, user: str) -> tuple[ShareView, ...]:
         """Return the share of the user's party; all shares for an operator."""
-        core = self._core
-        own_party = core.parties.party(user)
+        state = self._state
+        own_party = state.parties.party(user)
         return tuple(
             _share(standing)
-            for standing in core.controller.shares.standings()
-            if standing.party == own_party or core.accounts.operates(user)
+            for standing in state.controller.shares.standings()
+            if standing.party == own_party or state.accounts.operates(user)
         )
 
     def _stacks(self, row: JobRow) -> dict[str, str]:
         """Return the stacks of its workers at the last hang; none for a completed job."""
         if row.state == JobState.COMPLETED.value:
             return {}
-        hung = self._core.store.job_events(row.id, [EventKind.JOB_HUNG])
+        hung = self._state.store.job_events(row.id, [EventKind.JOB_HUNG])
         return dict(hung[-1].data.get("stacks", {})) if hung else {}
 
     def _network(self, row: JobRow) -> str:
         """Return which network the job uses and how fast it was measured, as sentences."""
-        run = self._core.runs.get(row.id)
+        run = self._state.runs.get(row.id)
         if run is None or run.fabric is None or not run.rounds.members:
             return ""
-        agent = self._core.agents.on(run.rounds.members[0])
-        measured = self._core.rounds.measured.get(agent.node_class) if agent else None
+        agent = self._state.agents.on(run.rounds.members[0])
+        measured = self._state.rounds.measured.get(agent.node_class) if agent else None
         return f"{run.fabric.sentence} {measured.sentence if measured else ''}".strip()
 
     def _memory(self, row: JobRow) -> str:
         """Return the memory of its nodes that its snapshots occupy, as a sentence."""
-        run = self._core.runs.get(row.id)
+        run = self._state.runs.get(row.id)
         if run is None:
             return ""
         bytes_by_node = [agent.memory_bytes for agent in self._with_snapshots(run)]
@@ -408,34 +414,34 @@ class JobViews:
         snapshot in memory in time if it had to leave. For an operator all jobs are included, else
         the user's own.
         """
-        may_manage = self._core.accounts.may_manage
+        may_manage = self._state.accounts.may_manage
         warnings = {
             job: state_memory.late(run.row.snapshot, self._hand_over_time(run))
-            for job, run in self._core.runs.items()
+            for job, run in self._state.runs.items()
             if may_manage(user, run.row.owner) and self._with_snapshots(run)
         }
         return {job: sentence for job, sentence in warnings.items() if sentence}
 
     def _with_snapshots(self, run: ActiveJob) -> list[LeasedAgent]:
-        agents = (self._core.agents.on(node) for node in run.rounds.members)
+        agents = (self._state.agents.on(node) for node in run.rounds.members)
         return [agent for agent in agents if agent is not None and agent.memory_bytes]
 
     def _hand_over_time(self, run: ActiveJob) -> HandOverTime:
         """Return the time in which its nodes can hand over a snapshot."""
-        return self._core.rounds.hand_over(run.rounds.members)
+        return self._state.rounds.hand_over(run.rounds.members)
 
     def _slow(self, row: JobRow) -> tuple[str, ...]:
         """Return a sentence about each of its slow nodes."""
-        run, slow = self._core.runs.get(row.id), self._core.slow.current(self._core.clock.now())
+        run, slow = self._state.runs.get(row.id), self._state.slow.current(self._state.clock.now())
         members = run.rounds.members if run else ()
         return tuple(slow[node].sentence for node in members if node in slow)
 
     def _profile(self, row: JobRow, spec: messages.JobSpec) -> ProfileView | None:
-        settings = self._core.config.profiling
+        settings = self._state.config.profiling
         if not settings.enabled:
             return None
-        profile = self._core.store.profile(row.id) or ProfileRow(row.id)
-        model = self._core.curves.read(profile)
+        profile = self._state.store.profile(row.id) or ProfileRow(row.id)
+        model = self._state.curves.read(profile)
         state, sentence = _profile_state(row, spec, profile, model)
         if spec.curve is not None:
             stated = sorted((int(k), v) for k, v in spec.curve.items())

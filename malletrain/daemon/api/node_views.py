@@ -15,9 +15,8 @@ import msgspec
 from malletrain.core.forecast import nodes_ahead
 from malletrain.core.node_history import SPAN_S, NodeHistory
 from malletrain.daemon.api.job_views import of_class
-from malletrain.daemon.engine.core import Core
 from malletrain.daemon.engine.sickbay import slow_node_policy
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.protocol.views import NodeForecastView, NodeView
 from scavenger.batch.rules import span
@@ -27,12 +26,12 @@ DAY = int(86400 / SPAN_S)
 
 
 def forecast_operations(
-    core: Core,
+    state: SiteState,
 ) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
     """Return name → operation of clients."""
 
     async def forecast(user: str, params: Mapping[str, Any]) -> list[NodeForecastView]:
-        return node_forecasts(core.goals.history, core.clock.now())
+        return node_forecasts(state.goals.history, state.clock.now())
 
     return {"forecast": forecast}
 
@@ -68,20 +67,17 @@ def natural(name: str) -> tuple[Any, ...]:
     )
 
 
-def node_views(
-    core: Core, state: DaemonState, leases: LeaseReconciler, explain: bool
-) -> list[NodeView]:
+def node_views(state: SiteState, leases: LeaseReconciler, explain: bool) -> list[NodeView]:
     """Return the views of all idle and leased nodes.
 
     Args:
-        core: the daemon's core.
         state: the daemon's state.
         leases: answers of the main scheduler.
         explain: whether to include every node of the machine, and the rules by which it may be
             leased.
 
     """
-    now = core.clock.now()
+    now = state.clock.now()
     rules = (
         {e.node: e.rules for e in leases.last_poll.explanations}
         if leases.last_poll and explain
@@ -97,7 +93,7 @@ def node_views(
         views[node] = NodeView(node, "sick", "", "", sick_node.since)
     for node, slow_node in state.slow.current(now).items():
         alone = f" It is left alone for another {span(state.slow.until(node) - now)}."
-        free = core.agents.on(node) is None and slow_node_policy(core.config) == "swap"
+        free = state.agents.on(node) is None and slow_node_policy(state.config) == "swap"
         answer = f"{slow_node.sentence}{alone if free else ''}"
         rules[node] = (*rules.get(node, ()), ("pace", not free, answer))
         views.setdefault(node, NodeView(node, "slow", "", "", slow_node.since))
@@ -115,8 +111,8 @@ def node_views(
             node_class=row.node_class,
             owner=row.owner,
         )
-    for agent in core.agents:
-        record = core.controller.nodes.get(agent.node)
+    for agent in state.agents:
+        record = state.controller.nodes.get(agent.node)
         node_state = "leaving" if agent.gone_at is not None else "job" if agent.holds else "free"
         remaining_s = None if agent.gone_at is None else max(0.0, agent.gone_at - now)
         lease = leases.active.get(agent.lease)
@@ -139,7 +135,7 @@ def node_views(
         free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
         views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
     ordered = sorted(views, key=natural)
-    trainer_of_class = {v.node_class: of_class(core, v.node_class) for v in views.values()}
+    trainer_of_class = {v.node_class: of_class(state, v.node_class) for v in views.values()}
     return [
         msgspec.structs.replace(
             views[node],

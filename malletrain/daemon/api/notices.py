@@ -19,8 +19,9 @@ from typing import Any
 import structlog
 
 from malletrain.config.notify import NotifySection
-from malletrain.daemon.engine.core import Core
 from malletrain.daemon.engine.parties import Accounts
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.repository import decode_spec
 from malletrain.protocol import env
 from malletrain.protocol.event_kinds import EventKind
@@ -107,14 +108,17 @@ def refused(spec: JobSpec, user: str, accounts: Accounts, settings: NotifySectio
 class Notices:
     """Notifies owners of events of their jobs."""
 
-    def __init__(self, core: Core, settings: NotifySection) -> None:
-        self._core = core
+    def __init__(
+        self, state: SiteState, transactions: Transactions, settings: NotifySection
+    ) -> None:
+        self._state = state
+        self._transactions = transactions
         self.settings = settings
         self._deliveries: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Send notifications until cancelled."""
-        store = self._core.store
+        store = self._state.store
         seq = store.last_notified()
         if seq is None:  # a database of an earlier version: do not notify of its events
             newest = store.last_events(1)
@@ -131,7 +135,7 @@ class Notices:
                 seq = last_read[0].seq
                 store.set_last_notified(seq)
             else:
-                await self._core.audit.news(MAX_INTERVAL_S)
+                await self._state.audit.news(MAX_INTERVAL_S)
                 await asyncio.sleep(MIN_INTERVAL_S)
 
     def _notify(self, event: EventRow, row: JobRow) -> None:
@@ -143,7 +147,7 @@ class Notices:
         if occasion == "at-risk" and event.data.get("standing") not in AT_RISK:
             return
         if occasion == "start":
-            first = self._core.store.job_events(row.id, [EventKind.JOB_STARTED])[0]
+            first = self._state.store.job_events(row.id, [EventKind.JOB_STARTED])[0]
             if first.seq != event.seq:  # it had no nodes for a while
                 return
         for notification in selected:
@@ -157,8 +161,8 @@ class Notices:
             await asyncio.to_thread(deliver, notification, facts, self.settings.sendmail)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             log.warning("not notified", job=row.id, to=notification.to, reason=str(error))
-            with self._core.transaction():
-                self._core.audit.record(
+            with self._transactions.begin():
+                self._state.audit.record(
                     EventKind.JOB_NOTICE,
                     f"{notification.to} could not be notified that the job {WORDS[event.kind]}: "
                     f"{error}",

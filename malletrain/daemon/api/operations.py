@@ -35,8 +35,9 @@ from malletrain.daemon.api.node_views import forecast_operations, natural, node_
 from malletrain.daemon.api.notices import refused
 from malletrain.daemon.api.reload import Reload
 from malletrain.daemon.api.usage import NodePower, usage_views
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
@@ -83,7 +84,7 @@ _NOTHING_HEARD = -1
 
 
 def news_operations(
-    core: Core, boot: str
+    state: SiteState, boot: str
 ) -> dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]]:
     """Return name → operation of clients. ``boot``: id of this start of the daemon."""
 
@@ -99,24 +100,24 @@ def news_operations(
                 f"{MAX_TEXT_LENGTH} characters at most.",
                 "usage",
             )
-        unknown = [job for job in jobs if not _exists(core, user, job)]
+        unknown = [job for job in jobs if not _exists(state, user, job)]
         last_number = _number(text(params, "cursor", ""), boot)
-        deadline = core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
+        deadline = state.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while True:
-            jobs_ = [*unknown, *core.news.since(last_number, jobs)]
-            remaining_s = deadline - core.clock.now()
+            jobs_ = [*unknown, *state.news.since(last_number, jobs)]
+            remaining_s = deadline - state.clock.now()
             if jobs_ or remaining_s <= 0:
-                return NewsView(f"{boot}:{core.news.number}", tuple(dict.fromkeys(jobs_)))
-            await core.news.more(remaining_s)
+                return NewsView(f"{boot}:{state.news.number}", tuple(dict.fromkeys(jobs_)))
+            await state.news.more(remaining_s)
 
     return {"news": news}
 
 
-def _exists(core: Core, user: str, job: str) -> bool:
+def _exists(state: SiteState, user: str, job: str) -> bool:
     """Whether the job exists. Raises RequestRefused if the user may not manage it."""
-    run = core.runs.get(job)
-    row = run.row if run is not None else core.store.get_job(job)
-    if row is not None and not core.accounts.may_manage(user, row.owner):
+    run = state.runs.get(job)
+    row = run.row if run is not None else state.store.get_job(job)
+    if row is not None and not state.accounts.may_manage(user, row.owner):
         raise RequestRefused(
             f"Job {job} belongs to {row.owner}; only its owner or an operator can watch it."
         )
@@ -140,15 +141,16 @@ MAX_TIME = 2**53
 
 
 class TransactionFailed(Exception):
-    """A transaction of the core failed; see the cause."""
+    """A transaction failed; see the cause."""
 
 
 class Api:
     """Answers the requests of clients.
 
     Args:
-        core: the daemon's core.
         state: the daemon's state.
+        transactions: saves decisions, and sends messages after that.
+        jobs: changes unfinished jobs.
         leases: requests leases from the main scheduler.
         dependencies: jobs that wait for others.
         logs: the logs of jobs.
@@ -161,8 +163,9 @@ class Api:
 
     def __init__(
         self,
-        core: Core,
-        state: DaemonState,
+        state: SiteState,
+        transactions: Transactions,
+        jobs: UnfinishedJobs,
         leases: LeaseReconciler,
         dependencies: JobDependencies,
         logs: LogSink,
@@ -172,17 +175,17 @@ class Api:
         reload: Reload,
         users_problems: Callable[[], tuple[str, ...]],
     ) -> None:
-        self.core = core
+        self._state = state
+        self._transactions = transactions
         self.dependencies = dependencies
-        self.state = state
-        self.views = JobViews(core, state.refusals, state.pending_leases)
+        self.views = JobViews(state)
         self.leases = leases
         self.logs = logs
         self.boot = boot
         self.scheduler = scheduler
         self.handler_failures = handler_failures
         self._users_problems = users_problems
-        self.began = core.clock.now()
+        self.began = state.clock.now()
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "submit": self._submit,
             "cancel": self._cancel,
@@ -195,10 +198,12 @@ class Api:
             "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
-            **JobChanges(core, self.views, self._find, self._transaction).operations,
-            **forecast_operations(core),
-            **news_operations(core, boot),
-            **OperatorActions(core, leases, self._find, self._transaction, reload).operations,
+            **JobChanges(state, jobs, self.views, self._find, self._transaction).operations,
+            **forecast_operations(state),
+            **news_operations(state, boot),
+            **OperatorActions(
+                state, jobs, leases, self._find, self._transaction, reload
+            ).operations,
         }
 
     async def answer(self, user: str, request: messages.Request) -> messages.Reply:
@@ -229,7 +234,7 @@ class Api:
     @contextmanager
     def _transaction(self) -> Iterator[float]:
         try:
-            with self.core.transaction() as now:
+            with self._transactions.begin() as now:
                 yield now
         except Exception as error:
             raise TransactionFailed(str(error)) from error
@@ -238,44 +243,45 @@ class Api:
 
     async def _submit(self, user: str, params: Mapping[str, Any]) -> dict[str, JobView]:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
-        spec, core = msgspec.structs.replace(spec, owner=user), self.core
-        spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
-        if spec.key and (earlier := submitted_before(core.store, spec)) is not None:
+        spec, state = msgspec.structs.replace(spec, owner=user), self._state
+        trainer = state.controller.trainers.of(state.parties.trainer(user))
+        spec = for_trainer(spec, trainer, state.config.allocation.objective)
+        if spec.key and (earlier := submitted_before(state.store, spec)) is not None:
             return {"job": self.views.view(user, earlier)}
-        if refusal := core.accounts.refusal(user):
+        if refusal := state.accounts.refusal(user):
             raise RequestRefused(refusal)
         # The daemon may be unable to read files of other users. Their client has checked them.
-        problem = problem_of(spec, files=not core.accounts.of(user)) or class_problem(
-            spec.node_class, core.config.node_classes
+        problem = problem_of(spec, files=not state.accounts.of(user)) or class_problem(
+            spec.node_class, state.config.node_classes
         )
         if problem:
             raise RequestRefused(problem, "usage")
-        if problem := refused(spec, user, core.accounts, core.config.notify):
+        if problem := refused(spec, user, state.accounts, state.config.notify):
             raise RequestRefused(problem)
-        if problem := goals_problem(goals_of(spec), spec.mode, core.clock.now()):
+        if problem := goals_problem(goals_of(spec), spec.mode, state.clock.now()):
             raise RequestRefused(problem, "usage")
-        if problem := core.goals.too_small(spec.budget_nh, spec.min_nodes):
+        if problem := state.goals.too_small(spec.budget_nh, spec.min_nodes):
             raise RequestRefused(problem, "usage")
-        unfinished = [run.spec.owner for run in core.runs.values()]
-        if refusal := core.parties.refusal(user, spec.min_nodes, unfinished):
+        unfinished = [run.spec.owner for run in state.runs.values()]
+        if refusal := state.parties.refusal(user, spec.min_nodes, unfinished):
             raise RequestRefused(refusal)
-        spec = with_site_software(spec, core.config.containers)
+        spec = with_site_software(spec, state.config.containers)
         spec = msgspec.structs.replace(
-            spec, after=dependencies(core, [self._find(name, user) for name in spec.after])
+            spec, after=dependencies(state, [self._find(name, user) for name in spec.after])
         )
         with self._transaction() as now:
-            row = core.store.add_job(
+            row = state.store.add_job(
                 JobRow(
-                    core.store.new_job_id(),
+                    state.store.new_job_id(),
                     spec.name,
                     user,
                     msgspec.json.encode(spec).decode(),
                     JobState.QUEUED.value,
                     submitted=now,
-                    account=core.parties.account(user),
+                    account=state.parties.account(user),
                 )
             )
-            core.audit.record(
+            state.audit.record(
                 EventKind.JOB_SUBMITTED,
                 f"{spec.min_nodes}:{spec.max_nodes} nodes, {spec.script}",
                 job=row.id,
@@ -283,7 +289,7 @@ class Api:
             )
             self.dependencies.submitted(row)
         reached(FaultPoint.DAEMON_SUBMITTED)
-        return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
+        return {"job": self.views.view(user, state.store.get_job(row.id) or row, spec)}
 
     async def _cancel(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
         results = []
@@ -301,7 +307,7 @@ class Api:
             except RequestRefused as e:
                 results.append({"job": name, "ok": False, "sentence": str(e)})
                 continue
-            if not self.core.accounts.may_manage(user, row.owner):
+            if not self._state.accounts.may_manage(user, row.owner):
                 sentence = (
                     f"Job {row.id} belongs to {row.owner}; only its owner or an operator "
                     "can cancel it."
@@ -316,7 +322,7 @@ class Api:
                     if self.dependencies.waits(row.id):
                         self.dependencies.cancel(row.id, reason)
                     else:
-                        self.core.feed(JobCancelled(row.id, reason))
+                        self._transactions.feed(JobCancelled(row.id, reason))
                 sentence = f"Job {row.id} ({row.name}) is cancelled."
                 results.append({"job": row.id, "ok": True, "sentence": sentence})
         return {"results": results}
@@ -327,7 +333,7 @@ class Api:
         """
         ended = [state.value for state in JobState if state.ended]
         unfinished = [state.value for state in JobState if not state.ended]
-        store = self.core.store
+        store = self._state.store
         rows = store.list_jobs(
             ended, newest=whole(params, "ended", MAX_JOBS_PER_REQUEST, 0, MAX_ENDED_JOBS)
         ) + store.list_jobs(unfinished)
@@ -343,7 +349,7 @@ class Api:
 
     async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
         row = self._find(text(params, "job"), user)
-        run = self.core.runs.get(row.id)
+        run = self._state.runs.get(row.id)
         if decode_spec(row.spec).mode != "service":
             raise RequestRefused(
                 f"Job {row.id} is no service; its workers are not members of anything."
@@ -351,16 +357,17 @@ class Api:
         rounds = run.rounds if run else None
         view = rounds.view if rounds else ()
         members = tuple(
-            MemberView(p.node, p.host, p.address, p.gone_in_s) for p in self.core.rounds.peers(view)
+            MemberView(p.node, p.host, p.address, p.gone_in_s)
+            for p in self._state.rounds.peers(view)
         )
-        key = self.core.rounds.job_key_of(row.id) if user == row.owner else ""
+        key = self._state.rounds.job_key_of(row.id) if user == row.owner else ""
         return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
 
     def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
         """Yield the names. A name of an array of ``user`` is replaced by the ids of the array's
         unfinished jobs.
         """
-        store = self.core.store
+        store = self._state.store
         arrays: dict[tuple[str, int], list[str]] | None = None
         for name in names:
             if any(name in (row.id, row.name) for row in store.find_jobs(name)):
@@ -374,7 +381,7 @@ class Api:
 
     def _find(self, name: str, user: str) -> JobRow:
         """Return the job with this name or id. Jobs of ``user`` come before those of others."""
-        all_rows = self.core.store.find_jobs(name)
+        all_rows = self._state.store.find_jobs(name)
         rows = [row for row in all_rows if row.owner == user] or all_rows
         if not rows:
             raise RequestRefused(f"There is no job '{name}'; `malletrain status` lists all jobs.")
@@ -388,7 +395,7 @@ class Api:
     # --- the machine ---
 
     async def _nodes(self, user: str, params: Mapping[str, Any]) -> list[NodeView]:
-        return node_views(self.core, self.state, self.leases, bool(params.get("explain")))
+        return node_views(self._state, self.leases, bool(params.get("explain")))
 
     async def _events(self, user: str, params: Mapping[str, Any]) -> list[EventView]:
         since, limit = (
@@ -396,28 +403,28 @@ class Api:
             whole(params, "limit", 100, 0, 1000),
         )
         job = self._find(text(params, "job"), user).id if params.get("job") else None
-        deadline = self.core.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
+        deadline = self._state.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_WAIT_S)
         while (
-            not (events := self.core.audit.since(since, limit, job))
-            and (remaining_s := deadline - self.core.clock.now()) > 0
+            not (events := self._state.audit.since(since, limit, job))
+            and (remaining_s := deadline - self._state.clock.now()) > 0
         ):
-            await self.core.audit.news(remaining_s)
+            await self._state.audit.news(remaining_s)
         visible: dict[str, bool] = {"": True}
         for event in events:
             if event.job not in visible:
-                row = self.core.store.get_job(event.job)
-                visible[event.job] = row is None or self.core.accounts.may_manage(user, row.owner)
+                row = self._state.store.get_job(event.job)
+                visible[event.job] = row is None or self._state.accounts.may_manage(user, row.owner)
         return slim([event if visible[event.job] else event_for_others(event) for event in events])
 
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:
         row = self._find(text(params, "job"), user)
-        if not self.core.accounts.may_manage(user, row.owner):
+        if not self._state.accounts.may_manage(user, row.owner):
             raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can read "
                 "its logs."
             )
         ended = JobState(row.state).ended
-        arriving = ended and self.core.agents.shipping(row.id)  # checked before the log is read
+        arriving = ended and self._state.agents.shipping(row.id)  # checked before the log is read
         limit = whole(params, "limit", 65536, 1024, 1024 * 1024)
         piece = self.logs.read(
             row.id,
@@ -431,13 +438,13 @@ class Api:
     async def _metrics(self, user: str, params: Mapping[str, Any]) -> list[SeriesView]:
         """Return the metrics that a job's script reported, over time."""
         row = self._find(text(params, "job"), user)
-        if not self.core.accounts.may_manage(user, row.owner):
+        if not self._state.accounts.may_manage(user, row.owner):
             raise RequestRefused(
                 f"Job {row.id} belongs to {row.owner}; only its owner or an operator can see its "
                 "metrics."
             )
         return series_views(
-            self.core.store.series,
+            self._state.store.series,
             row,
             msgspec.convert(params.get("names", ()), list[str]),
             number(params, "since", 0.0, 0.0, MAX_TIME),
@@ -446,30 +453,30 @@ class Api:
 
     async def _usage(self, user: str, params: Mapping[str, Any]) -> list[UsageView]:
         """Return the usage of the users whose jobs ``user`` may manage."""
-        core = self.core
-        now = core.clock.now()
+        state = self._state
+        now = state.clock.now()
         since, until = (
             number(params, n, d, 0.0, MAX_TIME) for n, d in (("since", 0.0), ("until", now))
         )
-        watts = core.config.accounting.watts_by_class
+        watts = state.config.accounting.watts_by_class
         return await usage_views(
-            core.store.history,
+            state.store.history,
             since,
             min(until, now),
             user_name(),
             {name: NodePower(*each) for name, each in watts.items()},
-            None if core.accounts.operates(user) else user,
+            None if state.accounts.operates(user) else user,
             now,
         )
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
-        core = self.core
-        now = core.clock.now()
-        totals = core.store.totals()
-        unsaved = sum(run.monitor.total - run.row.samples for run in core.runs.values())
+        state = self._state
+        now = state.clock.now()
+        totals = state.store.totals()
+        unsaved = sum(run.monitor.total - run.row.samples for run in state.runs.values())
         # What was idle at the last poll may have been leased since.
         leased = {row.node for row in self.leases.active.values()}
-        leased.update(agent.node for agent in core.agents)
+        leased.update(agent.node for agent in state.agents)
         return StatusView(
             __version__,
             os.getpid(),
@@ -477,22 +484,22 @@ class Api:
             self.began,
             now,
             self.scheduler,
-            len(self.state.gaps.keys() - leased),
-            sum(1 for _ in core.agents),
-            sum(agent.holds is not None for agent in core.agents),
+            len(state.gaps.keys() - leased),
+            sum(1 for _ in state.agents),
+            sum(agent.holds is not None for agent in state.agents),
             dict(totals.jobs),
             totals.samples + unsaved,
-            sum(run.rate(now) for run in core.runs.values()),
+            sum(run.rate(now) for run in state.runs.values()),
             sum(n for kind, n in totals.rescales.items() if kind != STARTED),
             totals.events.get(EventKind.NODE_LEAVING, 0)
             + totals.events.get(EventKind.NODE_VANISHED, 0),
             self.leases.last_poll.time if self.leases.last_poll else None,
             self.leases.polls.trouble(now),
-            tuple(core.rounds.measured.values()),
+            tuple(state.rounds.measured.values()),
             self.views.shares(user),
             self.leases.restraints.now.sentence(),
-            self.handler_failures.summary() if core.accounts.operates(user) else "",
-            trainer_views(core),
+            self.handler_failures.summary() if state.accounts.operates(user) else "",
+            trainer_views(state),
             self.views.late_hand_overs(user),
-            self._users_problems() if core.accounts.operates(user) else (),
+            self._users_problems() if state.accounts.operates(user) else (),
         )

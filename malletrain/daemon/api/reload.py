@@ -15,8 +15,8 @@ import structlog
 from malletrain.config.model import Config, changes, load_config, with_changes
 from malletrain.core.events import Tick
 from malletrain.daemon.api.notices import Notices
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused
 from malletrain.daemon.jobs.repository import Retention
 from malletrain.daemon.site import logs
@@ -57,16 +57,16 @@ class Reload:
     def __init__(
         self,
         path: Path | None,
-        core: Core,
-        state: DaemonState,
+        state: SiteState,
+        transactions: Transactions,
         scavenger: Scavenger,
         notices: Notices,
         retention: Retention,
         log_file: logs.RotatedLog | None = None,
     ) -> None:
         self._path = path
-        self._core = core
         self._state = state
+        self._transactions = transactions
         self._scavenger = scavenger
         self._notices = notices
         self._retention = retention
@@ -104,11 +104,11 @@ class Reload:
             "next_jobs": _lines(differences, differences.keys() & NEXT_JOBS),
             "restart": _lines(differences, differences.keys() - reloaded_keys),
         }
-        with self._core.transaction() as now:
+        with self._transactions.begin() as now:
             if "jobs.max_running" in reloaded_keys:
-                self._core.controller.state.plan_soon(now)
-                self._core.feed(Tick())
-            self._core.audit.record(
+                self._state.controller.state.plan_soon(now)
+                self._transactions.feed(Tick())
+            self._state.audit.record(
                 EventKind.CONFIGURATION_RELOADED,
                 f"{sentence(effects)} By {by}.",
                 by=by,
@@ -121,18 +121,18 @@ class Reload:
         log.warning("configuration not reloaded", reason=why, by=by)
 
     def _take_over(self, config: Config) -> None:
-        core, state = self._core, self._state
+        state = self._state
         state.config = config
         logs.configure(config.daemon.log_level, config.daemon.log_format, self._log_file)
         state.accounts.appoint(config.daemon.operators)
-        controller = core.controller
+        controller = state.controller
         controller.settings = replace(
             controller.settings,
             max_tries=config.jobs.max_tries,
             retry_window_s=config.jobs.retry_window,
         )
         controller.queue.allow(config.jobs.max_running)
-        core.rounds.configure(config)
+        state.rounds.configure(config)
         state.parties.limit(config.quotas)
         self._notices.settings = config.notify
         self._retention.keep_s = config.accounting.keep

@@ -1,4 +1,5 @@
-"""The core: one transaction at a time, the state that it works on, and the rounds of all jobs.
+"""The engine: the daemon's state, its transactions one at a time, what the controller decides in
+them, and the rounds of all jobs.
 
 Runs in the daemon.
 """

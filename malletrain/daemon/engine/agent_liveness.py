@@ -2,7 +2,7 @@
 
 A daemon that was stopped, swapped out or suspended with its machine receives nothing for that time.
 One whose link is down receives nothing at all. The agents continue to train meanwhile.
-:class:`malletrain.daemon.engine.core.Core` acts on the decision: while the daemon is cut off, no
+:mod:`malletrain.daemon.engine.reachability` acts on the decision: while the daemon is cut off, no
 agent is declared lost, no time limit runs and nothing is planned.
 """
 

@@ -75,7 +75,7 @@ counted since.
 
 
 class ShareKeeper:
-    """The counters of one controller. Call its methods within transactions of the core."""
+    """The counters of one controller. Call its methods within transactions."""
 
     def __init__(self, controller: Controller, store: Store) -> None:
         self._controller = controller

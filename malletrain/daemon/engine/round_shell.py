@@ -1,7 +1,7 @@
 """Runs the rounds of every job: carries out their actions through the agents, stores them, and
 informs the controller.
 
-The rounds decide (:mod:`malletrain.rounds`). Everything here runs within a transaction of the core.
+The rounds decide (:mod:`malletrain.rounds`). Everything here runs within a transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state that one transaction of the daemon works on: the controller, the rows in the store, the
+"""The state that the transactions of the daemon work on: the controller, the rows in the store, the
 agents, pending events and pending messages.
 
 Decides which news about jobs are kept for clients that wait for them, and nothing else.
@@ -11,26 +11,23 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
-from jpa.costs import RescaleCosts
 from malletrain.config.model import Config
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.sick_nodes import FailingNodes, SickNodes
 from malletrain.core.slow_nodes import SlowNodes
+from malletrain.daemon.engine.agent_liveness import LivenessMonitor
 from malletrain.daemon.engine.agents import Agents
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
-from malletrain.daemon.engine.sickbay import sick_nodes, slow_nodes
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock, happens
 from malletrain.daemon.site.metrics import Metrics
-from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -40,7 +37,7 @@ from scavenger.interface import Gap
 
 
 class LeaseRows:
-    """Rows of leases by id. Change them within a transaction of the core."""
+    """Rows of leases by id. Change them within a transaction."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -191,8 +188,10 @@ class TransactionOutbox:
 
 
 @dataclass(kw_only=True)
-class DaemonState:
-    """The state of one daemon. It changes only within transactions."""
+class SiteState:
+    """Owns the state of one daemon. It changes only within transactions. Each component takes from
+    it what it uses.
+    """
 
     config: Config
     """Current configuration, including reloaded settings (:mod:`malletrain.daemon.api.reload`)."""
@@ -219,6 +218,8 @@ class DaemonState:
     """Nodes on which jobs failed."""
     slow: SlowNodes
     """Nodes that hold up the others of their jobs."""
+    liveness: LivenessMonitor
+    """Whether the agents can be heard."""
     runs: dict[str, ActiveJob] = field(default_factory=dict)
     """Unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
@@ -230,66 +231,3 @@ class DaemonState:
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
-
-
-def make_daemon_state(
-    config: Config,
-    store: Store,
-    clock: Clock,
-    metrics: Metrics,
-    send: Send,
-    job_key_of: Callable[[str], str],
-) -> DaemonState:
-    """Create the state of a daemon.
-
-    Args:
-        config: the site's configuration.
-        store: the database.
-        clock: the daemon's clock.
-        metrics: counters for Prometheus.
-        send: sends a message to a peer, and returns whether it could be reached.
-        job_key_of: returns the secret that the processes of a service share; argument: id of the
-            job.
-    """
-    events: deque[Event] = deque()
-    outbox = TransactionOutbox(send)
-    accounts = Accounts(config)
-    audit = AuditLog(store, clock)
-    repository = JobRepository(store, clock, metrics, audit)
-    controller = Controller(controller_settings(config), planner(config, perf_counter))
-    agents = Agents(outbox.post, accounts.of)
-    failing = FailingNodes()
-    cost = controller.settings.planning.cost
-    rounds = RoundShell(
-        config,
-        clock,
-        agents,
-        repository,
-        audit,
-        events.append,
-        job_key_of,
-        controller.state.lasts_s,
-        failing,
-    )
-    return DaemonState(
-        config=config,
-        store=store,
-        clock=clock,
-        metrics=metrics,
-        accounts=accounts,
-        parties=Parties(config),
-        controller=controller,
-        audit=audit,
-        repository=repository,
-        curves=Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
-        goals=JobGoals(store, clock, controller, metrics),
-        lease_rows=LeaseRows(store),
-        shares=ShareKeeper(controller, store),
-        agents=agents,
-        rounds=rounds,
-        outbox=outbox,
-        events=events,
-        sick=sick_nodes(config, store, clock.now()),
-        failing=failing,
-        slow=slow_nodes(config, store, clock.now()),
-    )

@@ -1,7 +1,7 @@
 """Stores the rows, progress, measurements, metrics and rescale costs of jobs, and deletes those
 that are older than the site's retention time.
 
-Everything here runs within a transaction of the core, so it is saved together with the event that
+Everything here runs within a transaction, so it is saved together with the event that
 caused it. Decides which values of a metric are new: values of one name come from one rank of a
 round, the lowest that reports it, so they form a curve. :mod:`malletrain.core.thinning` decides how
 many are kept.
@@ -55,7 +55,7 @@ class Value(NamedTuple):
 
 
 class GrowingSeries:
-    """One metric of an unfinished job. Use it within a transaction of the core."""
+    """One metric of an unfinished job. Use it within a transaction."""
 
     def __init__(self, table: SeriesTable, job: str, name: str) -> None:
         self._table, self._job, self._name = table, job, name

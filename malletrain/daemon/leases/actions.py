@@ -1,8 +1,8 @@
 """Takes, releases and reclaims leases, as commanded by the controller.
 
 Decides what is stored before the main scheduler is called. A lease is stored first, so that after a
-crash the next daemon can find out what became of it. Everything here runs within a transaction of
-the core. :mod:`malletrain.daemon.leases.reconciler` makes the calls of the scheduler, which wait
+crash the next daemon can find out what became of it. Everything here runs within a
+transaction. :mod:`malletrain.daemon.leases.reconciler` makes the calls of the scheduler, which wait
 for it in a queue.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from malletrain.core.events import LeaseNotTaken, LeaseUnheard, NodeLost
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.leases.departures import (
     RECLAIM_SENTENCE,
     RELEASED,
@@ -88,7 +88,7 @@ class LeaseActions:
     """
 
     def __init__(
-        self, state: DaemonState, departures: Departures, keys: KeyRing, command: AgentCommand
+        self, state: SiteState, departures: Departures, keys: KeyRing, command: AgentCommand
     ) -> None:
         self._state = state
         self._departures = departures

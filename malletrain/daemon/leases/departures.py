@@ -2,7 +2,7 @@
 without notice.
 
 Decides the events and messages of a departure, and whether a closed connection means the loss of a
-node. Everything here runs within a transaction of the core; the controller and the rounds decide
+node. Everything here runs within a transaction; the controller and the rounds decide
 what follows for the jobs.
 
 An agent's connection may end while the agent lives; the agent reconnects soon. But if workers on
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from malletrain.core.events import NodeLeaving, NodeLost
 from malletrain.daemon.engine.agents import Agents, LeasedAgent
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
@@ -84,7 +84,7 @@ RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 class Departures:
     """The departures of all agents of one daemon."""
 
-    def __init__(self, state: DaemonState, logs: LogSink) -> None:
+    def __init__(self, state: SiteState, logs: LogSink) -> None:
         self._state = state
         self._logs = logs
 

@@ -18,10 +18,9 @@ import structlog
 from malletrain.config.model import Config
 from malletrain.core.events import ForecastsUpdated, GapsSeen, LeaseDeferred, LeaseNotTaken
 from malletrain.core.restraint import EVERY_NODE, Restraint
-from malletrain.daemon.engine.core import Core
 from malletrain.daemon.engine.sickbay import slow_node_policy
-from malletrain.daemon.engine.state import DaemonState
-from malletrain.daemon.engine.transactions import CoreOver
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
 from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
 from malletrain.daemon.leases.scheduler_health import PollWatch, SchedulerHealth
@@ -52,7 +51,7 @@ from scavenger.interface import (
 class Restraints:
     """The current restraint of one daemon. Change it only within transactions."""
 
-    def __init__(self, state: DaemonState) -> None:
+    def __init__(self, state: SiteState) -> None:
         self._state = state
         text = state.store.restraint()
         self.now = msgspec.json.decode(text, type=Restraint) if text else Restraint()
@@ -85,8 +84,8 @@ class LeaseReconciler:
     """Polls the scavenger, takes and ends leases through it, and updates the stored leases.
 
     Args:
-        core: the daemon's core.
         state: the daemon's state.
+        transactions: saves decisions, and sends messages after that.
         lease_actions: its queue has the calls to make.
         departures: handles nodes that leave.
         keys: the keys of leases.
@@ -96,16 +95,16 @@ class LeaseReconciler:
 
     def __init__(
         self,
-        core: Core,
-        state: DaemonState,
+        state: SiteState,
+        transactions: Transactions,
         lease_actions: LeaseActions,
         departures: Departures,
         keys: KeyRing,
         scavenger: Scavenger,
         endpoint: str,
     ) -> None:
-        self._core = core
         self._state = state
+        self._transactions = transactions
         self._lease_actions = lease_actions
         self._departures = departures
         self._keys = keys
@@ -121,7 +120,7 @@ class LeaseReconciler:
         self._unheard = SilentLeases(_report_limit_s(state.config))
         self._strays = Strays()
         self._overstaying = SilentLeases(_report_limit_s(state.config))
-        self._scheduler_health = SchedulerHealth(core, state)
+        self._scheduler_health = SchedulerHealth(state, transactions)
         self.restraints = Restraints(state)
         self._absent: set[str] = set()
         """Leases that are missing from the newest poll."""
@@ -137,12 +136,12 @@ class LeaseReconciler:
         """Make the queued calls, until cancelled."""
         while True:
             call = await self._lease_actions.calls.get()
-            if self._core.failed.done():
+            if self._transactions.failed.done():
                 return  # its transaction was not saved
             task = asyncio.get_running_loop().create_task(self._make(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(self._core.task_ended)
+            task.add_done_callback(self._transactions.task_ended)
 
     async def _make(self, call: Call) -> None:
         if isinstance(call, TakeCall):
@@ -150,7 +149,7 @@ class LeaseReconciler:
         elif isinstance(call, ReleaseCall):
             await self._release(call.leases)
         else:
-            with self._core.transaction():
+            with self._transactions.begin():
                 if isinstance(call, SpareCheck):
                     self._lease_actions.check_spare(call)
                 else:
@@ -168,7 +167,7 @@ class LeaseReconciler:
         except SchedulerError as e:
             refused = dict.fromkeys(refused, str(e))
         taken: dict[str, dict[str, str]] = {}
-        with self._core.transaction():
+        with self._transactions.begin():
             for lease in leases:
                 if lease.state is LeaseState.NOT_YET:
                     refused.pop(lease.id, None)
@@ -255,7 +254,7 @@ class LeaseReconciler:
         """Update the stored leases from the answer of a poll."""
         leases = {lease.id: lease for lease in poll.leases}
         absent_before, self._absent = self._absent, self.active.keys() - leases.keys()
-        with self._core.transaction() as now:
+        with self._transactions.begin() as now:
             self._state.pending_leases.clear()
             for lease_id, row in list(self.active.items()):
                 lease = leases.get(lease_id)
@@ -361,7 +360,7 @@ class LeaseReconciler:
 
     def _cancel_unheard(self, now: float) -> None:
         """End leases that have run for too long without a report of their agents."""
-        if self._core.liveness.partitioned_since is not None:
+        if self._state.liveness.partitioned_since is not None:
             return
         waiting = [
             row.id
@@ -398,7 +397,7 @@ class LeaseReconciler:
         """Repeat the request to end leases that should have ended and have no agent. The first
         request was refused, or lost with an earlier daemon.
         """
-        if self._core.liveness.partitioned_since is not None:
+        if self._state.liveness.partitioned_since is not None:
             return
         agents = self._state.agents
         waiting = [
@@ -421,8 +420,8 @@ class LeaseReconciler:
         Args:
             lease_id: id of the lease.
             reason: words without a full stop.
-            requested: whether it was requested from the main scheduler. If not, the core requests
-                another.
+            requested: whether it was requested from the main scheduler. If not, the daemon
+                requests another.
             at: time of its end reported by the main scheduler, seconds; None if unknown.
         """
         now = self._state.clock.now()
@@ -456,8 +455,8 @@ class LeaseReconciler:
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._call_lock:
-            if self._core.failed.done():  # another core has taken over
-                raise CoreOver("Another core has these leases.")
+            if self._transactions.failed.done():  # another engine has taken over
+                raise EngineEnded("Another engine has these leases.")
             self._running_call = asyncio.ensure_future(asyncio.to_thread(call))
             return await asyncio.shield(self._running_call)
 

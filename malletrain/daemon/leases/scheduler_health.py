@@ -8,8 +8,8 @@ decides when to poll next, :mod:`scavenger.batch.calls` how long the scheduler i
 from __future__ import annotations
 
 from malletrain.config.units import show_duration
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
 from malletrain.protocol.event_kinds import EventKind
 from scavenger.interface import Contact
 
@@ -72,9 +72,9 @@ class PollWatch:
 class SchedulerHealth:
     """The health of one daemon's main scheduler."""
 
-    def __init__(self, core: Core, state: DaemonState) -> None:
-        self._core = core
+    def __init__(self, state: SiteState, transactions: Transactions) -> None:
         self._state = state
+        self._transactions = transactions
         self._busy = ""
 
     def update(self, contact: Contact, poll_error: str) -> None:
@@ -108,5 +108,5 @@ class SchedulerHealth:
             self._record(EventKind.SCHEDULER_ANSWERS, sentence)
 
     def _record(self, kind: EventKind, sentence: str) -> None:
-        with self._core.transaction():
+        with self._transactions.begin():
             self._state.audit.record(kind, sentence)

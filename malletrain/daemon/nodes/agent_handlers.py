@@ -14,10 +14,11 @@ import structlog
 from malletrain import __version__
 from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
-from malletrain.daemon.engine.agent_liveness import AgentLiveness
 from malletrain.daemon.engine.agents import Adoption, LeasedAgent
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.reachability import Reachability
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
@@ -40,8 +41,10 @@ class AgentHandlers:
     """Handles every message of every agent.
 
     Args:
-        core: applies what follows from a message, in a transaction.
         state: the daemon's state.
+        transactions: saves what follows from a message.
+        jobs: receives the reports of jobs.
+        reachability: handles agents that cannot be reached.
         departures: handles nodes that leave or are lost.
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
@@ -50,26 +53,32 @@ class AgentHandlers:
 
     def __init__(
         self,
-        core: Core,
-        state: DaemonState,
+        state: SiteState,
+        transactions: Transactions,
+        jobs: UnfinishedJobs,
+        reachability: Reachability,
         departures: Departures,
         lease_actions: LeaseActions,
         logs: LogSink,
         boot: str,
     ) -> None:
-        self.core = core
+        self._state = state
+        self._transactions = transactions
+        self._reachability = reachability
         self.departures = departures
         self.lease_actions = lease_actions
-        slow = SlowNodeWatch(core, state, lease_actions)
-        self.reports = AgentReports(core, logs, slow)
+        slow = SlowNodeWatch(state, transactions, lease_actions)
+        self.reports = AgentReports(state, transactions, jobs, logs, slow)
         self.boot = boot
-        self.probes = Probes(core.agents)
-        self._hung, links = HungSteps(core), SlowLinkWatch(core, lease_actions, self.probes)
-        stuck, bandwidth = StuckRounds(core, self.probes), Bandwidth(core, self.probes)
+        self.probes = Probes(state.agents)
+        self._hung = HungSteps(state, transactions)
+        links = SlowLinkWatch(state, transactions, lease_actions, self.probes)
+        stuck = StuckRounds(state, transactions, self.probes)
+        bandwidth = Bandwidth(state, transactions, self.probes)
         self._watches = (stuck, self._hung, bandwidth, slow, links)
         self.arrivals = Arrivals(state)
         self.poll_soon = state.poll_soon
-        self.adopting: Adoption | None = Adoption(core.agents)
+        self.adopting: Adoption | None = Adoption(state.agents)
         self._table: dict[type, Callable[[LeasedAgent, ActiveJob, Any], None]] = {
             messages.Phase: self._phase,
             messages.StoreUp: self._store_up,
@@ -91,11 +100,11 @@ class AgentHandlers:
             lease: id of the lease whose key signed the message.
             message: the decoded message.
         """
-        core = self.core
+        state = self._state
         if isinstance(message, messages.Hello):
             self._hello(peer, lease, message)
             return
-        agent = core.agents.of_lease(lease)
+        agent = state.agents.of_lease(lease)
         if agent is None:
             self._message_of_unregistered(peer, lease, message)
             return
@@ -103,15 +112,15 @@ class AgentHandlers:
         if isinstance(message, messages.Heartbeat):
             agent.beat(message)
             answer = messages.Alive if agent.welcomed else messages.WhoAreYou
-            core.transmit(peer, answer(self.boot))
+            state.outbox.answer(peer, answer(self.boot))
         elif isinstance(message, messages.Warm):
-            with core.transaction() as now:
+            with self._transactions.begin() as now:
                 self.arrivals.warm(agent, message.keys, now)
         elif isinstance(message, messages.Leaving):
-            with core.transaction():
+            with self._transactions.begin():
                 self.departures.notice(agent, message.in_s, message.reason)
         elif isinstance(message, messages.Sick):
-            with core.transaction():
+            with self._transactions.begin():
                 self.lease_actions.sick(agent, message.sentence, message.broken)
         elif isinstance(message, messages.Released):
             self._released(agent, message.job)
@@ -128,24 +137,26 @@ class AgentHandlers:
                 agent.shipping.discard(message.job)
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
-            run = core.runs.get(job)
+            run = state.runs.get(job)
             # Progress that was made before the release counts.
             valid = not agent.releasing or isinstance(message, messages.Progress)
             if run is not None and agent.holds == job and valid:
                 self._table[type(message)](agent, run, message)
         else:
-            core.transmit(peer, messages.Error(f"An agent may not send {type(message).__name__}."))
+            state.outbox.answer(
+                peer, messages.Error(f"An agent may not send {type(message).__name__}.")
+            )
 
     def _message_of_unregistered(self, peer: bytes, lease: str, message: Any) -> None:
         """Handle a message of an agent without a node for jobs. A dismissed agent may still send
         logs.
         """
-        core = self.core
-        agent = core.agents.dismissed(lease)
+        state = self._state
+        agent = state.agents.dismissed(lease)
         if agent is None:
-            core.transmit(peer, messages.WhoAreYou(self.boot))
+            state.outbox.answer(peer, messages.WhoAreYou(self.boot))
         elif isinstance(message, messages.Heartbeat):
-            core.transmit(peer, messages.Alive(self.boot))
+            state.outbox.answer(peer, messages.Alive(self.boot))
         elif isinstance(message, messages.LogChunk):
             self.reports.log_chunk(agent, message)
         elif isinstance(message, messages.LogEnd):
@@ -159,18 +170,18 @@ class AgentHandlers:
         """Declare silent agents lost, and run the periodic checks. Call it about every half
         second.
         """
-        core, limit = self.core, self.core.config.daemon.agent_timeout
+        state, limit = self._state, self._state.config.daemon.agent_timeout
         if self.adopting is None and self._partitioned():
             return
-        now = core.clock.now()
-        for agent in self.core.agents:
+        now = state.clock.now()
+        for agent in self._state.agents:
             if now - agent.last_seen > limit:
                 self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
             elif agent.unreachable_since is not None and now - agent.unreachable_since > limit / 2:
                 self._lost(agent, "the connection of its agent ended and did not come back")
-        for run in list(core.runs.values()):
-            warn_of_silence(core, run, now)
-        with core.transaction():
+        for run in list(state.runs.values()):
+            warn_of_silence(state, self._transactions, run, now)
+        with self._transactions.begin():
             self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
@@ -179,84 +190,75 @@ class AgentHandlers:
 
     def _partitioned(self) -> bool:
         """Whether the daemon is cut off from its agents now."""
-        core = self.core
-        with core.transaction() as now:
-            last_heard = [agent.last_seen for agent in core.agents]
-            liveness = core.liveness.check(last_heard, now)
-            if liveness is AgentLiveness.PARTITIONED:
-                core.partitioned(now)
-            elif liveness is AgentLiveness.RECOVERED:
-                core.recovered("The daemon hears its agents again", now)
-            elif core.liveness.settled(last_heard, now):
-                core.controller.hold(now)
-        return liveness is AgentLiveness.PARTITIONED
+        with self._transactions.begin() as now:
+            return self._reachability.check(now)
 
     def probe(self, peers: Collection[bytes]) -> None:
         """Mark the agents that cannot be reached. ``peers``: connections that ended."""
-        for agent in self.core.agents:
+        for agent in self._state.agents:
             if agent.peer not in peers:
                 continue
-            if agent.unreachable_since is None and not self.core.agents.reach(
+            if agent.unreachable_since is None and not self._state.agents.reach(
                 agent, messages.Alive(self.boot)
             ):
-                agent.unreachable_since = self.core.clock.now()
-                self.core.unreachable(agent.node)
+                agent.unreachable_since = self._state.clock.now()
+                self._reachability.unreachable(agent.node)
                 self.poll_soon.set()
-        with self.core.transaction():
-            self.departures.lost_to_peers(self.core.runs.values())
+        with self._transactions.begin():
+            self.departures.lost_to_peers(self._state.runs.values())
 
     def _lost(self, agent: LeasedAgent, why: str) -> None:
-        with self.core.transaction():
+        with self._transactions.begin():
             self.departures.lost(agent, why)
 
     # --- joining ---
 
     def _seen(self, agent: LeasedAgent, peer: bytes) -> None:
-        agent.last_seen = self.core.clock.now()
+        agent.last_seen = self._state.clock.now()
         if agent.unreachable_since is not None or agent.peer != peer:
             agent.unreachable_since, agent.peer, agent.welcomed = None, peer, False
-            for run in self.core.runs.values():
+            for run in self._state.runs.values():
                 run.rounds.reachable(agent.node)
 
     def _hello(self, peer: bytes, lease: str, hello: messages.Hello) -> None:
-        core = self.core
-        row = core.lease_rows.active.get(lease) or core.store.get_lease(lease)
+        state = self._state
+        row = state.lease_rows.active.get(lease) or state.store.get_lease(lease)
         if row is None or row.state == LeaseStatus.ENDED or hello.lease != lease:
-            core.transmit(peer, messages.Goodbye("This lease has ended."))
+            state.outbox.answer(peer, messages.Goodbye("This lease has ended."))
             return
         # A process of another user may claim only its own node.
         if row.owner and hello.node != row.node:
             log.warning(
                 "agent refused", lease=lease, owner=row.owner, node=row.node, claimed=hello.node
             )
-            core.transmit(peer, messages.Goodbye(f"This lease is for {row.node}."))
+            state.outbox.answer(peer, messages.Goodbye(f"This lease is for {row.node}."))
             return
-        forgotten = core.agents.of_lease(lease) is None and self.adopting is None
+        forgotten = state.agents.of_lease(lease) is None and self.adopting is None
         if row.end_reason == RELEASED or (row.end_reason == SICK and forgotten):
             self._dismissed(peer, row, hello)
             return
-        registered = core.agents.of_lease(lease)
+        registered = state.agents.of_lease(lease)
         if registered is not None and registered.welcomed_at(peer) and hello.again:
             self._seen(registered, peer)  # the answer is on its way
             return
-        with core.transaction() as now:
-            agent = core.agents.of_lease(lease)
+        with self._transactions.begin() as now:
+            agent = state.agents.of_lease(lease)
             new = agent is None
             reclaimed = row.end_reason in (RECLAIMED, SICK)  # the agent does not know it
             if row.state == LeaseStatus.LEAVING and hello.gone_in_s is None and not reclaimed:
                 # The lease was requeued and has started again, with another agent.
                 if agent is not None:
                     self.departures.lost(agent, "its lease has begun again")
-                core.transmit(peer, messages.Goodbye("This lease has left."))
+                state.outbox.answer(peer, messages.Goodbye("This lease has left."))
                 return
             if agent is None:
-                if (other := core.agents.on(hello.node)) is not None:
+                if (other := state.agents.on(hello.node)) is not None:
                     self.departures.lost(other, f"lease {lease} has begun on the node")
                 node_class = row.node_class if row.owner else hello.node_class
                 agent = LeasedAgent(lease, hello.node, peer, hello.host, now, node_class, row.owner)
-                core.agents.add(agent)
+                state.agents.add(agent)
                 if row.state != LeaseStatus.LEAVING:
-                    core.lease_rows.update(
+                    state.lease_rows.update(
                         lease,
                         state=LeaseStatus.RUNNING,
                         node=hello.node,
@@ -270,7 +272,7 @@ class AgentHandlers:
             else:
                 self.arrivals.back(agent, hello.warm, now)
             agent.shipping = {*hello.shipping, *([agent.holds] if agent.holds else [])}
-            core.agents.reach(agent, self._welcome())
+            state.agents.reach(agent, self._welcome())
             agent.welcomed = True
             self._settle(agent, hello.assignment, new, now)
             if agent.gone_at is not None:
@@ -280,26 +282,26 @@ class AgentHandlers:
             elif hello.sick:
                 self.lease_actions.sick(agent, hello.sick, _workers_failed(hello.assignment))
             elif reclaimed:  # before the daemon's last start
-                self.lease_actions.reclaim((agent.node,), core.controller.settings.reclaim_s)
+                self.lease_actions.reclaim((agent.node,), state.controller.settings.reclaim_s)
             elif agent.outdated:
                 self.lease_actions.free(agent)
 
     def _welcome(self) -> messages.Welcome:
-        config = self.core.config
+        config = self._state.config
         return messages.Welcome(self.boot, config.daemon.heartbeat, config.jobs.log_limit)
 
     def _dismissed(self, peer: bytes, row: LeaseRow, hello: messages.Hello) -> None:
         """Answer an agent that does not know yet that its lease is released, or that was
         disconnected while it sent its logs.
         """
-        core, sentence = self.core, "This lease has ended."
+        state, sentence = self._state, "This lease has ended."
         if not hello.shipping:
-            core.transmit(peer, messages.Goodbye(sentence))
+            state.outbox.answer(peer, messages.Goodbye(sentence))
             self.lease_actions.let_go(row.id)
             return
-        core.transmit(peer, self._welcome())
-        agent = core.agents.forget(row.id) or LeasedAgent(
-            row.id, hello.node, peer, hello.host, core.clock.now(), row.node_class, row.owner
+        state.outbox.answer(peer, self._welcome())
+        agent = state.agents.forget(row.id) or LeasedAgent(
+            row.id, hello.node, peer, hello.host, state.clock.now(), row.node_class, row.owner
         )
         agent.peer, agent.shipping = peer, set(hello.shipping)
         agent.holds = hello.assignment.job if hello.assignment else None
@@ -309,9 +311,9 @@ class AgentHandlers:
         self, agent: LeasedAgent, assignment: messages.Assignment | None, new: bool, now: float
     ) -> None:
         """Reconcile the job that the agent holds with the one that it should hold."""
-        core = self.core
-        run = core.runs.get(assignment.job) if assignment else None
-        if run is not None and core.accounts.of(run.spec.owner) != agent.owner:
+        state = self._state
+        run = state.runs.get(assignment.job) if assignment else None
+        if run is not None and state.accounts.of(run.spec.owner) != agent.owner:
             log.warning(
                 "agent speaks for a job of another user",
                 lease=agent.lease,
@@ -326,7 +328,7 @@ class AgentHandlers:
                 if adopted and self.adopting is not None:
                     self.adopting.record(agent.node, assignment)
                 else:
-                    core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
+                    state.agents.release(agent.node, assignment.job, state.config.jobs.stop_grace)
             job = assignment.job if assignment and adopted else None
             self.arrivals.reported(agent, job, job or "", now)
         elif assignment is None:
@@ -334,47 +336,47 @@ class AgentHandlers:
                 self._released(agent, agent.holds)
         elif run is None or assignment.job != agent.holds:
             agent.holds = assignment.job
-            core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
+            state.agents.release(agent.node, assignment.job, state.config.jobs.stop_grace)
         elif agent.releasing:  # the agent has not received it
-            core.agents.release(agent.node, assignment.job, core.config.jobs.stop_grace)
+            state.agents.release(agent.node, assignment.job, state.config.jobs.stop_grace)
         elif self.adopting is None or not self.adopting.update(agent.node, assignment):
-            core.rounds.act(run, run.rounds.phase(agent.node, assignment, now))
+            state.rounds.act(run, run.rounds.phase(agent.node, assignment, now))
 
     def adopt(self) -> None:
         """End the wait after a restart: adopt the rounds that are complete, and form the others
         again.
         """
-        adoption, self.adopting = self.adopting or Adoption(self.core.agents), None
-        with self.core.transaction() as now:
-            self.core.controller.hold(now)
-            for node, job in adoption.ended_jobs(self.core.runs):
-                self.core.agents.release(node, job, self.core.config.jobs.stop_grace)
-            for job, run in self.core.runs.items():
+        adoption, self.adopting = self.adopting or Adoption(self._state.agents), None
+        with self._transactions.begin() as now:
+            self._state.controller.hold(now)
+            for node, job in adoption.ended_jobs(self._state.runs):
+                self._state.agents.release(node, job, self._state.config.jobs.stop_grace)
+            for job, run in self._state.runs.items():
                 phases = adoption.of(job)
                 members = run.row.members or tuple(phases)
                 adopted = run.rounds.adopt(run.row.generation, members, phases, now)
-                self.core.rounds.act(run, adopted)
+                self._state.rounds.act(run, adopted)
                 complete = run.rounds.stage is RoundStage.RUNNING and set(
                     run.row.planned_nodes
                 ) == set(members)
                 if complete:
                     run.monitor.adopted(len(members), now)
-                    self.core.audit.record(
+                    self._state.audit.record(
                         EventKind.JOB_ADOPTED,
                         f"The job continued meanwhile on {len(members)} nodes.",
                         job=job,
                     )
                 else:  # jobs without nodes are not affected
-                    self.core.feed(RoundInterrupted(job))
+                    self._transactions.feed(RoundInterrupted(job))
 
     # --- state of jobs ---
 
     def _released(self, agent: LeasedAgent, job: str) -> None:
-        core = self.core
-        with core.transaction() as now:
-            core.agents.released(agent, job)
-            if (run := core.runs.get(job)) is not None:
-                core.rounds.act(run, run.rounds.released(agent.node, now))
+        state = self._state
+        with self._transactions.begin() as now:
+            state.agents.released(agent, job)
+            if (run := state.runs.get(job)) is not None:
+                state.rounds.act(run, run.rounds.released(agent.node, now))
             self.lease_actions.free(agent)
             self.departures.may_go(agent)
 
@@ -384,32 +386,32 @@ class AgentHandlers:
         note_failures(run, agent.node, message.assignment)
         if self.adopting is not None and self.adopting.update(agent.node, message.assignment):
             return
-        with self.core.transaction() as now:
-            self.core.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
+        with self._transactions.begin() as now:
+            self._state.rounds.act(run, run.rounds.phase(agent.node, message.assignment, now))
             self.departures.lost_to_peers([run])
 
     def _doubt(self, agent: LeasedAgent, run: ActiveJob, message: messages.Doubt) -> None:
-        with self.core.transaction():
-            self.core.rounds.act(run, run.rounds.doubt(agent.node, message.over))
+        with self._transactions.begin():
+            self._state.rounds.act(run, run.rounds.doubt(agent.node, message.over))
 
     def _store_up(self, agent: LeasedAgent, run: ActiveJob, message: messages.StoreUp) -> None:
-        with self.core.transaction():
-            self.core.rounds.act(
+        with self._transactions.begin():
+            self._state.rounds.act(
                 run, run.rounds.store_up(agent.node, message.generation, message.host, message.port)
             )
 
     def _drained(self, agent: LeasedAgent, run: ActiveJob, message: messages.Drained) -> None:
-        with self.core.transaction() as now:
+        with self._transactions.begin() as now:
             if message.sentence:
                 # It explains lost samples; the workers may just be starting.
-                self.core.audit.record(
+                self._state.audit.record(
                     EventKind.DRAIN_WITHOUT_SNAPSHOT,
                     message.sentence,
                     job=run.row.id,
                     node=agent.node,
                 )
             drained = run.rounds.drained(agent.node, message.generation, now, message.number)
-            self.core.rounds.act(run, drained)
+            self._state.rounds.act(run, drained)
 
 
 def _outdated_reason(version: str | None) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 
 from malletrain.core.events import NodeJoined
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.interpreters import Interpreter, WarmUp, interpreter_of
 
@@ -25,11 +25,11 @@ be lost.
 
 
 class Arrivals:
-    """The new nodes of one daemon. Methods that append events are called within a transaction of
-    the core.
+    """The new nodes of one daemon. Methods that append events are called within a
+    transaction.
     """
 
-    def __init__(self, state: DaemonState) -> None:
+    def __init__(self, state: SiteState) -> None:
         self._state = state
         self._idle_s = state.config.nodes.keep_warm
         self._wait_s = state.config.nodes.warm_wait

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from malletrain.daemon.engine.agents import Agents
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
 from malletrain.protocol.payloads import ProbeResult, ProbeTarget
@@ -144,16 +145,17 @@ RETRY_INTERVAL_S = 600.0
 class Bandwidth:
     """Schedules the measurements of all classes of nodes."""
 
-    def __init__(self, core: Core, probes: Probes) -> None:
-        self._core = core
+    def __init__(self, state: SiteState, transactions: Transactions, probes: Probes) -> None:
+        self._state = state
+        self._transactions = transactions
         self._probes = probes
         self._due: dict[str, float] = {}
 
     def look(self, now: float) -> None:
         """Begin the measurements that are due. Call it about every half second."""
-        interface_for = self._core.config.nodes.interface_for
+        interface_for = self._state.config.nodes.interface_for
         pairs: dict[str, list[str]] = {}
-        for agent in self._core.agents:
+        for agent in self._state.agents:
             if interface_for(agent.node_class) and agent.gone_at is None and agent.networks:
                 pairs.setdefault(agent.node_class, []).append(agent.node)
         for node_class, nodes in pairs.items():
@@ -162,7 +164,7 @@ class Bandwidth:
                 self._measure(node_class, nodes[0], nodes[1], now)
 
     def _measure(self, node_class: str, a: str, b: str, now: float) -> None:
-        rounds = self._core.rounds
+        rounds = self._state.rounds
         fabric = rounds.networks([a, b])
         if fabric is None or len(fabric.places) < 2:
             return
@@ -174,7 +176,7 @@ class Bandwidth:
             if result is None:
                 return
             if result.reached:
-                self._due[node_class] = self._core.clock.now() + INTERVAL_S
+                self._due[node_class] = self._state.clock.now() + INTERVAL_S
                 finding = (
                     f"{result.mbit / 1000:.3g} Gbit/s go through one connection from {a} to {b}"
                 )
@@ -184,8 +186,8 @@ class Bandwidth:
             rounds.measured[node_class] = NetworkView(
                 node_class, sentence, result.reached, result.mbit if result.reached else 0.0
             )
-            with self._core.transaction():
-                self._core.audit.record(
+            with self._transactions.begin():
+                self._state.audit.record(
                     EventKind.BANDWIDTH_MEASURED,
                     sentence,
                     node=a,

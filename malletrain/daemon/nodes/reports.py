@@ -15,7 +15,9 @@ import structlog
 
 from malletrain.core.events import JobState, ModelChanged, PriorSuggested
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.admission import RequestRefused, valued
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
@@ -43,45 +45,54 @@ _MAX_CACHED = 256
 class AgentReports:
     """Handles the reports of every agent."""
 
-    def __init__(self, core: Core, logs: LogSink, slow: SlowNodeWatch) -> None:
-        self._core = core
+    def __init__(
+        self,
+        state: SiteState,
+        transactions: Transactions,
+        jobs: UnfinishedJobs,
+        logs: LogSink,
+        slow: SlowNodeWatch,
+    ) -> None:
+        self._state = state
+        self._transactions = transactions
+        self._jobs = jobs
         self._logs = logs
         self._slow = slow
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
 
     def progress(self, agent: LeasedAgent, run: ActiveJob, message: messages.Progress) -> None:
         """Handle the counts of one worker."""
-        core = self._core
+        state = self._state
         before = run.monitor.total
         run.monitor.progress(message)
         self._slow.heard(agent.node, run, message)
-        core.metrics.samples(run.monitor.total - before)
-        core.keep_rescales(run)
+        state.metrics.samples(run.monitor.total - before)
+        self._jobs.keep_rescales(run)
         if (
             run.starting_until is not None
             and message.generation == run.rounds.generation
             and message.samples > 0
         ):
-            core.first_sample(run)
-        core.progressed(run, message)
-        now = core.clock.now()
+            self._jobs.first_sample(run)
+        self._jobs.progressed(run, message)
+        now = state.clock.now()
         if now - run.checkpointed_at > SAVE_EVERY_S:
             run.checkpointed_at = now
-            core.save_soon(run)
+            self._jobs.save_soon(run)
 
     def metric(self, agent: LeasedAgent, run: ActiveJob, message: messages.Metric) -> None:
         """Store the value of a metric. Names that are equal in the store are one metric."""
         message = msgspec.structs.replace(message, name=stored_text(message.name))
         metrics = run.row.metrics
-        with self._core.transaction():
+        with self._transactions.begin():
             if len(message.name) > MAX_NAME_LENGTH or (
                 message.name not in metrics and len(metrics) >= MAX_METRICS
             ):
-                self._core.repository.notice(run, TOO_MANY_METRICS)
+                self._state.repository.notice(run, TOO_MANY_METRICS)
             else:
-                self._core.repository.save(run, metrics={**metrics, message.name: message.value})
+                self._state.repository.save(run, metrics={**metrics, message.name: message.value})
                 self._append_values(run, message)
-                self._core.news.came(run.row.id)
+                self._state.news.came(run.row.id)
 
     def worth(self, agent: LeasedAgent, run: ActiveJob, message: messages.Worth) -> None:
         """Handle new values of nodes for a service, which its process reports."""
@@ -90,18 +101,18 @@ class AgentReports:
         try:
             spec = valued(run.spec, message.nodes)
         except RequestRefused as error:
-            with self._core.transaction():
-                self._core.repository.notice(
+            with self._transactions.begin():
+                self._state.repository.notice(
                     run, f"Its process reported invalid values of nodes: {error}"
                 )
             return
         if spec.curve != run.spec.curve:
-            with self._core.transaction():
-                self._core.revalue(run.row.id, spec)
+            with self._transactions.begin():
+                self._jobs.revalue(run.row.id, spec)
 
     def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
         """Append values to a metric's stored series."""
-        points = message.points or (messages.MetricSample(self._core.clock.now(), message.value),)
+        points = message.points or (messages.MetricSample(self._state.clock.now(), message.value),)
         rank, monitor = message.rank, run.monitor
         values = [
             Value(
@@ -113,28 +124,28 @@ class AgentReports:
             )
             for point in points
         ]
-        table = self._core.store.series
+        table = self._state.store.series
         if message.name not in run.series:
             run.series[message.name] = GrowingSeries(table, run.row.id, message.name)
         run.series[message.name].add(message.generation, rank, values)
 
     def notice(self, agent: LeasedAgent, run: ActiveJob, message: messages.Notice) -> None:
         """Handle a notice for the owner, or a fact about the job."""
-        core = self._core
-        with core.transaction():
+        state = self._state
+        with self._transactions.begin():
             if message.sentence:
-                core.repository.notice(run, message.sentence)
+                state.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
-                core.repository.save(run, snapshot=message.data)
+                state.repository.save(run, snapshot=message.data)
             elif message.kind == "work":
-                for event in core.goals.work_left(run, message.data):
-                    core.feed(event)
-            elif message.kind == "profile" and core.config.profiling.enabled:
-                if name := core.curves.another_model(run.row.id, message.data):
-                    core.feed(ModelChanged(run.row.id, name))
-                model = core.curves.described(run.row.id, run.spec, message.data)
+                for event in state.goals.work_left(run, message.data):
+                    self._transactions.feed(event)
+            elif message.kind == "profile" and state.config.profiling.enabled:
+                if name := state.curves.another_model(run.row.id, message.data):
+                    self._transactions.feed(ModelChanged(run.row.id, name))
+                model = state.curves.described(run.row.id, run.spec, message.data)
                 if model is not None:
-                    core.feed(PriorSuggested(run.row.id, model))
+                    self._transactions.feed(PriorSuggested(run.row.id, model))
 
     def log_chunk(self, agent: LeasedAgent, chunk: messages.LogChunk) -> None:
         """Store a piece of a log. The job may have ended already."""
@@ -147,7 +158,7 @@ class AgentReports:
                 stream=chunk.stream,
                 node=chunk.node,
             )
-            self._core.transmit(
+            self._state.outbox.answer(
                 agent.peer,
                 messages.Error(
                     f"The log {chunk.stream} of job {chunk.job} is not this agent's to write."
@@ -168,7 +179,7 @@ class AgentReports:
             log.error("log not written", job=chunk.job, stream=chunk.stream, reason=str(e))
             return
         reached(FaultPoint.DAEMON_LOGGED)
-        self._core.transmit(
+        self._state.outbox.answer(
             agent.peer, messages.LogAck(chunk.job, chunk.generation, chunk.stream, chunk.node, end)
         )
 
@@ -187,7 +198,7 @@ class AgentReports:
         if job is None or chunk.node != agent.node:
             return False
         owner, generation, ranks = job
-        if self._core.accounts.of(owner) != agent.owner or chunk.generation > generation:
+        if self._state.accounts.of(owner) != agent.owner or chunk.generation > generation:
             return False
         rank = chunk.stream.removeprefix("rank")
         return rank == chunk.stream or int(rank) < ranks
@@ -196,12 +207,12 @@ class AgentReports:
         """Return the owner, the newest round and the maximum number of ranks of a job; None if the
         job does not exist.
         """
-        run = self._core.runs.get(job)
+        run = self._state.runs.get(job)
         if run is not None:
             return run.spec.owner, run.rounds.generation, _ranks(run.spec)
         if job in self._ended:
             return self._ended[job]
-        row = self._core.store.get_job(job)
+        row = self._state.store.get_job(job)
         if row is None:
             return None
         facts = (row.owner, row.generation, _ranks(decode_spec(row.spec)))

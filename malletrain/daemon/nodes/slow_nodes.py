@@ -27,9 +27,9 @@ from malletrain.core.slow_nodes import (
     StepWindow,
     Swap,
 )
-from malletrain.daemon.engine.core import Core
 from malletrain.daemon.engine.sickbay import slow_node_policy
-from malletrain.daemon.engine.state import DaemonState
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
 from malletrain.daemon.nodes.probes import Probes, Results
@@ -58,20 +58,27 @@ class _Class:
 class SlowLinkWatch:
     """Measures the links of all nodes of one daemon."""
 
-    def __init__(self, core: Core, lease_actions: LeaseActions, probes: Probes) -> None:
-        self._core = core
-        self._slow = core.slow
+    def __init__(
+        self,
+        state: SiteState,
+        transactions: Transactions,
+        lease_actions: LeaseActions,
+        probes: Probes,
+    ) -> None:
+        self._state = state
+        self._transactions = transactions
+        self._slow = state.slow
         self._lease_actions = lease_actions
         self._probes = probes
         self._classes: dict[str, _Class] = {}
 
     def look(self, now: float) -> None:
         """Begin the measurements that are due. Call it about every half second."""
-        config = self._core.config
+        config = self._state.config
         if slow_node_policy(config) == "off" or not config.nodes.link_every:
             return
         present: dict[str, list[str]] = {}
-        for agent in self._core.agents:
+        for agent in self._state.agents:
             if agent.gone_at is None and agent.unreachable_since is None:
                 present.setdefault(agent.node_class, []).append(agent.node)
         self._classes = {name: self._classes.get(name) or _Class() for name in present}
@@ -97,7 +104,7 @@ class SlowLinkWatch:
         def done(results: Results) -> None:
             class_state.under_way = False
             result = results.get((a, b))
-            at = self._core.clock.now()
+            at = self._state.clock.now()
             if result is not None and result.reached:
                 class_state.links.measured(a, b, group, result.mbit, at)
                 self._update_slow_nodes(class_state.links, group, groups[group], (a, b))
@@ -109,10 +116,10 @@ class SlowLinkWatch:
         """Return job (NO_JOB for idle nodes) → its nodes, for groups that are large enough to
         compare.
         """
-        core = self._core
+        state = self._state
         groups: dict[str, list[str]] = {}
         for node in nodes:
-            agent = core.agents.on(node)
+            agent = state.agents.on(node)
             job = (agent.holds if agent else None) or NO_JOB
             if job == NO_JOB or self._settled(job, node):
                 groups.setdefault(job, []).append(node)
@@ -125,7 +132,7 @@ class SlowLinkWatch:
 
     def _settled(self, job: str, node: str) -> bool:
         """Whether the job trains on the node and does not rescale."""
-        run, record = self._core.runs.get(job), self._core.controller.jobs.get(job)
+        run, record = self._state.runs.get(job), self._state.controller.jobs.get(job)
         return (
             run is not None
             and record is not None
@@ -139,7 +146,7 @@ class SlowLinkWatch:
         """Return the nodes' addresses in the network of their jobs; None if no network is between
         them.
         """
-        rounds = self._core.rounds
+        rounds = self._state.rounds
         fabric = rounds.networks([a, b])
         if fabric is not None and len(fabric.places) > 1:
             places = {node: place.address for node, place in fabric.places.items()}
@@ -152,7 +159,7 @@ class SlowLinkWatch:
     def _update_slow_nodes(
         self, links: SlowLinks, group: str, members: list[str], pair: tuple[str, str]
     ) -> None:
-        with self._core.transaction() as now:
+        with self._transactions.begin() as now:
             slow = self._slow.links(now)
             for node in pair:
                 if (slow_node := slow.get(node)) and links.well(
@@ -168,7 +175,7 @@ class SlowLinkWatch:
         sentence = link.sentence(node)
         self._slow.remember(node, SlowNode(now, link.times, sentence, link.usual))
         if fresh:
-            self._core.audit.record(
+            self._state.audit.record(
                 EventKind.NODE_SLOW,
                 sentence,
                 job=group,
@@ -177,14 +184,14 @@ class SlowLinkWatch:
                 mbit=round(link.mbit, 1),
                 usual_mbit=round(link.usual, 1),
             )
-            if group == NO_JOB and slow_node_policy(self._core.config) == "swap":
+            if group == NO_JOB and slow_node_policy(self._state.config) == "swap":
                 self._lease_actions.reclaim(
-                    (node,), self._core.controller.settings.reclaim_s, sentence
+                    (node,), self._state.controller.settings.reclaim_s, sentence
                 )
 
     def _record_recovery(self, node: str, usual: float) -> None:
         self._slow.link_well(node)
-        self._core.audit.record(
+        self._state.audit.record(
             EventKind.NODE_NOT_SLOW,
             f"The link of {node} was measured again and is as fast as those of other nodes.",
             node=node,
@@ -271,12 +278,15 @@ class _Round:
 class SlowNodeWatch:
     """Compares the nodes of all jobs of one daemon."""
 
-    def __init__(self, core: Core, state: DaemonState, lease_actions: LeaseActions) -> None:
-        self._core = core
+    def __init__(
+        self, state: SiteState, transactions: Transactions, lease_actions: LeaseActions
+    ) -> None:
+        self._state = state
+        self._transactions = transactions
         self._slow = state.slow
         self._lease_actions = lease_actions
-        self._policy = slow_node_policy(core.config)
-        self._window_s = core.config.nodes.slow_after / WINDOWS_PER_NODE
+        self._policy = slow_node_policy(state.config)
+        self._window_s = state.config.nodes.slow_after / WINDOWS_PER_NODE
         self._rounds: dict[str, _Round] = {}
 
     def heard(self, node: str, run: ActiveJob, record: Progress) -> None:
@@ -293,7 +303,7 @@ class SlowNodeWatch:
         job = run.row.id
         round_ = self._rounds.get(job)
         if round_ is None or round_.generation != generation:
-            round_ = self._rounds[job] = _Round(generation, self._core.clock.now())
+            round_ = self._rounds[job] = _Round(generation, self._state.clock.now())
         worker = round_.workers.get(record.rank)
         if worker is None or worker.node != node or worker.now.pid != record.pid:
             round_.workers[record.rank] = _Counts(node, record, record)
@@ -303,7 +313,7 @@ class SlowNodeWatch:
     def look(self, now: float) -> None:
         """Compare the nodes of finished windows. Call it about every half second."""
         for job, round_ in list(self._rounds.items()):
-            run = self._core.runs.get(job)
+            run = self._state.runs.get(job)
             if run is None:
                 del self._rounds[job]
                 self._slow.ended(job)
@@ -317,10 +327,10 @@ class SlowNodeWatch:
                 self._compare(run, window)
 
     def _compare(self, run: ActiveJob, window: StepWindow) -> None:
-        with self._core.transaction() as now:
+        with self._transactions.begin() as now:
             compared = self._slow.compare(window, now)
             self._report(run, compared, now)
-            job = self._core.controller.jobs[run.row.id]
+            job = self._state.controller.jobs[run.row.id]
             slow_nodes_ = self._slow.current(now)
             links = {n: s for n, s in self._slow.links(now).items() if n in window.shares}
             slow = {n: slow_nodes_[n] for n in window.shares if n in compared.slow or n in links}
@@ -336,16 +346,16 @@ class SlowNodeWatch:
                 self._swap(slow)
 
     def _report(self, run: ActiveJob, compared: Compared, now: float) -> None:
-        core, job = self._core, run.row.id
+        state, job = self._state, run.row.id
         for node in compared.fresh:
             sentence = self._slow.current(now)[node].sentence
-            core.audit.record(
+            state.audit.record(
                 EventKind.NODE_SLOW, sentence, job=job, node=node, slowdown=compared.slow[node]
             )
         if compared.uneven:
-            core.repository.notice(run, UNEVEN)
+            state.repository.notice(run, UNEVEN)
         for node in compared.cleared:
-            core.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
+            state.audit.record(EventKind.NODE_NOT_SLOW, UNEVEN, job=job, node=node)
 
     def _swap_pays(
         self,
@@ -355,7 +365,7 @@ class SlowNodeWatch:
         saved_s: float,
         slow_nodes_: Mapping[str, SlowNode],
     ) -> bool:
-        controller = self._core.controller
+        controller = self._state.controller
         if job.rescaling or job.state is not JobState.RUNNING or set(job.nodes) != {*window.shares}:
             return False
         nodes, planning = controller.nodes, controller.settings.planning
@@ -379,5 +389,5 @@ class SlowNodeWatch:
     def _swap(self, slow: Mapping[str, SlowNode]) -> None:
         for node, slow_node in slow.items():
             sentence = f"{slow_node.sentence} The job is faster without it."
-            within_s = self._core.controller.settings.reclaim_s
+            within_s = self._state.controller.settings.reclaim_s
             self._lease_actions.reclaim((node,), within_s, sentence)

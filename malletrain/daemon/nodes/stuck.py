@@ -22,7 +22,8 @@ from malletrain.config.units import format_duration
 from malletrain.core import slow_links
 from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
 from malletrain.daemon.engine.agents import LeasedAgent
-from malletrain.daemon.engine.core import Core
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.nodes.probes import MAX_TEST_NODES, Probes, Results
 from malletrain.protocol.event_kinds import EventKind
@@ -126,18 +127,19 @@ class _Rhythm:
 class HungSteps:
     """Watches the running rounds of all jobs."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, state: SiteState, transactions: Transactions) -> None:
+        self._state = state
+        self._transactions = transactions
         self._rhythms: dict[str, _Rhythm] = {}
         self._last_check_at: float | None = None
 
     def look(self, now: float) -> None:
         """Check all jobs. Call it about every half second, while agents can be heard."""
-        core = self._core
+        state = self._state
         elapsed_s = now - self._last_check_at if self._last_check_at is not None else 0.0
         self._last_check_at = now
-        self._rhythms = {job: r for job, r in self._rhythms.items() if job in core.runs}
-        for job, run in list(core.runs.items()):
+        self._rhythms = {job: r for job, r in self._rhythms.items() if job in state.runs}
+        for job, run in list(state.runs.items()):
             rhythm = self._rhythms.setdefault(job, _Rhythm())
             if elapsed_s > STANDSTILL_S:
                 rhythm.shift(elapsed_s)
@@ -175,7 +177,7 @@ class HungSteps:
 
     def _should_step(self, run: ActiveJob) -> bool:
         """Whether the job should be stepping, as far as the daemon can know."""
-        agents = [self._core.agents.on(node) for node in run.rounds.members]
+        agents = [self._state.agents.on(node) for node in run.rounds.members]
         return (
             run.spec.mode != "service"
             and run.rounds.stage is RoundStage.RUNNING
@@ -197,7 +199,7 @@ class HungSteps:
         """Ask the agents of the next nodes for stacks."""
         rhythm.request_at = now
         for node in rhythm.to_ask[:MAX_NODES_PER_CHECK]:
-            self._core.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
+            self._state.agents.tell(node, ShowStacks(run.row.id, rhythm.generation))
         rhythm.to_ask = rhythm.to_ask[MAX_NODES_PER_CHECK:]
 
     def _limit(self, run: ActiveJob, rhythm: _Rhythm) -> float:
@@ -205,7 +207,7 @@ class HungSteps:
         observed (the job hangs soon after its start, or while the daemon restarts), the limit
         follows from the workers' counts of steps.
         """
-        hang_after_s = self._core.config.jobs.hang_after
+        hang_after_s = self._state.config.jobs.hang_after
         if rhythm.reports >= MIN_REPORTS:
             return max(hang_after_s, PAUSE_RATIO * rhythm.pause)
         mean = run.monitor.mean_pause(MIN_REPORTS + 1)
@@ -223,7 +225,7 @@ class HungSteps:
         """Report the hang after the agents' time is over. A silent worker without a process, while
         others continue, has ended in order and does not hang.
         """
-        core, job, rhythm.recorded = self._core, run.row.id, True
+        state, job, rhythm.recorded = self._state, run.row.id, True
         rhythm.silent = rhythm.silent_for(self._limit(run, rhythm), now)
         all_are_silent = len(rhythm.silent) == len(rhythm.heard) - len(rhythm.ended)
         hung = [r for r in rhythm.silent if r in rhythm.stacks or all_are_silent]
@@ -245,8 +247,8 @@ class HungSteps:
             if restarts
             else " With --on-hang restart the workers would be started again."
         )
-        with core.transaction():
-            core.audit.record(
+        with self._transactions.begin():
+            state.audit.record(
                 EventKind.JOB_HUNG,
                 sentence + end,
                 job=job,
@@ -254,10 +256,10 @@ class HungSteps:
                 ranks=hung[:100],
                 stacks=_texts(rhythm),
             )
-            core.repository.notice(run, sentence + end)
+            state.repository.notice(run, sentence + end)
             if restarts:
-                core.rounds.act(run, run.rounds.give_up())
-                core.feed(WorkersFailed(job, sentence))
+                state.rounds.act(run, run.rounds.give_up())
+                self._transactions.feed(WorkersFailed(job, sentence))
 
 
 def _places(rhythm: _Rhythm) -> str:
@@ -349,8 +351,9 @@ class _Watch:
 class StuckRounds:
     """Watches the rounds of all jobs."""
 
-    def __init__(self, core: Core, probes: Probes) -> None:
-        self._core = core
+    def __init__(self, state: SiteState, transactions: Transactions, probes: Probes) -> None:
+        self._state = state
+        self._transactions = transactions
         self._probes = probes
         self._watches: dict[str, _Watch] = {}
 
@@ -358,10 +361,10 @@ class StuckRounds:
         """Check the rounds of all jobs. Call it about every half second, while agents can be
         heard.
         """
-        core = self._core
-        self._watches = {job: w for job, w in self._watches.items() if job in core.runs}
-        limit = core.config.jobs.warmup_timeout
-        for job, run in list(core.runs.items()):
+        state = self._state
+        self._watches = {job: w for job, w in self._watches.items() if job in state.runs}
+        limit = state.config.jobs.warmup_timeout
+        for job, run in list(state.runs.items()):
             watch = self._watches.get(job)
             if watch is None:
                 watch = self._watches[job] = _Watch(run.monitor.total, _running_round(run))
@@ -387,11 +390,11 @@ class StuckRounds:
         """
         job, generation, all_members = run.row.id, run.rounds.generation, run.rounds.members
         members = all_members[:MAX_TEST_NODES]
-        places = {node: self._core.rounds.place(run, node)[1] for node in members}
+        places = {node: self._state.rounds.place(run, node)[1] for node in members}
         tries = tuple((a, b) for a in members for b in members if a != b)
 
         def done(results: Results) -> None:
-            current, watch = self._core.runs.get(job), self._watches.get(job)
+            current, watch = self._state.runs.get(job), self._watches.get(job)
             if current is None or watch is None or watch.since is None:
                 return
             if not _has_started(current) or watch.works >= generation:
@@ -411,27 +414,27 @@ class StuckRounds:
             done({})
 
     def _no_step_phrase(self, run: ActiveJob) -> str:
-        limit = format_duration(self._core.config.jobs.warmup_timeout)
+        limit = format_duration(self._state.config.jobs.warmup_timeout)
         return f"Round {run.rounds.generation} has made no step within {limit}"
 
     def _exclude_nodes(self, run: ActiveJob, results: Results, barred: bool) -> None:
         """Continue the job without nodes behind blocked connections."""
-        core, job = self._core, run.row.id
+        state, job = self._state, run.row.id
         blocked_connections = [
             (a, b, r.trouble) for (a, b), r in sorted(results.items()) if not r.reached
         ]
         failed = f"The workers of round {run.rounds.generation} failed before their first step"
         problem = failed if barred else self._no_step_phrase(run)
         why = f"{problem}: {slow_links.sentence(blocked_connections)}"
-        with core.transaction():
+        with self._transactions.begin():
             for node in slow_links.left_out(
                 run.rounds.members, [(a, b) for a, b, _ in blocked_connections]
             ):
                 text = f"{why} The job continues without {node}."
-                core.audit.record(EventKind.ROUND_STUCK, text, job=job, node=node)
-                core.feed(NodeRejected(node))
-            core.repository.notice(run, why)
-            core.feed(RoundInterrupted(job))
+                state.audit.record(EventKind.ROUND_STUCK, text, job=job, node=node)
+                self._transactions.feed(NodeRejected(node))
+            state.repository.notice(run, why)
+            self._transactions.feed(RoundInterrupted(job))
 
     def _handle_open_network(
         self, run: ActiveJob, watch: _Watch, silent: float, reported: bool
@@ -439,25 +442,25 @@ class StuckRounds:
         """Handle a stuck round without a blocked connection. ``silent``: seconds without a step.
         ``reported``: whether all connections were tested.
         """
-        core, job, began = self._core, run.row.id, self._no_step_phrase(run)
-        with core.transaction():
+        state, job, began = self._state, run.row.id, self._no_step_phrase(run)
+        with self._transactions.begin():
             if not reported:
                 text = (
                     f"{began}, and the network between its nodes could not be tested: not all of "
                     "their agents answered."
                 )
-                core.repository.notice(run, text)
+                state.repository.notice(run, text)
             elif not watch.pause:
                 text = (
                     f"{began}, though its nodes reach each other: its preparation takes long, it "
                     "hangs, or its script does not call malletrain.report()."
                 )
-                core.repository.notice(run, text)
+                state.repository.notice(run, text)
             elif silent >= _PAUSE_RATIO * watch.pause:
                 text = f"{began}, though its nodes reach each other; its workers are restarted."
-                core.audit.record(EventKind.ROUND_STUCK, text, job=job)
-                core.rounds.act(run, run.rounds.give_up())
-                core.feed(WorkersFailed(job, text))
+                state.audit.record(EventKind.ROUND_STUCK, text, job=job)
+                state.rounds.act(run, run.rounds.give_up())
+                self._transactions.feed(WorkersFailed(job, text))
 
 
 def _has_started(run: ActiveJob) -> bool:
@@ -473,15 +476,18 @@ def _running_round(run: ActiveJob) -> int:
     return run.rounds.generation if is_running else 0
 
 
-def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
+def warn_of_silence(
+    state: SiteState, transactions: Transactions, run: ActiveJob, now: float
+) -> None:
     """Notify the owner of a job that has not reported progress for long.
 
     Args:
-        core: the daemon's core.
+        state: the daemon's state.
+        transactions: saves decisions, and sends messages after that.
         run: the job.
         now: time, seconds.
     """
-    limit = core.config.jobs.no_progress_warning
+    limit = state.config.jobs.no_progress_warning
     if (
         run.spec.mode != "service"
         and run.rounds.stage is RoundStage.RUNNING
@@ -493,5 +499,5 @@ def warn_of_silence(core: Core, run: ActiveJob, now: float) -> None:
             "script does not call malletrain.report(). "
             "Without it MalleTrain cannot know how the job scales."
         )
-        with core.transaction():
-            core.repository.notice(run, sentence)
+        with transactions.begin():
+            state.repository.notice(run, sentence)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from malletrain.daemon.api.operations import Api, TransactionFailed
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.transactions import CoreOver
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
 from malletrain.daemon.server.rates import Answering, Rates, TimedCall, Turn
 from malletrain.daemon.site.handler_failures import HandlerFailure, HandlerFailures
@@ -136,7 +136,8 @@ class MessageRouter:
     """Receives from the transport, see :class:`malletrain.daemon.server.transport.Receiver`.
 
     Args:
-        core: the daemon's core.
+        state: the daemon's state.
+        transactions: saves decisions, and sends messages after that.
         agent_handlers: handles messages of agents.
         api: answers requests of clients.
         login: answers unauthenticated peers.
@@ -147,16 +148,18 @@ class MessageRouter:
 
     def __init__(
         self,
-        core: Core,
+        state: SiteState,
+        transactions: Transactions,
         agent_handlers: AgentHandlers,
         api: Api,
         login: Login,
         handler_failures: HandlerFailures,
         identity: Callable[[str], str | None],
     ) -> None:
-        self._core = core
+        self._state = state
+        self._transactions = transactions
         self._handler_failures = handler_failures
-        self._rates = Rates(core.config.daemon.request_rate, core.accounts.operates, monotonic)
+        self._rates = Rates(state.config.daemon.request_rate, state.accounts.operates, monotonic)
         self._answering = Answering()
         self._log_rate = Rates(LOG_LINES_PER_S, lambda sender: False, monotonic)
         self._agent_handlers = agent_handlers
@@ -190,10 +193,10 @@ class MessageRouter:
             yield
             return
         try:
-            with self._core.batch():
+            with self._transactions.batch():
                 yield
         except Exception as error:
-            self._core.fail(error)
+            self._transactions.fail(error)
 
     def message(self, peer: bytes, who: str, message: Any, size: int, key: str) -> None:
         """Handle a valid message.
@@ -205,15 +208,15 @@ class MessageRouter:
             size: size of the message, bytes.
             key: public key of the sender, z85.
         """
-        if self._core.failed.done():  # agents identify themselves to the next core
+        if self._transactions.failed.done():  # agents identify themselves to the next engine
             if isinstance(message, messages.Request):
-                self._core.transmit(peer, _failure(message, RESTARTING))
+                self._state.outbox.answer(peer, _failure(message, RESTARTING))
             return
         request = isinstance(message, messages.Request)
         kind = message.op if request else type(message).__name__
         if refusal := self._handler_failures.refusal(who, kind):
             answer = _failure(message, refusal) if request else messages.Error(refusal)
-            self._core.transmit(peer, answer)
+            self._state.outbox.answer(peer, answer)
             return
         role, _, name = who.partition(":")
         try:
@@ -224,7 +227,7 @@ class MessageRouter:
     def invalid(self, sentence: str) -> None:
         """Count and log bytes that are not a message; ``sentence`` says why."""
         sender = _sender(sentence)
-        self._core.metrics.invalid_message(sender)
+        self._state.metrics.invalid_message(sender)
         if self._log_rate.at_once(sender):
             log.warning("message refused", reason=sentence)
 
@@ -234,12 +237,12 @@ class MessageRouter:
         lease may have ended.
         """
         self.invalid("A message came from a peer whose key is no longer valid.")
-        self._core.transmit(peer, messages.Goodbye("The lease has ended."))
+        self._state.outbox.answer(peer, messages.Goodbye("The lease has ended."))
 
     def dropped(self, who: str, number: int) -> None:
         """Count and log messages that were dropped unread because too many of their sender wait."""
         sender = _sender(who)
-        self._core.metrics.dropped_messages(sender, number)
+        self._state.metrics.dropped_messages(sender, number)
         if self._log_rate.at_once(f"dropped {sender}"):
             log.warning("messages dropped: too many of one sender wait", sender=who)
 
@@ -248,7 +251,10 @@ class MessageRouter:
         fail. Connections that end at about the same time share the probes.
         """
         if not self._disconnected:
-            loop, probe = asyncio.get_running_loop(), self._core.guard(self._agent_handlers.probe)
+            loop, probe = (
+                asyncio.get_running_loop(),
+                self._transactions.guard(self._agent_handlers.probe),
+            )
             ended_peers: set[bytes] = set()
             self._disconnected = ended_peers
             self._probes = [timer for timer in self._probes if timer.when() > loop.time()]
@@ -278,7 +284,7 @@ class MessageRouter:
     def _client(self, peer: bytes, user: str, message: Any, size: int, key: str) -> None:
         if not isinstance(message, messages.Request):
             sentence = f"A client may not send {type(message).__name__}."
-            self._core.transmit(peer, messages.Error(sentence))
+            self._state.outbox.answer(peer, messages.Error(sentence))
         elif (turn := self._rates.next(user, size)) is not None:
             request = ClientRequest(peer, key, user, message)
             task = self._reply(peer, f"client:{user}", message, self._answer_in_turn(request, turn))
@@ -286,13 +292,13 @@ class MessageRouter:
                 self.long_polls[task] = request
                 task.add_done_callback(self.long_polls.pop)
         else:  # a flood of requests must not create a task for each
-            rate = self._core.config.daemon.request_rate
+            rate = self._state.config.daemon.request_rate
             sentence = (
                 f"Too many of your requests wait; {rate:g} a second are answered. Wait for the "
                 "answers."
             )
             reply = messages.Reply(message.id, False, error=sentence, code="busy")
-            self._core.transmit(peer, reply)
+            self._state.outbox.answer(peer, reply)
 
     async def _answer_in_turn(self, client: ClientRequest, turn: Turn) -> messages.Reply:
         user, request, answer = client.user, client.request, None
@@ -312,29 +318,31 @@ class MessageRouter:
         if isinstance(message, messages.Request):
             self._reply(peer, f"unauthenticated:{key}", message, self._login.answer(key, message))
         else:
-            self._core.transmit(peer, messages.Goodbye("The lease has ended."))
+            self._state.outbox.answer(peer, messages.Goodbye("The lease has ended."))
 
     def _failed(self, who: str, kind: str, error: BaseException) -> None:
-        """Record a message whose handler failed. If memory and store may differ, the core fails."""
-        core = self._core
-        if core.failed.done():
+        """Record a message whose handler failed. If memory and store may differ, the engine
+        ends.
+        """
+        state = self._state
+        if self._transactions.failed.done():
             return
         if isinstance(error, StoreError) and not isinstance(error, StatementRefused):
-            core.fail(error)  # the database's fault, not the message's
+            self._transactions.fail(error)  # the database's fault, not the message's
             return
         handler_failure = self._handler_failures.of_message(who, kind, error)
-        if core.torn:
+        if self._transactions.torn:
             failure = MessageFailed(handler_failure)
             failure.__cause__ = error
-            core.fail(failure)
+            self._transactions.fail(failure)
             return
         try:
-            with core.transaction():
-                core.audit.record(
+            with self._transactions.begin():
+                state.audit.record(
                     EventKind.MESSAGE_FAILED, f"{handler_failure.sentence} It had no other effect."
                 )
         except Exception as again:
-            core.fail(again)
+            self._transactions.fail(again)
 
     def _reply(
         self,
@@ -360,12 +368,12 @@ class MessageRouter:
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, TransactionFailed) else error
             sentence = "The daemon failed to handle this request; its log has the cause."
-            if isinstance(cause, CoreOver):
+            if isinstance(cause, EngineEnded):
                 sentence = RESTARTING
             else:
                 self._failed(who, request.op, cause)
             reply = _failure(request, sentence)
-        self._core.transmit(peer, reply)
+        self._state.outbox.answer(peer, reply)
 
 
 def _sender(words: str) -> str:

@@ -20,6 +20,7 @@ from time import thread_time
 from typing import Any, Generic, TypeVar
 
 from malletrain.daemon.server.receive_queue import FairQueue
+from scavenger.token_bucket import TokenBucket
 
 T = TypeVar("T")
 
@@ -123,9 +124,9 @@ MAX_DELAY_BY_ONE_S = 2.0
 """Maximum time by which one answer delays the next ones, seconds, however long it took. So a user
 whose answers take longer than MAX_PROCESSOR_FRACTION of this time can exceed it.
 """
-MAX_CHARGED_S = MAX_PROCESSOR_FRACTION * (BURST_S + 2.0 * MAX_WAIT_S)
-"""Maximum processor time that is charged to a user, seconds. After a flood of expensive requests a
-user is refused for half a minute, not for hours.
+MAX_DEBT_S = 2.0 * MAX_PROCESSOR_FRACTION * MAX_WAIT_S
+"""Maximum processor time that is charged to a user in advance, seconds. After a flood of expensive
+requests a user is refused for half a minute, not for hours.
 """
 MAX_EXPECTED_S = 0.05
 """Maximum processor time that is expected of a request, seconds."""
@@ -137,12 +138,10 @@ MAX_USERS = 10_000
 class _Account:
     """Use of the daemon by one user."""
 
-    turns: float
-    """Number of requests that may be answered now; negative if requests wait."""
-    at: float
-    """Time of the last update, seconds."""
-    spent_s: float = 0.0
-    """Processor time charged, less what has been allowed since, seconds."""
+    turns: TokenBucket
+    """Requests that may be answered now; negative if requests wait."""
+    processor_s: TokenBucket
+    """Processor time that answers may take now, seconds; negative if requests wait."""
     waiting_bytes: int = 0
     """Size of the requests that are not answered yet."""
     usual_s: float = 0.005
@@ -177,16 +176,14 @@ class Rates:
         if self._free(user):
             return Turn(0.0, 0.0, size)
         account = self._account(user)
-        spent_s = account.spent_s + account.usual_s
-        over_s = spent_s / MAX_PROCESSOR_FRACTION - BURST_S
-        if account.turns <= 1.0 - MAX_WAITING or over_s > MAX_WAIT_S:
+        if account.turns.tokens <= 1.0 - MAX_WAITING:
+            return None
+        if account.processor_s.missing_s(account.usual_s) > MAX_WAIT_S:
             return None
         if account.waiting_bytes and account.waiting_bytes + size > MAX_WAITING_BYTES:
             return None
-        account.turns -= 1.0
-        account.spent_s = spent_s
         account.waiting_bytes += size
-        wait_s = max(0.0, -account.turns / self._rate, over_s)
+        wait_s = max(account.turns.spend(), account.processor_s.spend(account.usual_s))
         return Turn(wait_s, account.usual_s, size)
 
     def took(self, user: str, turn: Turn, seconds: float) -> None:
@@ -201,11 +198,8 @@ class Rates:
         account.waiting_bytes = max(0, account.waiting_bytes - turn.size)
         if self._free(user):
             return
-        charged_s = account.spent_s + seconds - turn.taken_s
-        limit_s = MAX_PROCESSOR_FRACTION * MAX_DELAY_BY_ONE_S + max(
-            account.spent_s, MAX_PROCESSOR_FRACTION * BURST_S
-        )
-        account.spent_s = max(0.0, min(charged_s, limit_s, MAX_CHARGED_S))
+        most_s = MAX_PROCESSOR_FRACTION * MAX_DELAY_BY_ONE_S + max(0.0, account.processor_s.tokens)
+        account.processor_s.spend(min(seconds - turn.taken_s, most_s))
         usual = account.usual_s + (seconds - account.usual_s) / 5.0
         account.usual_s = min(usual, MAX_EXPECTED_S)
 
@@ -213,22 +207,16 @@ class Rates:
         """Take a turn of ``user`` if one is available now. Returns whether it was; if not, later
         turns are not affected.
         """
-        if self._free(user):
-            return True
-        account = self._account(user)
-        if account.turns < 1.0:
-            return False
-        account.turns -= 1.0
-        return True
+        return self._free(user) or self._account(user).turns.take()
 
     def _account(self, user: str) -> _Account:
-        now, max_turns = self._now(), max(1.0, self._rate * BURST_S)
-        account = self._accounts.pop(user, None) or _Account(max_turns, now)
+        account = self._accounts.pop(user, None) or _Account(
+            TokenBucket(self._rate, max(1.0, self._rate * BURST_S), self._now, MAX_WAITING),
+            TokenBucket(
+                MAX_PROCESSOR_FRACTION, MAX_PROCESSOR_FRACTION * BURST_S, self._now, MAX_DEBT_S
+            ),
+        )
         self._accounts[user] = account
         if len(self._accounts) > MAX_USERS:
             self._accounts.pop(next(iter(self._accounts)))
-        elapsed_s = max(0.0, now - account.at)
-        account.turns = min(max_turns, account.turns + elapsed_s * self._rate)
-        account.spent_s = max(0.0, account.spent_s - elapsed_s * MAX_PROCESSOR_FRACTION)
-        account.at = now
         return account

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from malletrain.daemon.site.metrics import Metrics
+from scavenger.backoff import doubled_s
 
 MEMORY_S = 600.0
 """Time for which a failure counts against its sender and against the daemon, seconds."""
@@ -138,7 +139,7 @@ class HandlerFailures:
 
     @staticmethod
     def _pause_s(failures: int) -> float:
-        return 0.0 if failures < 2 else min(MAX_REFUSAL_S, REFUSAL_S * 2.0 ** min(failures - 2, 16))
+        return 0.0 if failures < 2 else doubled_s(REFUSAL_S, failures - 2, MAX_REFUSAL_S)
 
 
 def _trace(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from malletrain import AsyncClient, Client
 from malletrain.api.job import Job
+from malletrain.api.session import finish
 from malletrain.client import ClientError, Unreachable
 from malletrain.protocol.views import SeriesView
 from tests.malletrain.cli.fake_daemon import (
@@ -218,6 +219,11 @@ def test_the_twin_is_told_when_the_daemon_refuses_and_when_it_goes(daemon):
     asyncio.run(session())
 
 
+def test_a_coroutine_that_waits_for_an_event_loop_is_refused():
+    with pytest.raises(RuntimeError, match="there is none"):
+        finish(asyncio.sleep(0.0))
+
+
 def public(kind):
     return {name for name in vars(kind) if not name.startswith("_")}
 
@@ -226,7 +232,7 @@ def test_the_twins_have_the_same_methods_and_parameters():
     from malletrain.api.aio import AsyncJob
 
     for one, other in ((Client, AsyncClient), (Job, AsyncJob)):
-        assert public(one) - public(other) <= {"ended", "executor", "submit_function", "export"}
+        assert public(one) - public(other) <= {"ended", "executor", "view"}
         for name in public(one) & public(other):
             mine, theirs = getattr(one, name), getattr(other, name)
             if inspect.isfunction(mine) and name != "logs":

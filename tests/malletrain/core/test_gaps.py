@@ -13,11 +13,11 @@ def left_alone_s(gaps: Gaps, now: float) -> float:
     return next(s for s in range(1000) if gaps.fits(NODE, OWNER, now + s))
 
 
-def refused(gaps: Gaps, now: float) -> float:
+def refused(gaps: Gaps, now: float, owner: str = OWNER) -> float:
     """A lease on the node is asked for and comes to nothing."""
     gaps.seen({NODE: (None, "default")}, now)
-    gaps.ask({pool("default", OWNER): 1}, gaps.open((), (OWNER,), now), now)
-    gaps.refused(NODE, OWNER, now)
+    gaps.ask({pool("default", owner): 1}, gaps.open((), (owner,), now), now)
+    gaps.refused(NODE, owner, now)
     return left_alone_s(gaps, now)
 
 
@@ -42,3 +42,21 @@ def test_a_node_on_which_nothing_comes_up_is_left_alone_for_all_of_it(owner):
     gaps = Gaps(rejected_s=300.0)
     gaps.rejected(NODE, owner, 0.0)
     assert left_alone_s(gaps, 0.0) == (0 if owner else 300), "other users may still use it"
+
+
+def test_leases_that_fail_for_a_week_are_still_requested_at_the_longest_interval():
+    gaps, pauses = Gaps(rejected_s=300.0), []
+    for k in range(2000):
+        refused(gaps, 1000.0 * k, "ann")
+        pauses.append(gaps.backing_off_s(1000.0 * k))
+    assert pauses[:6] == [0.0, 20.0, 40.0, 80.0, 160.0, 300.0]
+    assert pauses[-1] == 300.0
+
+
+def test_failures_close_together_count_once():
+    gaps = Gaps(rejected_s=300.0)
+    gaps.seen({"n1": (None, "default"), "n2": (None, "default")}, 0.0)
+    gaps.ask({pool("default", "ann"): 2}, gaps.open((), ("ann",), 0.0), 0.0)
+    gaps.refused("n1", "ann", 1.0)
+    gaps.refused("n2", "ann", 1.5)
+    assert not gaps.backing_off("ann", 1.5)

@@ -163,9 +163,9 @@ class RunningDaemon:
             self.error = error
 
     @property
-    def service(self) -> Any:
+    def components(self) -> Any:
         """The daemon's parts."""
-        return self.daemon.service
+        return self.daemon.components
 
     def ended(self) -> BaseException | None:
         """Wait for its end; returns what ended it."""

@@ -75,7 +75,7 @@ def test_a_node_whose_worker_fails_before_the_first_plan_is_not_let_go(tmp_path)
         for agent in two:
             agent.hear(messages.Assign)
             agent.say(messages.Phase(Assignment(job, AssignmentPhase.READY)))
-        until(lambda: first.service.core.runs[job].row.generation == 1, "a round is formed")
+        until(lambda: "round-formed" in {e.kind for e in first.events()}, "a round is formed")
     finally:
         first.stop()
         for agent in two:
@@ -145,7 +145,7 @@ def test_a_job_that_is_cancelled_meanwhile_is_let_go_of(tmp_path):
         for agent in two:
             agent.hear(messages.Assign)
             agent.say(messages.Phase(Assignment(job, AssignmentPhase.READY)))
-        until(lambda: first.service.core.runs[job].row.generation == 1, "a round is formed")
+        until(lambda: "round-formed" in {e.kind for e in first.events()}, "a round is formed")
     finally:
         first.stop()
         for agent in two:
@@ -157,7 +157,7 @@ def test_a_job_that_is_cancelled_meanwhile_is_let_go_of(tmp_path):
         agent.hear(messages.Welcome)
         with second.client("ann") as client:
             client.cancel(job)
-        assert second.service.agent_handlers.adopting is not None
+        assert second.components.agent_handlers.adopting is not None
         late.hello(assignment=Assignment(job, RUNNING, 1))
         for each in (agent, late):
             assert each.hear(Release).job == job

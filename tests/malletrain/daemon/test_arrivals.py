@@ -45,9 +45,9 @@ def test_a_node_is_chosen_for_a_job_when_its_python_is_warm_there(start, agent):
     warm.say(messages.Warm((interpreter.key,)))
     warm.work(job)
     assert nodes_of(daemon, job) == {warm.node}
-    assert cold.node not in daemon.service.core.controller.nodes
+    assert cold.node not in daemon.components.state.controller.nodes
     cold.say(messages.Warm((interpreter.key,)))
-    until(lambda: cold.node in daemon.service.core.controller.nodes, "the plans know of it")
+    until(lambda: cold.node in daemon.components.state.controller.nodes, "the plans know of it")
 
 
 def test_a_node_that_cannot_be_warm_is_waited_for_no_longer_than_the_site_wants(
@@ -61,7 +61,7 @@ def test_a_node_that_cannot_be_warm_is_waited_for_no_longer_than_the_site_wants(
     slow = agent(daemon, lease)
     slow.hello(warm=())
     slow.hear(messages.WarmUp)
-    daemon.call(lambda: setattr(daemon.service.core.agents.on("n0"), "awaited_until", 0.0))
+    daemon.call(lambda: setattr(daemon.components.state.agents.on("n0"), "awaited_until", 0.0))
     slow.hear(messages.Assign)
 
 
@@ -70,7 +70,7 @@ def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, notic
     """The connection broke with the word on its way; the node must not be left waiting for that."""
     machine = Imagined("n0")
     daemon = start(machine)
-    arrivals = daemon.service.agent_handlers.arrivals
+    arrivals = daemon.components.agent_handlers.arrivals
     if noticed:  # nothing is looked at but what the agent says
         daemon.call(lambda: setattr(arrivals, "look", lambda now: None))
     job = daemon.submit("ann", python="/env/bin/python")
@@ -78,7 +78,7 @@ def test_a_node_to_which_the_word_did_not_come_is_told_again(start, agent, notic
     one = agent(daemon, lease)
     one.hello(warm=())
     [lost] = one.hear(messages.WarmUp).interpreters
-    node = daemon.service.core.agents.on("n0")
+    node = daemon.components.state.agents.on("n0")
     daemon.call(lambda: setattr(node, "awaited_until", math.inf))
     if noticed:
         one.hello(warm=())
@@ -122,13 +122,13 @@ def test_a_node_does_not_wait_for_the_python_of_a_job_that_is_over(start, agent,
     one = agent(daemon, lease)
     one.hello(warm=())
     one.hear(messages.WarmUp)
-    daemon.call(lambda: setattr(daemon.service.core.agents.on("n0"), "awaited_until", math.inf))
+    daemon.call(lambda: setattr(daemon.components.state.agents.on("n0"), "awaited_until", math.inf))
     second = daemon.submit("ann", **other)
     with daemon.client("ann") as client:
         client.cancel([first])
     if "python" in other:
-        until(lambda: len(daemon.service.core.runs) == 1, "the first is over")
-        until(lambda: daemon.service.core.agents.on("n0").awaited == KEY_B, "the second's is")
+        until(lambda: len(daemon.components.state.runs) == 1, "the first is over")
+        until(lambda: daemon.components.state.agents.on("n0").awaited == KEY_B, "the second's is")
         one.say(messages.Warm((KEY_B,)))
     assert one.hear(messages.Assign).job == second
 
@@ -141,15 +141,15 @@ def pair(start, agent):  # noqa: F811
     job = daemon.submit("ann", min_nodes=1, max_nodes=2)
     leases = until(lambda: len(machine.leases) == 2 and sorted(machine.leases), "both leases")
     agents = [agent(daemon, lease) for lease in leases]
-    core = daemon.service.core
-    daemon.call(lambda: core.controller.hold(math.inf))  # else a plan may be made with one of them
+    state, transactions = daemon.components.state, daemon.components.transactions
+    daemon.call(lambda: state.controller.hold(math.inf))  # else a plan may be made with one of them
     for one in agents:
         one.hello()
-    until(lambda: len(core.controller.nodes) == 2, "both have joined")
+    until(lambda: len(state.controller.nodes) == 2, "both have joined")
 
     def plan():
-        with core.transaction() as now:
-            core.controller.hold(now)
+        with transactions.begin() as now:
+            state.controller.hold(now)
 
     daemon.call(plan)
     for one in agents:
@@ -157,16 +157,16 @@ def pair(start, agent):  # noqa: F811
     for one in agents:
         one.say(messages.Phase(messages.Assignment(job, "ready")))
     until(lambda: len(nodes_of(daemon, job)) == 2, "it has both")
-    until(lambda: daemon.service.core.runs[job].rounds.members, "a round")
+    until(lambda: daemon.components.state.runs[job].rounds.members, "a round")
     first, second = sorted(
-        agents, key=lambda a: daemon.service.core.runs[job].rounds.members.index(a.node)
+        agents, key=lambda a: daemon.components.state.runs[job].rounds.members.index(a.node)
     )
     first.hear(messages.Round)
     first.say(messages.StoreUp(job, 1, "127.0.0.1", 5000))
     second.hear(messages.Round)
     for one in (first, second):
         one.say(messages.Phase(messages.Assignment(job, "running", 1)))
-    until(lambda: daemon.service.core.runs[job].rounds.stage == "running", "the round runs")
+    until(lambda: daemon.components.state.runs[job].rounds.stage == "running", "the round runs")
     return daemon, job, first, second
 
 
@@ -183,13 +183,13 @@ def test_a_loss_shows_by_the_connection_and_the_peers(pair, first_heard):
     if first_heard == "the connection":
         lost.close()
         until(
-            lambda: daemon.service.core.agents.on(lost.node).unreachable_since is not None,
+            lambda: daemon.components.state.agents.on(lost.node).unreachable_since is not None,
             "the connection is seen to be gone",
         )
         peer.say(failed(job))
     else:
         peer.say(failed(job))
-        until(lambda: daemon.service.core.runs[job].bereft, "the peer's word is heard")
+        until(lambda: daemon.components.state.runs[job].bereft, "the peer's word is heard")
         lost.close()
     message = peer.hear(messages.Round)
     assert (message.generation, message.group_rank, message.group_size) == (2, 0, 1)
@@ -201,15 +201,17 @@ def test_a_connection_that_ends_is_no_loss_where_no_peer_says_so(pair):
     daemon, job, peer, lost = pair
     lost.close()
     until(
-        lambda: daemon.service.core.agents.on(lost.node).unreachable_since is not None,
+        lambda: daemon.components.state.agents.on(lost.node).unreachable_since is not None,
         "the connection is seen to be gone",
     )
     peer.say(failed(job, "ValueError: wrong shape"))
     until(
-        lambda: daemon.service.core.runs[job].rounds.holdings.phases[peer.node].phase == "failed",
+        lambda: (
+            daemon.components.state.runs[job].rounds.holdings.phases[peer.node].phase == "failed"
+        ),
         "",
     )
-    assert daemon.service.core.agents.on(lost.node) is not None
+    assert daemon.components.state.agents.on(lost.node) is not None
     assert nodes_of(daemon, job) == {peer.node, lost.node}
 
 
@@ -264,7 +266,7 @@ def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(
     for one in (leaves, peer):
         one.say(failed(job, "SystemExit: 1"))
     assert peer.hear(messages.Round).generation == 2
-    assert daemon.service.core.controller.jobs[job].tries == 0
+    assert daemon.job(job).tries == 0
 
 
 @pytest.mark.parametrize(

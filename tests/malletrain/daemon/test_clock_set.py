@@ -71,12 +71,13 @@ def events_of(daemon, kind="clock-set"):
 def test_of_the_time_in_which_the_host_was_suspended_nothing_is_taken_off(training, wall):
     """The leases ran on meanwhile, and are charged for."""
     daemon, *_, agent = training
-    before = daemon.service.core.lease_rows.active[agent.lease]
+    before = daemon.components.state.lease_rows.active[agent.lease]
     wall.asleep_s = wall.by_s = 3 * HOUR_S
     [event] = until(lambda: events_of(daemon), "it is noticed")
     assert "host was suspended for 3 h. It has taken over 1 unfinished jobs" in event.sentence
     after = until(
-        lambda: daemon.service.core.lease_rows.active.get(agent.lease), "the lease is known again"
+        lambda: daemon.components.state.lease_rows.active.get(agent.lease),
+        "the lease is known again",
     )
     assert after.requested - before.requested == pytest.approx(0.0, abs=1.0)
     agent.hear(messages.WhoAreYou)
@@ -85,7 +86,7 @@ def test_of_the_time_in_which_the_host_was_suspended_nothing_is_taken_off(traini
 @pytest.mark.parametrize("hours", [3, -5])
 def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hours):
     daemon, machine, job, agent = training
-    before = daemon.service.core.lease_rows.active[agent.lease]
+    before = daemon.components.state.lease_rows.active[agent.lease]
     wall.by_s = hours * HOUR_S
     [event] = until(lambda: events_of(daemon), "it is noticed")
     way = "forward by 3 h" if hours > 0 else "back by 5 h"
@@ -95,10 +96,10 @@ def test_the_daemon_goes_by_the_new_time_and_the_job_goes_on(training, wall, hou
     agent.hello(assignment=messages.Assignment(job, "running", 1))
     agent.hear(messages.Welcome)
     until(lambda: events_of(daemon, "job-adopted"), "the job is adopted")
-    core = daemon.service.core
-    after = core.lease_rows.active[agent.lease]
+    state = daemon.components.state
+    after = state.lease_rows.active[agent.lease]
     assert after.requested - before.requested == pytest.approx(wall.by_s, abs=MIN_CHANGE_S)
-    until(lambda: core.controller.plans, "a plan is made")
+    until(lambda: state.controller.plans, "a plan is made")
     view = daemon.job(job)
     assert 0.0 <= view.goal.charged_nh < 0.5, "as if no hours had passed"
     assert (view.state, view.nodes, view.tries) == ("running", (agent.node,), 0)
@@ -120,10 +121,10 @@ def test_a_clock_over_which_two_services_fight_is_followed_for_some_times_only(
         )
     assert "That was 2 times within 1 h: something keeps" in events[-1].sentence
     wall.by_s = 0.0
-    service = daemon.service
-    looks = counted(service)
+    components = daemon.components
+    looks = counted(components)
     until(lambda: len(looks) > 3, "it has looked")
-    assert daemon.service is service
+    assert daemon.components is components
     assert len(events_of(daemon)) == 2
 
 
@@ -138,25 +139,25 @@ def test_a_host_that_is_suspended_now_and_then_is_none_whose_clock_is_set(wall):
     assert hands.sets() == 1
 
 
-def counted(service):
+def counted(components):
     """Grows with every look at the clock."""
-    looks, watch = [], service.agent_handlers.watch
+    looks, watch = [], components.agent_handlers.watch
 
     def watched():
         looks.append(watch)
         watch()
 
-    service.agent_handlers.watch = watched
+    components.agent_handlers.watch = watched
     return looks
 
 
 def test_a_clock_that_is_only_corrected_is_none_that_was_set(training, wall):
     daemon, *_ = training
     wall.by_s = 0.9 * MIN_CHANGE_S
-    service = daemon.service
-    looks = counted(service)
+    components = daemon.components
+    looks = counted(components)
     until(lambda: len(looks) > 3, "it has looked")
-    assert daemon.service is service
+    assert daemon.components is components
     assert not events_of(daemon)
 
 

@@ -264,7 +264,7 @@ def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once
 
 def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     job, agent = fresh.job["ann"], fresh.agent["ann"]
-    rounds = fresh.daemon.service.core.runs[job].rounds
+    rounds = fresh.daemon.components.state.runs[job].rounds
     rounds.settings = replace(
         rounds.settings, failure_grace_s=0.05
     )  # else it waits for the news of a loss
@@ -316,14 +316,14 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
 
 def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):
     store, spec = (
-        fresh.daemon.service.core.store,
-        fresh.daemon.service.core.runs[fresh.job["bob"]].row.spec,
+        fresh.daemon.components.state.store,
+        fresh.daemon.components.state.runs[fresh.job["bob"]].row.spec,
     )
     filled = []
     metrics = {f"{i:100}": 0.0 for i in range(100)}
 
     def fill():
-        with fresh.daemon.service.core.transaction():
+        with fresh.daemon.components.transactions.begin():
             for _ in range(2000):
                 store.add_job(
                     JobRow(
@@ -357,7 +357,7 @@ def test_an_answer_that_is_too_large_is_an_error_and_no_silence(fresh, monkeypat
     async def large(user, params):
         return "x" * (wire.MAX_MESSAGE_BYTES + 1)
 
-    monkeypatch.setitem(fresh.daemon.service.api.operations, "nodes", large)
+    monkeypatch.setitem(fresh.daemon.components.api.operations, "nodes", large)
     with fresh.daemon.client("bob") as client:
         with pytest.raises(ClientError, match="cannot be sent"):
             client.nodes()

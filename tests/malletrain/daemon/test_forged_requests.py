@@ -30,7 +30,7 @@ INF, BIG = math.inf, 2**64 - 1
 def running(tmp_path_factory):
     running = RunningDaemon(tmp_path_factory.mktemp("requests"), Imagined("n0", "n1", "n2"))
     running.job_of_ann = running.submit("ann")
-    logs = running.service.api.logs
+    logs = running.components.api.logs
     running.call(lambda: logs.write(running.job_of_ann, 1, "rank0", "n0", 0, b"hello\n"))
     yield running
     running.stop()
@@ -82,7 +82,7 @@ def test_parameters_that_make_no_sense_are_refused(running, op, params):
 def test_parameters_that_are_none_are_refused(running, packed):
     """None, a list, a number or bytes as a name: they are decoded when it is their turn."""
     request = Request("r1", "jobs", msgspec.Raw(packed))
-    reply = asyncio.run(running.service.api.answer("ann", request))
+    reply = asyncio.run(running.components.api.answer("ann", request))
     assert (reply.ok, reply.code) == (False, "usage")
     assert "is malformed" in reply.error
 
@@ -231,7 +231,7 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_database_that_refu
     def broken(*args, **kwargs):
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr(running.service.api.logs, "read", broken)
+    monkeypatch.setattr(running.components.api.logs, "read", broken)
     with running.client("ann") as client:
         with pytest.raises(ClientError) as failed:
             client.logs(job)
@@ -241,7 +241,7 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_database_that_refu
         def full(*args, **kwargs):
             raise StoreError("The disk is full.")
 
-        monkeypatch.setattr(running.service.core.store, "change_job", full)
+        monkeypatch.setattr(running.components.state.store, "change_job", full)
         with pytest.raises(ClientError) as failed:
             client.cancel([job])
         assert failed.value.code == "internal"

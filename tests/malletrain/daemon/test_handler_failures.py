@@ -46,8 +46,8 @@ class World:
         registry = self.daemon.daemon.metrics.registry
         return registry.get_sample_value("malletrain_failed_messages_total", {"sender": sender})
 
-    def begun_anew(self, service):
-        return until(lambda: self.daemon.service is not service, "the daemon begins anew")
+    def begun_anew(self, components):
+        return until(lambda: self.daemon.components is not components, "the daemon begins anew")
 
     def close(self):
         self.agent.close()
@@ -62,10 +62,10 @@ def world(tmp_path):
 
 
 def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
-    service = world.daemon.service
-    service.core.runs[world.job].rounds.drained = broken
+    components = world.daemon.components
+    components.state.runs[world.job].rounds.drained = broken
     world.agent.say(messages.Drained(world.job, world.running.generation, True))
-    world.begun_anew(service)
+    world.begun_anew(components)
     world.agent.hear(messages.WhoAreYou)
     world.agent.hello(assignment=world.running)
     world.agent.hear(messages.Welcome)
@@ -91,59 +91,59 @@ def test_a_message_that_tears_a_step_costs_itself_and_the_job_goes_on(world):
 
 
 def test_a_message_that_fails_outside_of_a_step_costs_nothing_else(world):
-    service = world.daemon.service
-    service.core.runs[world.job].monitor.mark = broken
+    components = world.daemon.components
+    components.state.runs[world.job].monitor.mark = broken
     mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)
     world.agent.say(mark)
     [failure] = until(world.failures, "it is told")
     assert "It had no other effect" in failure.sentence
     world.agent.say(messages.Heartbeat("b"))
     world.agent.hear(messages.Alive)
-    assert world.daemon.service is service
+    assert world.daemon.components is components
 
 
 def test_where_even_that_cannot_be_written_down_the_parts_are_made_anew(world):
-    service = world.daemon.service
-    audit, record = service.core.audit, service.core.audit.record
+    components = world.daemon.components
+    audit, record = components.state.audit, components.state.audit.record
 
     def once(*arguments, **options):
         audit.record = record
         broken()
 
-    service.core.runs[world.job].monitor.mark = broken
+    components.state.runs[world.job].monitor.mark = broken
     audit.record = once
     world.agent.say(messages.Mark(world.job, world.running.generation, 0, "import", 1.0))
-    world.begun_anew(service)
+    world.begun_anew(components)
     assert world.daemon.job(world.job).state == "running"
 
 
 def test_a_step_that_was_saved_and_could_not_be_told_has_the_parts_made_anew(world):
-    service = world.daemon.service
-    flush = service.api.state.outbox.flush
+    components = world.daemon.components
+    flush = components.state.outbox.flush
 
     def once():
-        if service.core.runs[world.job].row.state != "cancelled":
+        if components.state.runs[world.job].row.state != "cancelled":
             return flush()  # the messages are of an earlier step
-        service.api.state.outbox.flush = flush
+        components.state.outbox.flush = flush
         return broken()
 
     with world.daemon.client("ann") as client, contextlib.suppress(ClientError):
-        service.api.state.outbox.flush = once
+        components.state.outbox.flush = once
         client.cancel(world.job)
-    world.begun_anew(service)
-    assert service.core.torn
+    world.begun_anew(components)
+    assert components.transactions.torn
     until(lambda: world.daemon.job(world.job).state == "cancelled", "what was saved holds")
 
 
 def test_what_fails_when_a_turn_is_told_is_found_out_message_by_message(world, monkeypatch):
-    encode, service = wire.encode, world.daemon.service
+    encode, components = wire.encode, world.daemon.components
 
     def broken_for_alive(message, *most):
         return broken() if isinstance(message, messages.Alive) else encode(message, *most)
 
     monkeypatch.setattr(wire, "encode", broken_for_alive)
     world.agent.say(messages.Heartbeat("b"))
-    world.begun_anew(service)
+    world.begun_anew(components)
     assert not world.counted("agent"), "a turn has many messages"
     world.agent.hear(messages.WhoAreYou)
     world.agent.hello(assignment=world.running)
@@ -155,7 +155,7 @@ def test_what_fails_when_a_turn_is_told_is_found_out_message_by_message(world, m
 
 
 def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
-    world.daemon.service.core.runs[world.job].monitor.mark = broken
+    world.daemon.components.state.runs[world.job].monitor.mark = broken
     mark = messages.Mark(world.job, world.running.generation, 0, "import", 1.0)
     for _ in range(3):
         world.agent.say(mark)
@@ -167,9 +167,9 @@ def test_who_sends_it_again_and_again_is_not_heard_in_it_but_in_all_else(world):
 
 
 def test_a_request_that_tears_a_step_can_be_made_again(world):
-    service = world.daemon.service
+    components = world.daemon.components
     with world.daemon.client("ann") as client:
-        store = service.core.store
+        store = components.state.store
         change_job = store.change_job
 
         def once(*arguments, **options):
@@ -180,7 +180,7 @@ def test_a_request_that_tears_a_step_can_be_made_again(world):
         with pytest.raises(ClientError) as failed:
             client.cancel([world.job])
         assert failed.value.code == "internal"
-        world.begun_anew(service)
+        world.begun_anew(components)
         assert world.daemon.job(world.job).state == "running"
     assert world.counted("client") == 1
     assert "cancel of the client of ann" in world.failures()[0].sentence
@@ -189,9 +189,9 @@ def test_a_request_that_tears_a_step_can_be_made_again(world):
 def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
     machine = Imagined("n0")
     daemon = RunningDaemon(tmp_path, machine)
-    service, commanded = daemon.service, []
-    until(lambda: service.api.state.gaps, "the idle node is seen")
-    take, keep = service.lease_actions.take, service.api.state.shares.keep
+    components, commanded = daemon.components, []
+    until(lambda: components.state.gaps, "the idle node is seen")
+    take, keep = components.lease_actions.take, components.state.shares.keep
 
     def taken(nodes, owner):
         take(nodes, owner)
@@ -202,13 +202,13 @@ def test_leases_of_a_step_that_was_not_saved_are_not_asked_for(tmp_path):
         if commanded:
             broken()
 
-    service.lease_actions.take, service.api.state.shares.keep = taken, fails_then
+    components.lease_actions.take, components.state.shares.keep = taken, fails_then
     with contextlib.suppress(ClientError):  # the step that fails may be that of the request
         daemon.submit("ann", key="again")
-    until(lambda: daemon.service is not service, "the daemon begins anew")
+    until(lambda: daemon.components is not components, "the daemon begins anew")
     job = daemon.submit("ann", key="again")
     until(lambda: machine.of("ann"), "ann has a lease")
-    lease_ids = [row.id for row in daemon.service.core.store.list_leases()]
+    lease_ids = [row.id for row in daemon.components.state.store.list_leases()]
     assert commanded
     assert sorted(machine.requests) == lease_ids == sorted(machine.of("ann"))
     assert daemon.job(job).state == "queued"
@@ -254,11 +254,21 @@ def test_a_daemon_that_fails_by_itself_begins_anew_a_few_times_only():
 
 
 def test_of_the_parts_that_a_message_tore_nothing_stays(world):
-    service = world.daemon.service
-    before = [weakref.ref(part) for part in (service, service.core, service.agent_handlers)]
-    service.core.runs[world.job].rounds.drained = broken
-    del service  # the next ones leave out of the search for garbage what is there when they begin
+    components = world.daemon.components
+    before = [
+        weakref.ref(part)
+        for part in (
+            components,
+            components.state,
+            components.transactions,
+            components.agent_handlers,
+        )
+    ]
+    components.state.runs[world.job].rounds.drained = broken
+    del (
+        components
+    )  # the next ones leave out of the search for garbage what is there when they begin
     world.agent.say(messages.Drained(world.job, world.running.generation, True))
-    until(lambda: world.daemon.service is not before[0](), "the daemon begins anew")
+    until(lambda: world.daemon.components is not before[0](), "the daemon begins anew")
     world.agent.hear(messages.WhoAreYou)
     assert not [part for part in before if part() is not None]

@@ -62,10 +62,10 @@ class Site:
         )
 
         @contextmanager
-        def transaction():
+        def begin():
             yield self.now
 
-        core = SimpleNamespace(
+        state = SimpleNamespace(
             runs={"j1": self.run},
             config=SimpleNamespace(jobs=SimpleNamespace(hang_after=LEAST)),
             agents=SimpleNamespace(
@@ -76,10 +76,8 @@ class Site:
             ),
             rounds=SimpleNamespace(act=lambda run, actions: None),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
-            feed=self.fed.append,
-            transaction=transaction,
         )
-        self.hung = HungSteps(core)
+        self.hung = HungSteps(state, SimpleNamespace(begin=begin, feed=self.fed.append))
 
     def give_up(self):
         self.given_up += 1

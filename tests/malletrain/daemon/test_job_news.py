@@ -56,7 +56,7 @@ def world(tmp_path_factory):
 
 def test_a_value_and_an_end_are_news_to_a_client_that_waits(world):
     job, other = world.job["ann"], world.daemon.submit("ann")
-    waiting = world.daemon.service.core.news
+    waiting = world.daemon.components.state.news
 
     def ask(cursor):
         with world.daemon.client("ann") as client:

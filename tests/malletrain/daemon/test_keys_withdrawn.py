@@ -55,10 +55,10 @@ def test_who_waits_for_news_with_a_key_that_is_revoked_waits_no_longer(
         }[asks]
         waits = {**params, "wait_s": 3600.0}
         reply = pool.submit(client.call, asks, waits, wait_s=3600.0)
-        until(lambda: running.service.message_router.long_polls, "it waits")
+        until(lambda: running.components.message_router.long_polls, "it waits")
         take_off(tmp_path, "ann")
         assert "your key" in str(reply.exception()).lower()
-        until(lambda: not running.service.message_router.long_polls, "nobody waits")
+        until(lambda: not running.components.message_router.long_polls, "nobody waits")
 
 
 def test_what_waits_for_its_turn_when_the_key_is_revoked_is_not_done(

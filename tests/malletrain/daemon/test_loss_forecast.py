@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from malletrain.core.commands import LossExpected
-from malletrain.daemon.engine.transactions import CommandRunner
+from malletrain.daemon.engine.decisions import Decisions
 from malletrain.protocol import messages, wire
 from scavenger.batch.gap_memory import GapMemory
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
@@ -33,9 +33,9 @@ def test_the_node_of_rank_0_hears_how_soon_a_loss_is_expected():
         "j1": SimpleNamespace(rounds=SimpleNamespace(members=("n3", "n1"))),
         "j2": SimpleNamespace(rounds=SimpleNamespace(members=())),
     }
-    runner = CommandRunner(SimpleNamespace(runs=runs, agents=agents), None)
+    decisions = Decisions(SimpleNamespace(runs=runs, agents=agents), None, None)
     for job in runs:
-        runner.carry_out(LossExpected(job, 450.0), 0.0)
+        decisions.carry_out(LossExpected(job, 450.0), 0.0)
     assert agents.messages == [("n3", messages.ExpectLoss("j1", 450.0))]
 
 

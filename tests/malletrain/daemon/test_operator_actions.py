@@ -22,7 +22,7 @@ class Known(Imagined):
 @pytest.fixture
 def daemon(tmp_path):
     running = RunningDaemon(tmp_path, Known("n0", "n1", "n2"))
-    until(lambda: running.service.leases.last_poll, "the machine is known")
+    until(lambda: running.components.leases.last_poll, "the machine is known")
     yield running
     running.stop()
 

@@ -60,8 +60,8 @@ def reclaim_at_work(daemon, machine, agent, within_s=30.0):
     until(lambda: daemon.job(job).nodes, "the job runs")
 
     def reclaim():
-        with daemon.service.core.transaction():
-            daemon.service.lease_actions.reclaim(("n0",), within_s)
+        with daemon.components.transactions.begin():
+            daemon.components.lease_actions.reclaim(("n0",), within_s)
 
     daemon.call(reclaim)
     return job, anns_agent
@@ -127,7 +127,7 @@ def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_move
     reclaimed.say(messages.Released(job))
     assert reclaimed.hear(messages.Goodbye).reason
     assert RECLAIM_SENTENCE in {e.sentence for e in daemon.events()}
-    assert daemon.service.leases.active[reclaimed.lease].end_reason == "reclaimed"
+    assert daemon.components.leases.active[reclaimed.lease].end_reason == "reclaimed"
 
 
 def test_a_preemption_is_the_main_schedulers_and_a_reclaimed_node_is_none(start, agent):
@@ -226,7 +226,7 @@ def test_a_suspended_job_has_no_throughput_and_no_nodes(start, agent):
     anns_agent.say(messages.Progress(job, 1, 0, 7, 800.0, 100, 8.0, now, now + 1))
 
     def shown(name):
-        registry = daemon.service.core.metrics.registry
+        registry = daemon.components.state.metrics.registry
         return registry.get_sample_value(f"malletrain_{name}", {"job": job})
 
     until(lambda: shown("job_nodes") == 1 and shown("job_samples_per_second"), "it is at work")

@@ -65,7 +65,7 @@ def test_a_release_that_was_refused_is_asked_for_again(tmp_path):
         until(lambda: machine.releases.count(lease) >= 2, "it was asked for again")
         machine.busy = False
         until(lambda: lease not in machine.leases, "it has ended")
-        until(lambda: not daemon.service.leases.active, "the daemon knows")
+        until(lambda: not daemon.components.leases.active, "the daemon knows")
     finally:
         daemon.stop()
 
@@ -85,7 +85,7 @@ def test_a_release_that_was_lost_with_the_daemon_is_asked_for_by_the_next(tmp_pa
     try:
         until(lambda: lease not in machine.leases, "it has ended")
         assert machine.releases[0] == lease
-        until(lambda: not daemon.service.leases.active, "the daemon knows")
+        until(lambda: not daemon.components.leases.active, "the daemon knows")
     finally:
         daemon.stop()
 
@@ -109,7 +109,7 @@ def test_nobody_asks_for_the_end_of_a_lease_that_its_agent_ended(tmp_path, monke
             agent.hear(messages.Goodbye)
             agent.say(messages.LogsShipped(job))
             del machine.leases[lease]
-            until(lambda: not daemon.service.leases.active, "the lease is over")
+            until(lambda: not daemon.components.leases.active, "the lease is over")
         assert machine.releases == []
     finally:
         daemon.stop()

@@ -9,14 +9,11 @@ import pytest
 
 from malletrain.config.model import parse_config
 from malletrain.core.events import JobSubmitted
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import make_daemon_state
 from malletrain.daemon.jobs.repository import decode_spec
-from malletrain.daemon.site.clock import Clock
-from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.store.records import CurveRow, GoalRow, JobRow, ProfileRow
 from malletrain.store.store import Store
+from tests.malletrain.daemon.engines import make_engine
 from tests.malletrain.daemon.test_curves import MEASURED
 
 pytestmark = pytest.mark.slow
@@ -76,32 +73,32 @@ def restored(folder, config, take):
 
     async def live():
         with Store.open(f"sqlite:///{folder}/m.db") as store:
-            core = Core(make_daemon_state(config, store, Clock(), Metrics(), print, str), None)
-            fed, feed = [], core.feed
+            engine = make_engine(config, store)
+            fed, feed = [], engine.transactions.feed
 
             def fed_with(event):
                 fed.append(event)
                 feed(event)
 
-            core.feed = fed_with
-            core.controller.hold(core.clock.now() + 3600.0)
-            take(core)
-            core.close()
-            jobs = list(core.runs)
+            engine.transactions.feed = fed_with
+            engine.state.controller.hold(engine.state.clock.now() + 3600.0)
+            take(engine)
+            engine.close()
+            jobs = list(engine.state.runs)
             return fed, [(store.profile(job), store.goals.of(job)) for job in jobs], jobs
 
     return asyncio.run(live())
 
 
-def one_by_one(core):
+def one_by_one(engine):
     """As it was done when each job had queries of its own."""
-    with core.transaction():
-        for row in core.store.list_jobs(["queued", "suspended"]):
+    with engine.transactions.begin():
+        for row in engine.state.store.list_jobs(["queued", "suspended"]):
             spec = decode_spec(row.spec)
-            before = [core.store.get_job(job) for job in spec.after]
+            before = [engine.state.store.get_job(job) for job in spec.after]
             awaits = any(each is not None and each.state != "completed" for each in before)
             if row.started is not None or not awaits:
-                core.add(row, spec)
+                engine.jobs.add(row, spec)
 
 
 @pytest.mark.parametrize("profiled", ["true", "false"])
@@ -118,7 +115,7 @@ def test_many_jobs_at_once_are_what_each_is_alone(tmp_path, profiled):
         f"[profiling]\nenabled = {profiled}\n"
     )
     one = restored(tmp_path / "one", config, one_by_one)
-    many = restored(tmp_path / "many", config, Core.restore)
+    many = restored(tmp_path / "many", config, lambda engine: engine.jobs.restore())
     assert many == one
     event_of = {event.job: event for event in many[0] if isinstance(event, JobSubmitted)}
     assert set(event_of) == set(many[2])
@@ -144,11 +141,11 @@ def test_a_start_with_more_jobs_asks_the_database_no_more(tmp_path):
         )
         queries = []
 
-        def counted(core, queries=queries):
-            with core.store.transaction() as connection:
+        def counted(engine, queries=queries):
+            with engine.state.store.transaction() as connection:
                 driver = connection.connection.driver_connection
                 driver.set_trace_callback(queries.append)
-                core.restore()
+                engine.jobs.restore()
                 driver.set_trace_callback(None)
 
         restored(folder, config, counted)

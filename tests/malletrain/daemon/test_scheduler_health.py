@@ -25,7 +25,7 @@ def test_that_the_scheduler_is_busy_is_told_once_and_so_is_its_end(tmp_path):
         return [e.kind for e in daemon.events() if e.kind in kinds]
 
     def metric(name, **labels):
-        registry = daemon.service.core.metrics.registry
+        registry = daemon.components.state.metrics.registry
         return registry.get_sample_value(f"malletrain_{name}", labels)
 
     try:

@@ -55,7 +55,7 @@ def test_quotas_at_submission_and_in_plans(start):
         "operator for more (quotas)."
     )
     first = daemon.submit("ann", min_nodes=2, max_nodes=9)
-    assert daemon.service.core.controller.jobs[first].submitted.max_nodes == 4
+    assert daemon.components.state.controller.jobs[first].submitted.max_nodes == 4
     daemon.submit("ann")
     daemon.submit("ann")
     assert "user ann has 3 jobs that have not ended, and 3 is the most" in refusal(daemon, "ann")
@@ -70,17 +70,17 @@ def test_quotas_at_submission_and_in_plans(start):
 def test_shares_cut_no_job_that_has_a_deadline(start):
     daemon = start()
     plain, promised = daemon.submit("bob"), daemon.submit("olga", deadline=4e9)
-    jobs = daemon.service.core.controller.jobs
+    jobs = daemon.components.state.controller.jobs
     assert [jobs[job].submitted.exempt_from_shares for job in (plain, promised)] == [False, True]
 
 
 def test_everybody_sees_the_own_share_and_operators_all(start):
     daemon = start()
     job = daemon.submit("bob")
-    shares = daemon.service.core.controller.shares
+    shares = daemon.components.state.controller.shares
 
     def behind():
-        with daemon.service.core.transaction() as now:
+        with daemon.components.transactions.begin() as now:
             due = 100 * HOUR
             shares.restore(
                 {
@@ -115,17 +115,17 @@ def test_what_was_served_is_known_after_a_restart(start):
     agent = Agent(daemon, lease)
     agent.hello()
     agent.work(job)
-    shares = daemon.service.core.controller.shares
+    shares = daemon.components.state.controller.shares
     until(lambda: "arts" in shares.services(), "a second of service is counted")
     daemon.call(lambda: _keep(daemon))
     served = until(lambda: stored(daemon).get("arts"), "it is in the database")
     agent.close()
     again = start()
     service = until(
-        lambda: again.service.core.controller.shares.services().get("arts"), "it is restored"
+        lambda: again.components.state.controller.shares.services().get("arts"), "it is restored"
     )
     assert service.served >= 0.99 * served
-    assert again.service.core.controller.shares.standing("arts").factor == pytest.approx(1.0)
+    assert again.components.state.controller.shares.standing("arts").factor == pytest.approx(1.0)
 
 
 def stored(daemon):
@@ -138,5 +138,5 @@ def stored(daemon):
 
 
 def _keep(daemon):
-    with daemon.service.core.transaction() as now:
-        daemon.service.core.keep_shares(now)
+    with daemon.components.transactions.begin() as now:
+        daemon.components.state.shares.keep(now, at_once=True)

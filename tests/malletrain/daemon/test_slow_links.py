@@ -46,7 +46,7 @@ class LinkSite:
                 return agents.get(node)
 
         @contextmanager
-        def transaction():
+        def begin():
             yield self.now
 
         def record(kind, sentence, **data):
@@ -55,7 +55,7 @@ class LinkSite:
         text = f'[scheduler]\nkind = "slurm"\n[nodes]\nslow_nodes = "{slow_nodes}"\n'
         self.config = parse_config(f'{text}link_every = "{every}"\n')
         self.slow = SlowNodes(1.25, 3600.0)
-        core = SimpleNamespace(
+        state = SimpleNamespace(
             config=self.config,
             slow=self.slow,
             agents=All(),
@@ -68,11 +68,10 @@ class LinkSite:
                 networks=lambda nodes: self.fabric, address_of=lambda node: self.address(node)
             ),
             audit=SimpleNamespace(record=record),
-            transaction=transaction,
         )
         self.address = lambda node: f"10.0.0.{ord(node)}"
         lease_actions = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))
-        self.watch = SlowLinkWatch(core, lease_actions, self)
+        self.watch = SlowLinkWatch(state, SimpleNamespace(begin=begin), lease_actions, self)
 
     def begin(self, places, tries, now, done, seconds):
         """Stands where :class:`malletrain.daemon.nodes.probes.Probes` does."""

@@ -38,24 +38,24 @@ class SlowSite:
         )
 
         @contextmanager
-        def transaction():
+        def begin():
             yield self.now
 
         def record(kind, sentence, **of):
             self.events.append((kind, of["node"]))
 
-        core = SimpleNamespace(
+        self.slow = SlowNodes(1.25, 3600.0)
+        state = SimpleNamespace(
             runs={"j1": self.run},
             config=parse_config(text),
             clock=SimpleNamespace(now=lambda: self.now),
             controller=controller,
             audit=SimpleNamespace(record=record),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
-            transaction=transaction,
+            slow=self.slow,
         )
-        self.slow = SlowNodes(1.25, 3600.0)
         lease_actions = SimpleNamespace(reclaim=lambda nodes, s, why: self.reclaimed.extend(nodes))
-        self.watch = SlowNodeWatch(core, SimpleNamespace(slow=self.slow), lease_actions)
+        self.watch = SlowNodeWatch(state, SimpleNamespace(begin=begin), lease_actions)
         self.steps = dict.fromkeys(self.run.rounds.members, 0)
         self.busy = dict.fromkeys(self.run.rounds.members, 0.0)
 

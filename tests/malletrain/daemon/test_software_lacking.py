@@ -71,7 +71,7 @@ def test_two_nodes_that_lack_it_cost_two_nodes_and_no_try(site):
     third.work(job)
     until(lambda: one.daemon.job(job).state == "running", "it runs on the third")
     assert len({one.node(lease) for lease in one.agents}) == 3
-    assert one.daemon.service.core.controller.jobs[job].tries == 0
+    assert one.daemon.job(job).tries == 0
     sentences = [e.sentence for e in one.daemon.events() if e.kind == "node-rejected"]
     assert sentences == [f"The node is rejected: {SENTENCE}"] * 2
 

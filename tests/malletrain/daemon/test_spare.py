@@ -31,7 +31,7 @@ def test_a_spare_node_that_a_job_gets_after_all_is_kept():
 
 
 def is_spare(daemon, node):
-    agent = daemon.service.core.agents.on(node)
+    agent = daemon.components.state.agents.on(node)
     return agent is not None and agent.spare
 
 
@@ -54,12 +54,14 @@ def pair(tmp_path):
             for agent in agents:
                 agent.hear(messages.Assign)
                 agent.say(messages.Phase(messages.Assignment(job, "ready")))
-            members = until(lambda: daemon.service.core.runs[job].row.members, "a round is formed")
+            members = until(
+                lambda: daemon.components.state.runs[job].row.members, "a round is formed"
+            )
             first, second = sorted(agents, key=lambda a: members.index(a.node))
             first.say(messages.StoreUp(job, 1, "127.0.0.1", 5000))
             for agent in agents:
                 agent.say(messages.Phase(messages.Assignment(job, "running", 1)))
-            until(lambda: daemon.service.core.runs[job].rounds.stage == "running", "it trains")
+            until(lambda: daemon.components.state.runs[job].rounds.stage == "running", "it trains")
             return machine, daemon, job, first, second
 
         yield make

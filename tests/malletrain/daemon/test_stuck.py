@@ -68,10 +68,10 @@ class Site:
         )
 
         @contextmanager
-        def transaction():
+        def begin():
             yield self.now
 
-        core = self.core = SimpleNamespace(
+        self.state = SimpleNamespace(
             runs={"j1": self.run},
             config=SimpleNamespace(jobs=SimpleNamespace(warmup_timeout=LIMIT)),
             rounds=SimpleNamespace(
@@ -79,11 +79,10 @@ class Site:
             ),
             audit=SimpleNamespace(record=lambda kind, text, **_: self.events.append(text)),
             repository=SimpleNamespace(notice=lambda run, text: self.notices.append(text)),
-            feed=self.fed.append,
-            transaction=transaction,
         )
+        self.transactions = SimpleNamespace(begin=begin, feed=self.fed.append)
         self.probes = self.agents.probes = Probes(self.agents)
-        self.stuck = StuckRounds(core, self.probes)
+        self.stuck = StuckRounds(self.state, self.transactions, self.probes)
         self.now = 0.0
 
     def reports(self, samples):
@@ -206,7 +205,7 @@ def test_a_round_that_was_adopted_works():
 def test_a_job_that_breaks_while_it_is_looked_at_ends_nothing():
     site = at_work(10.0)
     site.run.rounds.members = ("a",)
-    site.core.feed = lambda event: (site.fed.append(event), site.core.runs.clear())
+    site.transactions.feed = lambda event: (site.fed.append(event), site.state.runs.clear())
     site.at(10.0 + LIMIT)
     assert [type(event) for event in site.fed] == [str, WorkersFailed]
 

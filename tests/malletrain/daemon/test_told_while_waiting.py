@@ -14,10 +14,6 @@ from malletrain.config.model import parse_config
 from malletrain.core.commands import KeepScalingModel
 from malletrain.core.controller import Controller
 from malletrain.core.events import JobCompleted, JobSubmitted, RescaleCostMeasured
-from malletrain.daemon.engine.core import Core
-from malletrain.daemon.engine.state import make_daemon_state
-from malletrain.daemon.site.clock import Clock
-from malletrain.daemon.site.metrics import Metrics
 from malletrain.daemon.site.settings import controller_settings
 from malletrain.protocol import messages
 from malletrain.sim.costs import CostModel, SimRun
@@ -25,6 +21,7 @@ from malletrain.sim.reports import Reports
 from malletrain.sim.workloads import SimJob
 from malletrain.store.records import JobRow, ProfileRow
 from malletrain.store.store import Store
+from tests.malletrain.daemon.engines import make_engine
 from tests.malletrain.daemon.test_curves import MEASURED
 
 LEARNED = replace(MEASURED, result="measured")
@@ -33,7 +30,7 @@ SIZES = {"j1": 1e6, "j2": 1.2e6, "j3": 1e9, "j4": None, "j5": 4e6}
 
 
 class Told:
-    """A core over the database in ``folder``, and what it feeds its controller."""
+    """An engine over the database in ``folder``, and what it feeds its controller."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -61,38 +58,32 @@ class Told:
         self.store.put_profile(ProfileRow(job, f"key {job}", "default", learned, parameters=size))
 
     def run(self, do):
-        """``do(core)`` within a loop, on a core that has taken in hand what is stored."""
+        """``do(engine)`` within a loop, on an engine that has taken in hand what is stored."""
 
         async def live():
-            core = Core(
-                make_daemon_state(self.config, self.store, Clock(), Metrics(), no_one, str), None
-            )
-            core.controller.hold(core.clock.now() + 3600.0)
-            core.restore()
+            engine = make_engine(self.config, self.store)
+            engine.state.controller.hold(engine.state.clock.now() + 3600.0)
+            engine.jobs.restore()
             try:
-                return await do(core)
+                return await do(engine)
             finally:
-                core.close()
+                engine.close()
 
         return asyncio.run(live())
 
 
-def no_one(*_):
-    return True
-
-
-def prior(core, job):
+def prior(engine, job):
     """What the job believes of others, once nothing more is due."""
-    return core.controller.jobs[job].scaling.curve.current.prior
+    return engine.state.controller.jobs[job].scaling.curve.current.prior
 
 
-async def delivery(core):
+async def delivery(engine):
     """Wait until the waiting jobs have their new priors."""
     async with asyncio.timeout(60.0):
-        while core.curves.news:
+        while engine.state.curves.news:
             await asyncio.sleep(0.001)
-            if core.failed.done():
-                core.failed.result()
+            if engine.transactions.failed.done():
+                engine.transactions.failed.result()
 
 
 @pytest.fixture
@@ -106,38 +97,38 @@ def world(tmp_path):
     world.store.close()
 
 
-def learns(core, job="j1"):
+def learns(engine, job="j1"):
     """A job that has run learns something more, so that its curve is kept."""
-    core.feed(RescaleCostMeasured(job, "up", 3.0))
+    engine.transactions.feed(RescaleCostMeasured(job, "up", 3.0))
 
 
 def test_a_waiting_job_is_told_what_a_similar_one_showed_while_it_waited(world):
-    async def day(core):
-        assert prior(core, "j2") is None
-        learns(core)
-        assert prior(core, "j2") is None, "in a step of its own"
-        await delivery(core)
-        priors = {job: prior(core, job) for job in SIZES}
+    async def day(engine):
+        assert prior(engine, "j2") is None
+        learns(engine)
+        assert prior(engine, "j2") is None, "in a step of its own"
+        await delivery(engine)
+        priors = {job: prior(engine, job) for job in SIZES}
         assert 300 < priors["j2"].points[-1][1] < 340
         assert "job j1" in priors["j2"].source
         assert [job for job, each in priors.items() if each] == ["j2"], (
             "j3 is far, j4 said nothing, j5 is not among the first four"
         )
-        assert not core.controller.jobs["j2"].scaling.profiled
+        assert not engine.state.controller.jobs["j2"].scaling.profiled
         assert world.store.profile("j2").learned, "stored"
-        core.feed(JobCompleted("j1"))
-        await delivery(core)
-        assert prior(core, "j5") is not None, "now it is"
+        engine.transactions.feed(JobCompleted("j1"))
+        await delivery(engine)
+        assert prior(engine, "j5") is not None, "now it is"
 
     world.run(day)
 
 
 def test_who_waits_when_the_daemon_starts_again_is_told_too(world):
-    async def killed(core):
-        learns(core)
+    async def killed(engine):
+        learns(engine)
 
-    async def again(core):
-        return prior(core, "j2"), prior(core, "j5")
+    async def again(engine):
+        return prior(engine, "j2"), prior(engine, "j5")
 
     world.run(killed)
     assert not world.store.profile("j2").learned, "the daemon ended before it told it"
@@ -148,13 +139,13 @@ def test_who_waits_when_the_daemon_starts_again_is_told_too(world):
 
 
 def test_after_a_restart_curves_that_come_later_are_told(world):
-    async def nothing(core):
+    async def nothing(engine):
         pass
 
-    async def day(core):
-        learns(core)
-        await delivery(core)
-        return prior(core, "j2")
+    async def day(engine):
+        learns(engine)
+        await delivery(engine)
+        return prior(engine, "j2")
 
     world.run(nothing)
     assert world.run(day) is not None
@@ -165,17 +156,17 @@ def test_what_is_told_is_not_replaced_and_a_given_curve_stays(world):
     world.submit("j7", 3.8e6)
     world.has_run("j7")
 
-    async def day(core):
-        core.feed(JobCompleted("j3"))
-        core.feed(JobCompleted("j4"))
-        learns(core)
-        await delivery(core)
-        first = prior(core, "j2"), prior(core, "j5")
-        learns(core, "j7")
-        await delivery(core)
-        assert (prior(core, "j2"), prior(core, "j5")) == first
-        assert core.controller.jobs["j6"].curve.at(4) == 6.0
-        assert prior(core, "j6") is None
+    async def day(engine):
+        engine.transactions.feed(JobCompleted("j3"))
+        engine.transactions.feed(JobCompleted("j4"))
+        learns(engine)
+        await delivery(engine)
+        first = prior(engine, "j2"), prior(engine, "j5")
+        learns(engine, "j7")
+        await delivery(engine)
+        assert (prior(engine, "j2"), prior(engine, "j5")) == first
+        assert engine.state.controller.jobs["j6"].curve.at(4) == 6.0
+        assert prior(engine, "j6") is None
 
     world.run(day)
 
@@ -183,12 +174,12 @@ def test_what_is_told_is_not_replaced_and_a_given_curve_stays(world):
 def test_the_simulator_tells_the_same(world):
     """The same jobs and the same stored curve give each job the same prior."""
 
-    async def day(core):
+    async def day(engine):
         priors = []
-        for happens in (learns, lambda core: core.feed(JobCompleted("j1"))):
-            happens(core)
-            await delivery(core)
-            priors.append({job: prior(core, job) for job in SIZES})
+        for happens in (learns, lambda engine: engine.transactions.feed(JobCompleted("j1"))):
+            happens(engine)
+            await delivery(engine)
+            priors.append({job: prior(engine, job) for job in SIZES})
         return priors
 
     jobs = {

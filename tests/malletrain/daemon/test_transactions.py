@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import sqlite3
+from types import SimpleNamespace
 
 import pytest
 
 from malletrain.config.model import parse_config
-from malletrain.daemon.engine.state import make_daemon_state
-from malletrain.daemon.engine.transactions import CoreOver, TransactionRunner
+from malletrain.daemon.compose import make_site_state
+from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
@@ -27,11 +28,15 @@ class Turns:
         self.store = Store.open(f"sqlite:///{self.file}")
         config = parse_config(f'[daemon]\nstate_dir = "{folder}"\n[scheduler]\nkind = "local"\n')
         self.sent, self.reached, self.seen, self.decided = [], True, [], []
-        state = make_daemon_state(config, self.store, Clock(), Metrics(), self.send, str)
+        state = make_site_state(config, self.store, Clock(), Metrics(), self.send, str)
         self.audit, self.outbox = state.audit, state.outbox
-        self.runner = TransactionRunner(
-            state, self.seen.append, self.decided.append, self.seen.append
+        decisions = SimpleNamespace(
+            begin=self.seen.append,
+            decide=self.decided.append,
+            saved=self.seen.append,
+            next_due_at=lambda: None,
         )
+        self.transactions = Transactions(state, decisions)
 
     def send(self, peer, message):
         self.sent.append((peer, message, self.saved()))
@@ -44,7 +49,7 @@ class Turns:
 
     def take(self, node):
         """A message that has a step write something and tell its sender."""
-        with self.runner.transaction():
+        with self.transactions.begin():
             self.audit.record(EventKind.NODE_JOINED, "It is ours.", node=node)
             self.outbox.post(node.encode(), ANSWER)
 
@@ -56,20 +61,22 @@ def turns(tmp_path):
     async def make():
         return Turns(tmp_path)
 
-    turns = asyncio.run(make())
+    loop = asyncio.new_event_loop()
+    turns = loop.run_until_complete(make())
     yield turns
+    loop.close()
     turns.store.close()
 
 
 def fails(turns, node):
     """A step that does what a message asks for, and fails then."""
-    with contextlib.suppress(ZeroDivisionError), turns.runner.transaction():
+    with contextlib.suppress(ZeroDivisionError), turns.transactions.begin():
         turns.take(node)
         1 / 0  # noqa: B018
 
 
 def test_whatever_is_told_in_a_turn_is_saved_whenever_it_ends(turns):
-    with turns.runner.batch():
+    with turns.transactions.batch():
         for node in ("n1", "n2", "n3"):
             turns.outbox.answer(b"who", ANSWER)
             turns.take(node)
@@ -88,25 +95,25 @@ def test_a_step_outside_of_a_turn_is_one_of_its_own(turns):
     fails(turns, "n3")
     assert turns.saved() == ["n1", "n2"]
     assert len(turns.sent) == 2
-    assert turns.runner.torn
+    assert turns.transactions.torn
 
 
 def test_what_fails_in_a_turn_costs_itself(turns):
-    with turns.runner.batch():
+    with turns.transactions.batch():
         turns.take("n1")
         turns.outbox.answer(b"who", ANSWER)
         fails(turns, "n2")
-        turns.runner.fail(ZeroDivisionError())
-        with pytest.raises(CoreOver):
+        turns.transactions.fail(ZeroDivisionError())
+        with pytest.raises(EngineEnded):
             turns.take("n3")
-    assert isinstance(turns.runner.failed.exception(), ZeroDivisionError)
+    assert isinstance(turns.transactions.failed.exception(), ZeroDivisionError)
     assert turns.saved() == ["n1"]
     assert [peer for peer, _, _ in turns.sent] == [b"n1", b"who"]
-    assert turns.runner.torn
+    assert turns.transactions.torn
 
 
 def test_where_the_first_fails_nothing_is_left(turns):
-    with turns.runner.batch():
+    with turns.transactions.batch():
         fails(turns, "n1")
     assert turns.saved() == []
     assert turns.sent == []
@@ -114,9 +121,9 @@ def test_where_the_first_fails_nothing_is_left(turns):
 
 def test_where_the_database_refuses_nothing_of_the_turn_is_told(turns):
     def turn():
-        with turns.runner.batch():
+        with turns.transactions.batch():
             turns.take("n1")
-            with contextlib.suppress(StoreError), turns.runner.transaction():
+            with contextlib.suppress(StoreError), turns.transactions.begin():
                 turns.take("n2")
                 raise StoreError("The database is full.")
 
@@ -129,7 +136,7 @@ def test_where_the_database_refuses_nothing_of_the_turn_is_told(turns):
 def test_a_turn_without_a_step_writes_nothing(turns):
     with (
         contextlib.closing(sqlite3.connect(turns.file, isolation_level=None)) as other,
-        turns.runner.batch(),
+        turns.transactions.batch(),
     ):
         other.execute("BEGIN IMMEDIATE")  # nobody else can write meanwhile
         turns.outbox.answer(b"who", ANSWER)
@@ -139,7 +146,7 @@ def test_a_turn_without_a_step_writes_nothing(turns):
 
 def test_who_is_not_reached_is_told_of_once_and_answers_may_be_lost(turns):
     turns.reached = False
-    with turns.runner.batch():
+    with turns.transactions.batch():
         turns.take("n1")
         turns.take("n2")
         turns.outbox.answer(b"who", ANSWER)

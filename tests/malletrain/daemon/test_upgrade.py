@@ -66,7 +66,7 @@ def test_one_that_has_a_job_keeps_it_and_goes_when_that_has_left(world):
         agent,
         messages.Hello(agent.node, agent.lease, "127.0.0.1", 1, assignment=running),
     )
-    until(lambda: daemon.service.core.agents.of_lease(agent.lease).outdated, "it is known")
+    until(lambda: daemon.components.state.agents.of_lease(agent.lease).outdated, "it is known")
     assert daemon.job(job).nodes == (agent.node,)
     assert not [e for e in daemon.events() if e.kind == "lease-released"]
     with daemon.client() as client:

@@ -49,7 +49,7 @@ def test_trials_of_an_owners_sweep_are_one_entry_of_the_queue(running):
                 job_of[user, n] = client.submit(spec).id
             with pytest.raises(ClientError, match="200 characters at most"):
                 client.submit(msgspec.structs.replace(SPEC, key="", sweep="s" * 201))
-    records = {who: running.service.core.controller.jobs[job] for who, job in job_of.items()}
+    records = {who: running.components.state.controller.jobs[job] for who, job in job_of.items()}
     places = {who: record.place for who, record in records.items()}
     assert places["ann", 0] == places["ann", 1] != places["bob", 0] == places["bob", 1]
 
@@ -60,10 +60,10 @@ def test_a_new_weight_counts_and_outlives_the_daemon(tmp_path):
         job = client.submit(SPEC).id
         client.do(operations.weigh(job, 0.25))
         assert client.job(job).spec["weight"] == 0.25
-    assert daemon.service.core.controller.jobs[job].submitted.weight == 0.25
+    assert daemon.components.state.controller.jobs[job].submitted.weight == 0.25
     daemon.stop()
     again = RunningDaemon(tmp_path, Imagined())
-    assert again.service.core.controller.jobs[job].submitted.weight == 0.25
+    assert again.components.state.controller.jobs[job].submitted.weight == 0.25
     again.stop()
 
 

@@ -18,7 +18,7 @@ def test_its_word_counts_in_plans_and_outlives_the_daemon(tmp_path):
     agent = Agent(daemon, lease)
     agent.hello()
     agent.hear(messages.Assign)
-    jobs = daemon.service.core.controller.jobs
+    jobs = daemon.components.state.controller.jobs
     assert jobs[service].curve.at(4) == 1.0
     agent.say(messages.Worth(training, {1: 1e6}))
     agent.say(messages.Worth(service, {1: 0.0, 4: 80.0}))
@@ -34,5 +34,5 @@ def test_its_word_counts_in_plans_and_outlives_the_daemon(tmp_path):
     agent.close()
     daemon.stop()
     again = RunningDaemon(tmp_path, machine)
-    assert again.service.core.controller.jobs[service].curve.at(4) == 80.0
+    assert again.components.state.controller.jobs[service].curve.at(4) == 80.0
     again.stop()

@@ -98,14 +98,13 @@ def test_an_end_is_news_and_what_it_was_is_known(world):
         other: "cancelled",
         "j99": "lost",
     }
-    reason = world.daemon.service.core.store.get_job(other).reason
-    assert reason == "cancelled by its owner: its trial was pruned"
+    assert world.daemon.job(other).reason == "cancelled by its owner: its trial was pruned"
 
 
 def test_with_a_daemon_that_knows_no_news_every_job_is_asked_each_time(world, monkeypatch):
     job = world.job["ann"]
     world.say(measured(job, (1, 0.5)))
-    operations = world.daemon.service.api.operations
+    operations = world.daemon.components.api.operations
     world.daemon.call(lambda: operations.pop("news"))
     with RecordingJobs(world.daemon.client("ann")) as jobs:
         jobs.points(job, "loss", -1)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.batch.calls import CallLog, requests_of
-from scavenger.batch.pace import RequestBudget, TokenBucket
+from scavenger.batch.pace import RequestBudget
+from scavenger.token_bucket import TokenBucket
 
 
 class Time:

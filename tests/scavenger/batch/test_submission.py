@@ -7,10 +7,10 @@ from typing import NamedTuple
 import pytest
 
 from scavenger.batch.commands import CommandResult
-from scavenger.batch.pace import TokenBucket
 from scavenger.batch.submission import Submitter
 from scavenger.pbs.job import PBS
 from scavenger.slurm.job import SLURM
+from scavenger.token_bucket import TokenBucket
 from tests.waiting import PATIENCE_S
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.batch.calls import Backoff
+from scavenger.backoff import Backoff
 
 
 def test_each_time_twice_as_long_until_it_answers():

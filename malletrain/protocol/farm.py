@@ -124,7 +124,7 @@ class TaskPull(Message, frozen=True):
     """Number of tasks that run at a time."""
     capacity: Annotated[int, msgspec.Meta(ge=0, le=MAX_HELD)]
     """Number of tasks that it wants to have in all; 0: it leaves the job."""
-    held: Annotated[tuple[HeldTask, ...], msgspec.Meta(max_length=MAX_HELD)] = ()
+    tasks: Annotated[tuple[HeldTask, ...], msgspec.Meta(max_length=MAX_HELD)] = ()
     received: Count = 0
     """Serial of the newest TaskItems that it has received; 0: none."""
 

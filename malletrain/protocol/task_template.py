@@ -43,16 +43,16 @@ def expand(
     Raises:
         ValueError: the template has an unknown name; :func:`problems` says which.
     """
-    known = {INDEX: str(index), **more, **dict(zip(columns, values, strict=True))}
+    value_of = {INDEX: str(index), **more, **dict(zip(columns, values, strict=True))}
     if len(columns) == 1:
-        known.setdefault("", values[0])
+        value_of.setdefault("", values[0])
 
     def value(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):
             return match[0][0]
-        if match[1] is None or match[1] not in known:
+        if match[1] is None or match[1] not in value_of:
             raise ValueError(problems(words, columns, tuple(more)))
-        return known[match[1]]
+        return value_of[match[1]]
 
     return [_FIELD.sub(value, word) for word in words]
 
@@ -65,12 +65,12 @@ def problems(words: Sequence[str], columns: Sequence[str], more: Sequence[str] =
         columns: names of the values.
         more: further known names.
     """
-    known = [*dict.fromkeys([*columns, *more, INDEX])]
-    names = ", ".join(f"{{{name}}}" for name in known)
+    defined = [*dict.fromkeys([*columns, *more, INDEX])]
+    names = ", ".join(f"{{{name}}}" for name in defined)
     for word in words:
         for match in _FIELD.finditer(word):
             name = match[1]
-            if match[0] in ("{{", "}}") or name in known or (name == "" and len(columns) == 1):
+            if match[0] in ("{{", "}}") or name in defined or (name == "" and len(columns) == 1):
                 continue
             if name is None:
                 return (

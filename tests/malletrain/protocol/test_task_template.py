@@ -44,5 +44,5 @@ def test_further_names_are_replaced():
 def test_unknown_names_are_problems(words, columns, sentence):
     assert sentence in problems(words, columns)
     assert f"{{{columns[0]}}}" in problems(words, columns) or "brace" in problems(words, columns)
-    with pytest.raises(ValueError, match="known are|brace"):
+    with pytest.raises(ValueError, match=r"known are|brace"):
         expand(words, columns, ["1"] * len(columns), 0)

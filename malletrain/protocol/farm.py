@@ -130,10 +130,16 @@ class TaskPull(Message, frozen=True):
 
 
 class TaskResults(Message, frozen=True):
-    """Results of a node. Repeated until they are acknowledged."""
+    """Results of a node, and what it wants then. Repeated until they are acknowledged."""
 
     job: Id
+    session: Id
+    """As in TaskPull."""
     results: Annotated[tuple[TaskResult, ...], msgspec.Meta(max_length=MAX_TASKS_IN_MESSAGE)]
+    capacity: Annotated[int, msgspec.Meta(ge=0, le=MAX_HELD)]
+    """As in TaskPull."""
+    received: Count = 0
+    """As in TaskPull."""
 
 
 class TaskItems(Message, frozen=True):
@@ -158,3 +164,9 @@ class TaskStop(Message, frozen=True):
 
     job: Id
     attempts: tuple[tuple[int, int], ...]
+
+
+class TaskQuery(Message, frozen=True):
+    """Report what you have, with a TaskPull: messages may have been lost."""
+
+    job: Id

@@ -38,6 +38,7 @@ from malletrain.protocol.farm import TaskAck as TaskAck
 from malletrain.protocol.farm import TaskItem as TaskItem
 from malletrain.protocol.farm import TaskItems as TaskItems
 from malletrain.protocol.farm import TaskPull as TaskPull
+from malletrain.protocol.farm import TaskQuery as TaskQuery
 from malletrain.protocol.farm import TaskResult as TaskResult
 from malletrain.protocol.farm import TaskResults as TaskResults
 from malletrain.protocol.farm import TaskStop as TaskStop
@@ -465,6 +466,7 @@ DaemonMessage = (
     | TaskItems
     | TaskAck
     | TaskStop
+    | TaskQuery
     | ShowStacks
     | ProbeOpen
     | ProbeTo

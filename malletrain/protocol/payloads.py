@@ -126,6 +126,13 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """The tasks of a farm; None for other jobs."""
 
     @property
+    def trains(self) -> bool:
+        """Whether its workers make steps together. The nodes of a service and of a farm are
+        independent.
+        """
+        return self.mode not in ("service", "farm")
+
+    @property
     def largest(self) -> int:
         """Maximum number of nodes that the job can ever have. Batches and the ends of epochs depend
         on it, and must not change while it trains.

@@ -38,7 +38,6 @@ class TaskState(str, Enum):
     """On a worker, which may not have started it yet."""
     DONE = "done"
     FAILED = "failed"
-    CANCELLED = "cancelled"
 
     __str__ = str.__str__
 
@@ -53,7 +52,6 @@ class TaskEvent(Enum):
     FAIL = "failed, and is tried again"
     FAIL_FOR_GOOD = "failed, and no try is left"
     RETRY = "its owner wants it to be tried again"
-    CANCEL = "the job is cancelled or has failed"
 
 
 S, E = TaskState, TaskEvent
@@ -61,13 +59,11 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
     (S.WAITING, E.HAND_OUT): S.RUNNING,
     (S.WAITING, E.ADOPT): S.RUNNING,
     (S.WAITING, E.SUCCEED): S.DONE,
-    (S.WAITING, E.CANCEL): S.CANCELLED,
     (S.RUNNING, E.HAND_OUT): S.RUNNING,
     (S.RUNNING, E.LOSE): S.WAITING,
     (S.RUNNING, E.SUCCEED): S.DONE,
     (S.RUNNING, E.FAIL): S.WAITING,
     (S.RUNNING, E.FAIL_FOR_GOOD): S.FAILED,
-    (S.RUNNING, E.CANCEL): S.CANCELLED,
     (S.FAILED, E.SUCCEED): S.DONE,
     (S.FAILED, E.RETRY): S.WAITING,
 }
@@ -353,13 +349,6 @@ class TaskQueue:
                 self._apply(number, TaskEvent.RETRY)
                 back.append(number)
         return back
-
-    def cancel(self) -> None:
-        """Cancel all tasks that wait or run."""
-        for state in (TaskState.WAITING, TaskState.RUNNING):
-            for number in self.numbers(state, limit=self.total):
-                self._drop_holders(number)
-                self._apply(number, TaskEvent.CANCEL)
 
     # --- inside ---
 

@@ -16,6 +16,7 @@ import structlog
 
 from malletrain.config.model import Config
 from malletrain.config.nodes import NodesSection
+from malletrain.daemon.api.farm_operations import ArrivingFarms
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
@@ -28,6 +29,7 @@ from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
 from malletrain.daemon.leases.departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.server.message_router import Login, MessageRouter
 from malletrain.daemon.site.backends import agent_program, slurm_associations
 from malletrain.daemon.site.clock import Clock
@@ -89,6 +91,7 @@ class Service:
     api: Api
     message_router: MessageRouter
     dependencies: JobDependencies
+    arriving: ArrivingFarms
     notices: Notices
     associations: AssociationWatch
     reload: Reload
@@ -135,10 +138,12 @@ def compose(
     departures = Departures(state, logs)
     lease_actions = LeaseActions(state, departures, keys, command)
     core = Core(state, lease_actions)
-    agent_handlers = AgentHandlers(core, state, departures, lease_actions, logs, boot)
+    farms = Farms(core)
+    agent_handlers = AgentHandlers(core, state, departures, lease_actions, logs, farms, boot)
     leases = LeaseReconciler(core, state, lease_actions, departures, keys, scavenger, endpoint)
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     dependencies = JobDependencies(core)
+    arriving = ArrivingFarms(core, dependencies)
     notices = Notices(core, config.notify)
     reload = Reload(path, core, state, scavenger, notices, retention, log_file)
     api = Api(
@@ -146,6 +151,8 @@ def compose(
         state,
         leases,
         dependencies,
+        arriving,
+        farms,
         logs,
         boot,
         scavenger.name,
@@ -164,6 +171,7 @@ def compose(
             core, agent_handlers, api, Login(keys, munge), handler_failures, keys.identity
         ),
         dependencies,
+        arriving,
         notices,
         AssociationWatch(core, state, read),
         reload,

@@ -515,6 +515,7 @@ class Daemon:
             look_at_the_clock(service.core, self._clock)
             service.agent_handlers.watch()
             service.dependencies.check()
+            service.arriving.check()
             self._look_at_users()
             service.message_router.end_waiting()
             with service.core.transaction():

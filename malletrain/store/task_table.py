@@ -16,8 +16,7 @@ from malletrain.store.records import TaskRow
 from malletrain.store.rows import decode, stored_text
 from malletrain.store.session import Session
 
-WAITING, RUNNING, CANCELLED = "waiting", "running", "cancelled"
-UNFINISHED = (WAITING, RUNNING)
+WAITING, RUNNING = "waiting", "running"
 NUMBERS_AT_ONCE = 500
 """Number of tasks in one query by number."""
 TASKS_AT_ONCE = 50_000
@@ -126,12 +125,6 @@ class TaskTable:
         rows = [{"of_number": number, "node": node} for number in numbers]
         self._update(job, rows, state=RUNNING)
 
-    def cancel(self, job: str) -> None:
-        """Cancel the tasks that wait or run."""
-        with self._db.transaction() as connection:
-            query = update(table).where(table.c.job == job, table.c.state.in_(UNFINISHED))
-            connection.execute(query.values(state=CANCELLED))
-
     def count(self, job: str) -> int:
         """Return the number of a farm's stored tasks. They are numbered from 0 without gaps."""
         with self._db.transaction() as connection:
@@ -181,18 +174,18 @@ class TaskTable:
             rows += self._read(query.order_by(table.c.number))
         return rows
 
-    def listed(self, job: str, state: str, after: int, limit: int) -> list[TaskRow]:
+    def listed(self, job: str, states: Collection[str], after: int, limit: int) -> list[TaskRow]:
         """Return tasks in order.
 
         Args:
             job: id of the job.
-            state: their state; empty for any.
+            states: their states; empty for any.
             after: number before the first one.
             limit: maximum number of tasks.
         """
         query = select(table).where(table.c.job == job, table.c.number > after)
-        if state:
-            query = query.where(table.c.state == state)
+        if states:
+            query = query.where(table.c.state.in_(list(states)))
         return self._read(query.order_by(table.c.number).limit(limit))
 
     def _read(self, query: Select[Any]) -> list[TaskRow]:
@@ -204,7 +197,7 @@ class TaskTable:
         """Change tasks: the columns of ``values`` equally, those of ``rows`` each."""
         if not rows:
             return
-        columns = {name: bindparam(name) for name in rows[0] if name != "of_number"}
+        columns: dict[str, Any] = {name: bindparam(name) for name in rows[0] if name != "of_number"}
         statement = update(table).where(*_OF_TASK).values({**columns, **values})
         with self._db.transaction() as connection:
             connection.execute(statement, [{**row, "of_job": job} for row in rows])

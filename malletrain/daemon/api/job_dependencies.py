@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from malletrain.config.units import show_duration
 from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.engine.core import Core
-from malletrain.daemon.jobs.repository import decode_spec, not_completed
+from malletrain.daemon.jobs.repository import decode_spec, is_arriving, not_completed
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import EventRow, JobRow
 
@@ -65,7 +65,7 @@ class JobDependencies:
         return job in self._waiting_jobs()
 
     def cancel(self, job: str, reason: str) -> None:
-        """Cancel a job that waits for others. Call it within a transaction."""
+        """Cancel a job that waits for others, or for its tasks. Call it within a transaction."""
         core, now = self._core, self._core.clock.now()
         state = JobState.CANCELLED.value
         core.store.update_job(job, state=state, reason=reason, ended=now)
@@ -85,10 +85,14 @@ class JobDependencies:
         store.
         """
         if self._waiting is None:
+            queued = self._core.store.list_jobs([JobState.QUEUED.value])
+            rows = [(row, decode_spec(row.spec)) for row in queued]
             self._waiting = {
                 row.id
-                for row in self._core.store.list_jobs([JobState.QUEUED.value])
-                if row.id not in self._core.runs and decode_spec(row.spec).after
+                for row, spec in rows
+                if row.id not in self._core.runs
+                and spec.after
+                and not is_arriving(self._core.store, row, spec)
             }
         return self._waiting
 

@@ -29,6 +29,11 @@ from malletrain.daemon.api.changes import (
     goals_of,
     jobs_of_array,
 )
+from malletrain.daemon.api.farm_operations import (
+    ArrivingFarms,
+    FarmOperations,
+    with_farm_values,
+)
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
@@ -54,6 +59,7 @@ from malletrain.daemon.jobs.goals import goals_problem
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.site.clock import MAX_WAIT_S
 from malletrain.daemon.site.handler_failures import HandlerFailures
 from malletrain.daemon.site.process import collection_disabled
@@ -151,6 +157,8 @@ class Api:
         state: the daemon's state.
         leases: requests leases from the main scheduler.
         dependencies: jobs that wait for others.
+        arriving: farms whose tasks are being added.
+        farms: hands out the tasks of farms.
         logs: the logs of jobs.
         boot: id of this start of the daemon.
         scheduler: name of the main scheduler.
@@ -165,6 +173,8 @@ class Api:
         state: DaemonState,
         leases: LeaseReconciler,
         dependencies: JobDependencies,
+        arriving: ArrivingFarms,
+        farms: Farms,
         logs: LogSink,
         boot: str,
         scheduler: str,
@@ -174,6 +184,7 @@ class Api:
     ) -> None:
         self.core = core
         self.dependencies = dependencies
+        self.arriving = arriving
         self.state = state
         self.views = JobViews(core, state.refusals, state.pending_leases)
         self.leases = leases
@@ -196,6 +207,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(core, self.views, self._find, self._transaction).operations,
+            **FarmOperations(core, farms, arriving, self._find, self._transaction).operations,
             **forecast_operations(core),
             **news_operations(core, boot),
             **OperatorActions(core, leases, self._find, self._transaction, reload).operations,
@@ -240,6 +252,8 @@ class Api:
         spec = msgspec.convert(params["spec"], messages.JobSpec)
         spec, core = msgspec.structs.replace(spec, owner=user), self.core
         spec = for_trainer(spec, core.trainer(user), core.config.allocation.objective)
+        if spec.farm is not None:
+            spec = with_farm_values(spec)
         if spec.key and (earlier := submitted_before(core.store, spec)) is not None:
             return {"job": self.views.view(user, earlier)}
         if refusal := core.accounts.refusal(user):
@@ -281,7 +295,10 @@ class Api:
                 job=row.id,
                 name=spec.name,
             )
-            self.dependencies.submitted(row)
+            if spec.farm is not None:
+                self.arriving.submitted(row, now)
+            else:
+                self.dependencies.submitted(row)
         reached(FaultPoint.DAEMON_SUBMITTED)
         return {"job": self.views.view(user, core.store.get_job(row.id) or row, spec)}
 
@@ -313,7 +330,7 @@ class Api:
             else:
                 reason = cancelled(user, row.owner, why)
                 with self._transaction():
-                    if self.dependencies.waits(row.id):
+                    if self.dependencies.waits(row.id) or self.arriving.waits(row.id):
                         self.dependencies.cancel(row.id, reason)
                     else:
                         self.core.feed(JobCancelled(row.id, reason))

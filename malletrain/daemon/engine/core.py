@@ -42,7 +42,7 @@ from malletrain.daemon.engine.state import DaemonState
 from malletrain.daemon.engine.transactions import CommandRunner, LeaseCommands, TransactionRunner
 from malletrain.daemon.jobs.curves import InitialCurve
 from malletrain.daemon.jobs.monitor import JobMonitor
-from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, not_completed
+from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, is_arriving, not_completed
 from malletrain.daemon.site.settings import ROUNDS, round_settings
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
@@ -153,9 +153,9 @@ RECONNECT_HEARTBEATS = 3
 PARTITION_HOLD_S = 60.0
 """Time for which planning is suspended after the last check that found a partition, seconds."""
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""Rescale costs of a service, seconds. A service does not stop: joiners start next to the others,
-and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes without
-a benefit.
+"""Rescale costs of a service and of a farm, seconds. They do not stop: joiners start next to the
+others, and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes
+without a benefit.
 """
 
 
@@ -380,7 +380,7 @@ class Core:
                 node_class=spec.node_class,
             )
         )
-        if spec.mode == "service" and curve is not None:
+        if not spec.trains and curve is not None:
             self.feed(CurveChanged(row.id, curve, SERVICE_COST))
         return run
 
@@ -400,7 +400,7 @@ class Core:
         self.feed(WeightChanged(job, spec.weight))
 
     def revalue(self, job: str, spec: messages.JobSpec) -> None:
-        """Change the values of nodes for an unfinished service to those of ``spec``."""
+        """Change the values of nodes for an unfinished service or farm to those of ``spec``."""
         run = self.runs[job]
         run.spec = spec
         self.repository.save(run, spec=msgspec.json.encode(spec).decode())
@@ -490,6 +490,7 @@ class Core:
                 [
                     (row, spec)
                     for row, spec in jobs
-                    if row.id in started or blocking.isdisjoint(spec.after)
+                    if row.id in started
+                    or (blocking.isdisjoint(spec.after) and not is_arriving(self.store, row, spec))
                 ]
             )

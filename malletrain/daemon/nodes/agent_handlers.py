@@ -23,6 +23,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
 from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, Departures, note_failures
 from malletrain.daemon.nodes.arrivals import Arrivals
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.nodes.probes import Bandwidth, Probes
 from malletrain.daemon.nodes.reports import AgentReports
 from malletrain.daemon.nodes.slow_nodes import SlowLinkWatch, SlowNodeWatch
@@ -45,6 +46,7 @@ class AgentHandlers:
         departures: handles nodes that leave or are lost.
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
+        farms: hands out the tasks of farms.
         boot: id of this start of the daemon.
     """
 
@@ -55,9 +57,11 @@ class AgentHandlers:
         departures: Departures,
         lease_actions: LeaseActions,
         logs: LogSink,
+        farms: Farms,
         boot: str,
     ) -> None:
         self.core = core
+        self.farms = farms
         self.departures = departures
         self.lease_actions = lease_actions
         slow = SlowNodeWatch(core, state, lease_actions)
@@ -75,6 +79,8 @@ class AgentHandlers:
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
             messages.Worth: self.reports.worth,
+            messages.TaskPull: farms.pull,
+            messages.TaskResults: farms.results,
             messages.Progress: self.reports.progress,
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
@@ -130,7 +136,8 @@ class AgentHandlers:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = core.runs.get(job)
             # Progress that was made before the release counts.
-            valid = not agent.releasing or isinstance(message, messages.Progress)
+            progress = (messages.Progress, messages.TaskResults)
+            valid = not agent.releasing or isinstance(message, progress)
             if run is not None and agent.holds == job and valid:
                 self._table[type(message)](agent, run, message)
         else:
@@ -174,6 +181,7 @@ class AgentHandlers:
             self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
+            self.farms.look(now)
             for watch in self._watches:
                 watch.look(now)
 

@@ -70,7 +70,7 @@ class ArrivingFarms:
 
     def waits(self, job: str) -> bool:
         """Whether tasks of the job are being added."""
-        return job in self._all() and job not in self._core.runs
+        return job in self._all()
 
     def add(self, row: JobRow, first: int, rows: Sequence[Sequence[str]], now: float) -> int:
         """Add tasks, and start the farm if they are the last ones. Call it within a transaction.
@@ -98,17 +98,19 @@ class ArrivingFarms:
             self._dependencies.submitted(store.update_job(row.id, reason=""))
         return count
 
+    def cancel(self, job: str, reason: str) -> None:
+        """Cancel a farm whose tasks are being added. Call it within a transaction."""
+        del self._all()[job]
+        self._dependencies.cancel(job, reason)
+
     def check(self) -> None:
         """Cancel the farms for which no more tasks come. Call it regularly."""
         now = self._core.clock.now()
         for job, at in list(self._all().items()):
-            row = self._core.store.get_job(job) if now >= at + ARRIVAL_LIMIT_S else None
-            if row is not None:
-                if not JobState(row.state).ended:
-                    with self._core.transaction():
-                        reason = f"no task of it was added for {ARRIVAL_LIMIT_S / 60:.0f} minutes"
-                        self._dependencies.cancel(job, reason)
-                del self._all()[job]
+            if now >= at + ARRIVAL_LIMIT_S:
+                with self._core.transaction():
+                    reason = f"no task of it was added for {ARRIVAL_LIMIT_S / 60:.0f} minutes"
+                    self.cancel(job, reason)
 
     def _note(self, row: JobRow, count: int) -> None:
         farm = decode_spec(row.spec).farm

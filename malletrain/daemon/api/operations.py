@@ -330,7 +330,9 @@ class Api:
             else:
                 reason = cancelled(user, row.owner, why)
                 with self._transaction():
-                    if self.dependencies.waits(row.id) or self.arriving.waits(row.id):
+                    if self.arriving.waits(row.id):
+                        self.arriving.cancel(row.id, reason)
+                    elif self.dependencies.waits(row.id):
                         self.dependencies.cancel(row.id, reason)
                     else:
                         self.core.feed(JobCancelled(row.id, reason))

@@ -27,9 +27,8 @@ def submit(
 def empty(site: Site, command: str, total: int, nodes: str = "1:3", **fields: Any) -> str:
     """Submit a farm whose tasks have not been added."""
     low, high = map(int, nodes.split(":"))
-    farm = FarmSpec(
-        ("sh", "-c", command), ("x",), total, "logs/{index}.log", **{"cpus": 1, **fields}
-    )
+    words = fields.pop("words", ("sh", "-c", command))
+    farm = FarmSpec(words, ("x",), total, "logs/{index}.log", **{"cpus": 1, **fields})
     spec = messages.JobSpec(
         "farm",
         "",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from malletrain.core.events import JobCompleted, SoftwareLacking
+from malletrain.core.events import JobCompleted, NodesBusy, SoftwareLacking
 from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
 from malletrain.core.task_queue import Attempt, StoredTask, TaskQueue, TaskState
 from malletrain.daemon.engine.agents import LeasedAgent
@@ -66,6 +66,8 @@ class Farm:
     """Times of the last results, seconds."""
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """Durations of the last tasks, seconds."""
+    busy: frozenset[str] = frozenset()
+    """The nodes that have tasks, as far as the controller knows."""
     valued_at: float = 0.0
 
     @property
@@ -307,10 +309,12 @@ class Farms:
         if now < farm.valued_at + REVALUE_EVERY_S:
             return
         queue = farm.queue
+        busy = frozenset(queue.workers())
+        if busy != farm.busy:
+            farm.busy, farm.valued_at = busy, now
+            self._core.feed(NodesBusy(run.row.id, busy))
         slots = max((session.slots for session in farm.nodes.values()), default=0)
-        filled = nodes_filled(
-            len(queue.workers()), queue.counts()[TaskState.WAITING], slots, farm.task_s
-        )
+        filled = nodes_filled(len(busy), queue.counts()[TaskState.WAITING], slots, farm.task_s)
         curve = farm_curve(rate_of_node(slots, farm.task_s), filled, run.spec.max_nodes)
         if curve != run.spec.curve:
             farm.valued_at = now

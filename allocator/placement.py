@@ -1,8 +1,8 @@
 """Placement: which nodes each job gets, once the sizes are decided.
 
-Decides identities only. A shrinking job keeps a subset of its nodes, a growing one keeps all and
-adds free ones; no job migrates within a class. Among equally possible nodes two preferences apply,
-in this order:
+Decides identities only. A shrinking job keeps a subset of its nodes, the busy ones first; a growing
+one keeps all and adds free ones; no job migrates within a class. Among equally possible nodes two
+preferences apply, in this order:
 
 * Nodes with similar horizons go to the same job. A job pays once for a preemption, however many
   nodes it loses, so nodes that end together should belong to one job. New jobs get the nodes that
@@ -40,10 +40,12 @@ class NodeInfo:
     """Expected remaining length of its gap, seconds; None if unknown."""
     group: str | None = None
     """Its topology group; None if unknown."""
+    busy: bool = False
+    """Whether work on it would be lost if its job gave it up now, while other nodes are idle."""
 
     def with_horizon(self, horizon_s: float) -> NodeInfo:
         """Return the same node with another horizon, seconds."""
-        return NodeInfo(self.node_class, horizon_s, self.group)
+        return NodeInfo(self.node_class, horizon_s, self.group, self.busy)
 
 
 class PlacementError(ValueError):
@@ -130,14 +132,15 @@ def _horizon_step(info: NodeInfo) -> int:
 
 
 def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
-    """Return the ``size`` nodes that stay longest; of equals, those in the groups where the job has
-    most nodes, then those of lower rank.
+    """Return ``size`` nodes: the busy ones first, then those that stay longest; of equals, those in
+    the groups where the job has most nodes, then those of lower rank.
     """
     nodes_in_group = Counter(nodes[name].group for name in names)
     rank = {name: r for r, name in enumerate(names)}
     best = sorted(
         names,
         key=lambda name: (
+            not nodes[name].busy,
             -_horizon_step(nodes[name]),
             -nodes_in_group[nodes[name].group],
             str(nodes[name].group),

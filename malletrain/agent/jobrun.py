@@ -48,6 +48,10 @@ from malletrain.protocol.messages import (
     Released,
     Round,
     StoreUp,
+    TaskAck,
+    TaskItems,
+    TaskQuery,
+    TaskStop,
 )
 from malletrain.protocol.phases import TRAINS, AssignmentPhase
 
@@ -182,8 +186,10 @@ class NodeJob:
         self._log_dir.mkdir()
         self._launcher_log = place.directory / "launcher.log"
         self._logs.add(self.job, 0, "launcher", self._launcher_log)
-        self._is_service = assign.spec.mode == "service"
-        if self._is_service:
+        self._is_service = not assign.spec.trains
+        """Whether its rounds are views of members."""
+        self._is_farm = assign.spec.mode == "farm"
+        if assign.spec.mode == "service":
             self._logs.add(self.job, 0, "service", self._log_dir / SERVICE_LOG)
         self.flags = FlagsWriter(str(place.directory / "flags"))
         self._process: Launched | None = None
@@ -256,6 +262,8 @@ class NodeJob:
         nodes may wait for the store of a round.
         """
         self.reports.reconnected()
+        if self._is_farm:
+            self._tell(TaskQuery(self.job))
         if self._store is not None and self._store.generation >= self.generation:
             self._send(self._store)
 
@@ -298,6 +306,10 @@ class NodeJob:
         """Whether rank 0 of the round is on this node; True if this is not known."""
         entered = self._rounds.get(self.generation)
         return entered is None or entered.group_rank == 0
+
+    def tasks(self, message: TaskItems | TaskAck | TaskStop) -> None:
+        """Forward a message about the tasks of a farm to the launcher."""
+        self._tell(message)
 
     def save_alone(self, within_s: float) -> None:
         """Request a snapshot, if possible, because the node leaves and there is no daemon that
@@ -458,7 +470,7 @@ class NodeJob:
         self._cancel_drain()
         self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
         self._logs.mark_complete(self.job, before_generation=entered.generation)
-        count = self._assign.spec.nproc_per_node
+        count = 0 if self._is_farm else self._assign.spec.nproc_per_node
         first = entered.group_rank * count
         for rank in range(first, first + count):
             path = self._log_dir / rank_log_name(entered.generation, rank)

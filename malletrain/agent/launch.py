@@ -172,7 +172,7 @@ def launch_arguments(spec: JobSpec, order_file: Path, entry: LauncherEntry) -> l
         entry: the program that the Python runs first.
     """
     kind = "restart" if spec.launcher == "builtin" else spec.launcher
-    kind = "service" if spec.mode == "service" else kind
+    kind = kind if spec.trains else spec.mode
     return [entry.path, kind, entry.where, entry.library, *launcher_arguments(order_file)]
 
 

@@ -35,6 +35,7 @@ from malletrain.agent.run_dir import private_directory
 from malletrain.agent.stacks import StackReader
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
+from malletrain.protocol.farm import TaskAck, TaskItems, TaskStop
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import socket_directory
 from malletrain.protocol.messages import Assign, Drain, Hello, Phase, Release, Round, Welcome
@@ -185,6 +186,8 @@ class NodeAgent:
                 Round() | Drain() | messages.Abort() | messages.ExpectLoss() | messages.ShowStacks()
             ):
                 self._to_job(message)
+            case TaskItems() | TaskAck() | TaskStop():
+                self._to_job(message)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.begin(message)
             case messages.WarmUp():
@@ -221,6 +224,8 @@ class NodeAgent:
             self._run.round(message)
         elif isinstance(message, messages.Abort):
             self._run.abort(message)
+        elif isinstance(message, TaskItems | TaskAck | TaskStop):
+            self._run.tasks(message)
         else:
             self._run.drain(message)
 

@@ -103,6 +103,8 @@ python=$(command -v python || command -v python3) ||
 exec "$python" "$@"
 """
 )
+_WRITE_VARIABLES = '{\n%s\n} && exec env -0 > "$1"'
+_TASK_SETUP = '{\n%s\n} && exec "$@"'
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 
 
@@ -151,6 +153,28 @@ def enter_command(software: SoftwareEnvironment | None, command: Sequence[str]) 
         return [*command]
     values = [str(len(software.modules)), software.conda, software.conda_exe, venv]
     return ["bash", "-c", _ENTER, "malletrain", *values, *software.modules, *command]
+
+
+def task_environment_command(spec: JobSpec, variables_file: str) -> list[str]:
+    """Returns the command that enters the environment of a farm's tasks on the host, and writes its
+    variables to a file as ``env -0`` does; empty if the tasks need none. Tasks in a container run
+    their setup there.
+    """
+    software = spec.software or SoftwareEnvironment()
+    setup = "" if software.container else spec.setup
+    write = ["bash", "-c", _WRITE_VARIABLES % (setup or ":"), "bash", variables_file]
+    command = enter_command(spec.software, write)
+    return command if setup or command != write else []
+
+
+def task_prefix_in_container(spec: JobSpec) -> list[str]:
+    """Returns the words before the command of a farm's task in its container: they enter the
+    working directory and the virtual environment, and run the setup.
+    """
+    software = spec.software or SoftwareEnvironment()
+    setup = ["bash", "-c", _TASK_SETUP % spec.setup, "bash"] if spec.setup else []
+    values = [software.container or "", spec.workdir, software.venv, ""]
+    return ["/bin/sh", "-c", _INSIDE, "sh", *values, *setup]
 
 
 def binds(

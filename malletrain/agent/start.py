@@ -17,11 +17,14 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
+
+from malletrain.agent.config import count_gpus
 from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import (
     JobPlace,
@@ -40,11 +43,15 @@ from malletrain.agent.software import (
     missing_mount_points,
     passed_variables,
     python_command,
+    task_environment_command,
+    task_prefix_in_container,
 )
 from malletrain.launch import entry
+from malletrain.launch.task_process import TASK_VARIABLES
 from malletrain.memory.folder import bound
+from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
-from malletrain.protocol.launcher_channel import LaunchOrder, write_order
+from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
 
 CONTAINER_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -257,6 +264,8 @@ COMPILED_PACKAGES = ("msgspec", "zmq")
 """Compiled packages that the launcher needs besides torch. An image with the agent's Python version
 can use the agent's copies.
 """
+_OF_LAUNCHER = (env.AGENT, env.FLAGS, env.SOCKET, env.JOB_KEY, env.MAX_WORLD_SIZE)
+"""Variables of the launcher that the tasks of a farm do not need."""
 _COMMAND_SCRIPT = 'exec "$@"\n'
 
 
@@ -301,7 +310,6 @@ def start_launcher(
         join_timeout_s=assign.join_timeout_s,
     )
     order_file = place.directory / "order.json"
-    write_order(order_file, order)
     memory_bytes = bound(assign.memory_share) if spec.mode == "restart" else 0
     environment = job_environment(
         place,
@@ -311,6 +319,10 @@ def start_launcher(
         memory_bytes=memory_bytes,
         hand_over_bytes=int(assign.hand_over_bytes),
     )
+    if spec.farm is not None:
+        setting = task_setting(spec, place, environment)
+        order = msgspec.structs.replace(order, tasks=setting)
+    write_order(order_file, order)
 
     def start_cold() -> JobProcess:
         command, launcher_environment = launcher_command(spec, order_file, place, environment)
@@ -338,6 +350,12 @@ def launcher_command(
         UnusableSoftware: the container cannot be started on this node.
         OSError: a file cannot be created.
     """
+    if spec.mode == "farm":  # its tasks have the job's environment; the launcher has the agent's
+        arguments = launch_arguments(
+            spec, order_file, LauncherEntry(entry.__file__, "The agent's Python")
+        )
+        inherited = {k: v for k, v in place.environment.items() if k.startswith("PYTHON")}
+        return [sys.executable, *arguments], {**environment, **inherited}
     software = spec.software or SoftwareEnvironment()
     description = describe_environment(spec)
     if not software.container:
@@ -359,6 +377,54 @@ def launcher_command(
     Path(container.command_script).write_text(_COMMAND_SCRIPT)
     argv = enter_command(software, container_command(runtime, container, command))
     return argv, runtime_environment(runtime, container, environment)
+
+
+def task_setting(spec: JobSpec, place: JobPlace, environment: dict[str, str]) -> TaskSetting:
+    """Returns how the tasks of a farm are started in the job's software environment.
+
+    Args:
+        spec: specification of the farm.
+        place: host, directory and sockets of the job on this node.
+        environment: the job's environment.
+
+    Raises:
+        UnusableSoftware: the container cannot be started on this node.
+        OSError: a file cannot be created.
+    """
+    environment = {n: v for n, v in environment.items() if n not in _OF_LAUNCHER}
+    variables_file = str(place.directory / "variables")
+    enter = tuple(task_environment_command(spec, variables_file))
+    devices = _devices(place.environment)
+    software = spec.software or SoftwareEnvironment()
+    if not software.container:
+        return TaskSetting(environment, enter, variables_file, devices=devices)
+    runtime = _runtime(software, environment)
+    environment = {**_user_variables(), **environment}
+    own = (*spec.env, *TASK_VARIABLES)
+    container = _container_spec(
+        spec, software, place, {**environment, **dict.fromkeys(TASK_VARIABLES, "")}, [], own
+    )
+    _check_binds(runtime, container)
+    if runtime.needs_mount_points:
+        _make_mount_points(container)
+    Path(container.command_script).write_text(_COMMAND_SCRIPT)
+    return TaskSetting(
+        runtime_environment(runtime, container, environment),
+        enter,
+        variables_file,
+        tuple(container_command(runtime, container, task_prefix_in_container(spec))),
+        runtime.variable_prefix,
+        devices,
+    )
+
+
+def _devices(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the GPUs of the lease, as CUDA_VISIBLE_DEVICES names them."""
+    count = count_gpus(environment)
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(str(index) for index in range(count))
+    return tuple(part.strip() for part in visible.split(",") if part.strip())[:count]
 
 
 def _runtime(software: SoftwareEnvironment, environment: dict[str, str]) -> ContainerRuntime:
@@ -420,6 +486,7 @@ def _container_spec(
     place: JobPlace,
     environment: dict[str, str],
     packages: list[tuple[str, str]],
+    own_variables: Iterable[str] = (),
 ) -> ContainerSpec:
     home = environment.get("HOME", "")
     paths = [
@@ -431,7 +498,7 @@ def _container_spec(
         *([str(place.memory)] if place.memory is not None else []),
         os.path.dirname(place.worker_socket),
     ]
-    names, globs = passed_variables(environment, spec.env)
+    names, globs = passed_variables(environment, own_variables or spec.env)
     image = software.container or ""
     return ContainerSpec(
         image=image,

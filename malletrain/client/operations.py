@@ -25,6 +25,7 @@ from malletrain.protocol.views import (
     NodeView,
     SeriesView,
     StatusView,
+    TasksView,
     UsageView,
 )
 
@@ -130,6 +131,30 @@ def news(jobs: Sequence[str], *, cursor: str = "", wait_s: float = 0.0) -> Opera
 def members(job: str) -> Operation[MembersView]:
     """The members of a service."""
     return Operation("members", MembersView, {"job": job})
+
+
+def add_tasks(job: str, first: int, rows: Sequence[Sequence[str]]) -> Operation[int]:
+    """Add tasks to a farm: the values of the tasks ``first``, ``first`` + 1, …; at most 10,000 at
+    once. They can be sent again. The answer is the number of tasks that have been added so far.
+    """
+    params = {"job": job, "first": first, "rows": [list(row) for row in rows]}
+    return Operation("add_tasks", int, params, changes=True, part="present")
+
+
+def tasks(job: str, *, state: str = "", after: int = -1, limit: int = 1000) -> Operation[TasksView]:
+    """The tasks of a farm in this state (empty: any) with numbers above ``after``, at most
+    ``limit``; and the counts of all. ``limit`` 0: only the counts.
+    """
+    params = {"job": job, "state": state, "after": after, "limit": limit}
+    return Operation("tasks", TasksView, params)
+
+
+def retry(job: str, *, numbers: Sequence[int] = (), state: str = "") -> Operation[int]:
+    """Put failed tasks of an unfinished farm back into its queue: these ``numbers``, or with
+    ``state`` "failed" all that failed. The answer is the number of tasks put back.
+    """
+    params = {"job": job, "numbers": list(numbers), "state": state}
+    return Operation("retry", int, params, changes=True, part="retried")
 
 
 def nodes(*, explain: bool = False) -> Operation[list[NodeView]]:

@@ -49,6 +49,7 @@ from malletrain.core.events import (
     NodeLeaving,
     NodeLost,
     NodeRejected,
+    NodesBusy,
     PriorSuggested,
     Progressed,
     RescaleCostMeasured,
@@ -144,6 +145,7 @@ class Controller:
             WeightChanged: self._weight_changed,
             LimitsChanged: self._limits_changed,
             CurveChanged: self._curve_changed,
+            NodesBusy: self._nodes_busy,
             RescaleFinished: self._rescale_finished,
             Progressed: self.profiles.progressed,
             RescaleCostMeasured: self.profiles.rescale_cost_measured,
@@ -331,6 +333,10 @@ class Controller:
         self.state.bid_with(job, event.curve, event.cost or job.cost)
         if not job.state.ended:
             self._bids_changed(now)
+        return ()
+
+    def _nodes_busy(self, event: NodesBusy, now: float) -> Iterable[Command]:
+        self.state.nodes_busy(self.jobs[event.job], event.nodes)
         return ()
 
     def _rescale_finished(self, event: RescaleFinished, now: float) -> Iterable[Command]:

@@ -266,6 +266,14 @@ class CurveChanged:
 
 
 @dataclass(frozen=True)
+class NodesBusy:
+    """The nodes on which a farm has tasks. A plan that takes nodes from it takes others first."""
+
+    job: str
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Progressed:
     """The job has processed samples."""
 
@@ -347,6 +355,7 @@ Event = (
     | WeightChanged
     | LimitsChanged
     | CurveChanged
+    | NodesBusy
     | Progressed
     | RescaleCostMeasured
     | RoundFormed

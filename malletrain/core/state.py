@@ -169,9 +169,22 @@ class ControllerState:
         """Return whether none of these present nodes is leaving."""
         return not self._leaving or self._leaving.isdisjoint(names)
 
+    def nodes_busy(self, job: JobRecord, busy: Collection[str]) -> None:
+        """Note on which of its nodes the job does work that would be lost with the node."""
+        for name in job.nodes:
+            self._set_busy(name, name in busy)
+
+    def _set_busy(self, name: str, busy: bool) -> None:
+        node = self.nodes[name]
+        if node.info.busy != busy:
+            node.info = replace(node.info, busy=busy)
+            if (info := self.usable.get(name)) is not None:
+                self.usable[name] = replace(info, busy=busy)
+
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:
             node = self.nodes[name]
+            self._set_busy(name, False)
             node.job, node.review_at = None, now + self._release_after_s
             if node.gone_at is None:
                 self.idle.add(name)

@@ -22,6 +22,7 @@ from malletrain.config.nodes import NodesSection
 from malletrain.core.controller import Controller
 from malletrain.core.events import Event
 from malletrain.core.sick_nodes import FailingNodes
+from malletrain.daemon.api.farm_operations import ArrivingFarms
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.notices import Notices
 from malletrain.daemon.api.operations import Api
@@ -44,6 +45,7 @@ from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
 from malletrain.daemon.leases.departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.server.message_router import Login, MessageRouter
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import agent_program, slurm_associations
@@ -109,6 +111,7 @@ class Components:
     api: Api
     message_router: MessageRouter
     dependencies: JobDependencies
+    arriving: ArrivingFarms
     notices: Notices
     associations: AssociationWatch
     reload: Reload
@@ -227,14 +230,16 @@ def compose(
     reachability = Reachability(state)
     transactions = Transactions(state, Decisions(state, reachability, lease_actions))
     jobs = UnfinishedJobs(state, transactions)
+    farms = Farms(state, transactions, jobs)
     agent_handlers = AgentHandlers(
-        state, transactions, jobs, reachability, departures, lease_actions, logs, boot
+        state, transactions, jobs, reachability, departures, lease_actions, logs, farms, boot
     )
     leases = LeaseReconciler(
         state, transactions, lease_actions, departures, keys, scavenger, endpoint
     )
     munge = Munge(config.daemon.munge_socket) if config.daemon.munge else None
     dependencies = JobDependencies(state, transactions, jobs)
+    arriving = ArrivingFarms(state, transactions, dependencies)
     notices = Notices(state, transactions, config.notify)
     reload = Reload(path, state, transactions, scavenger, notices, retention, log_file)
     api = Api(
@@ -243,6 +248,8 @@ def compose(
         jobs,
         leases,
         dependencies,
+        arriving,
+        farms,
         logs,
         boot,
         scavenger.name,
@@ -269,6 +276,7 @@ def compose(
             keys.identity,
         ),
         dependencies,
+        arriving,
         notices,
         AssociationWatch(state, transactions, read),
         reload,

@@ -514,6 +514,7 @@ class Daemon:
             look_at_the_clock(components, self._clock)
             components.agent_handlers.watch()
             components.dependencies.check()
+            components.arriving.check()
             self._look_at_users()
             components.message_router.end_waiting()
             with components.transactions.begin():

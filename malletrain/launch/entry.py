@@ -2,7 +2,7 @@
 has the packages that a launcher needs, reports in one sentence which are missing, and becomes the
 launcher.
 
-    python entry.py restart|service|torchrun|warm DESCRIPTION LIBRARY --launch FILE
+    python entry.py restart|service|farm|torchrun|warm DESCRIPTION LIBRARY --launch FILE
 
 LIBRARY is used in a container: the directory of the agent's own malletrain, which replaces that of
 the image. Next to it is the directory of the agent's compiled packages, named after the agent's
@@ -27,9 +27,11 @@ MIN_PYTHON = (3, 10)
 KINDS = {
     "restart": "malletrain.launch.fork_server",
     "service": "malletrain.launch.service",
+    "farm": "malletrain.launch.farm",
     "torchrun": "malletrain.launch.torchrun",
     "warm": "malletrain.launch.warm_server",
 }
+WITHOUT_TORCH = ("service", "farm")
 
 
 def library_name(version: Any) -> str:
@@ -64,7 +66,7 @@ def lacking(kind: str, where: str, library: str) -> str:
         shown = " and ".join("pyzmq" if name == "zmq" else name for name in compiled)
         reason = f" (the agent's are for another Python than {version})" if library else ""
         return f"{where} has no {shown}{reason}; install it there: pip install msgspec pyzmq."
-    if kind != "service" and find_spec("torch") is None:
+    if kind not in WITHOUT_TORCH and find_spec("torch") is None:
         return (
             f"{where} has no torch (Python {version}, {sys.executable}); install it there: pip "
             "install torch."
@@ -121,7 +123,7 @@ def main(argv: list[str]) -> int:
     try:
         module = importlib.import_module(KINDS[kind])
         importlib.import_module("malletrain.launch.loop")
-        if kind != "service":
+        if kind not in WITHOUT_TORCH:
             importlib.import_module("torch")
     except (ImportError, OSError) as error:  # OSError: a shared library that cannot be loaded
         return _unfit(f"{where} cannot start a launcher: {str(error).rstrip('.')}.")

@@ -43,10 +43,40 @@ class Launcher(Protocol):
 
 
 class Child:
-    """A process that wakes the loop when it ends."""
+    """A process that wakes the loop when it ends.
 
-    def __init__(self, loop: LaunchLoop, command: list[str], environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    Args:
+        loop: the loop.
+        command: its command.
+        environment: its environment variables.
+        workdir: its working directory; None for that of this process.
+        output: file descriptor for its output; None for that of this process.
+        own_group: whether it leads a session and a process group of its own.
+
+    Raises:
+        OSError: it cannot be started.
+        ValueError: an argument contains a NUL byte.
+    """
+
+    def __init__(
+        self,
+        loop: LaunchLoop,
+        command: list[str],
+        environment: dict[str, str],
+        *,
+        workdir: str | None = None,
+        output: int | None = None,
+        own_group: bool = False,
+    ) -> None:
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=own_group,
+        )
         reached(FaultPoint.LAUNCHER_FORKED)
         self._loop = loop
         self._pidfd = os.pidfd_open(self.process.pid)
@@ -77,11 +107,21 @@ class LaunchLoop:
         self._end_sentence = ""
         self._exit_sentence = ""
         self._code = 0
+        self._wait_s = TICK_S
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(woken)
         self.agent.also_wake_on(self._wake)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the loop ends, or is about to."""
+        return bool(self._end_sentence or self._exit_sentence)
+
+    def wake_in(self, seconds: float) -> None:
+        """Call the launcher again after this time at the latest; once."""
+        self._wait_s = min(TICK_S, max(0.0, seconds))
 
     def end(self, sentence: str) -> None:
         """Leave the loop. ``sentence``: the reason; the first one counts."""
@@ -102,7 +142,8 @@ class LaunchLoop:
         """Run until the job leaves the node or the launcher ends it. Returns the exit code."""
         try:
             while not self._end_sentence:
-                for message in self.agent.receive(TICK_S):
+                wait_s, self._wait_s = self._wait_s, TICK_S
+                for message in self.agent.receive(wait_s):
                     self._on_agent_message(launcher, message)
                 if self.agent.agent_gone:
                     self.end("The agent on this node is gone.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 AGENT = "MALLETRAIN_AGENT"
 ARRAY_INDEX = "MALLETRAIN_ARRAY_INDEX"
+CHECKPOINT_DIR = "MALLETRAIN_CHECKPOINT_DIR"
 CLUSTER = "MALLETRAIN_CLUSTER"
 CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
@@ -48,6 +49,7 @@ SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 SWEEPS = "MALLETRAIN_SWEEPS"
+TASK = "MALLETRAIN_TASK"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
 TRACK = "MALLETRAIN_TRACK"
 TRIAL = "MALLETRAIN_TRIAL"
@@ -93,6 +95,9 @@ TABLE = (
     (JOB, "Id of the job.", "agent", "training"),
     (DAEMON_ID, "Name of the daemon whose job it is; snapshots record it.", "agent", "training"),
     (ARRAY_INDEX, "Index of a job of an array (`submit --array`).", "cli", "script"),
+    (TASK, "Number of the task of a farm, from 0.", "launch", "script"),
+    (CHECKPOINT_DIR, "Directory in which a task of a farm keeps what another try continues from.",
+     "launch", "script"),
     (TRIAL, "Number of the trial that a sweep's job is.", "sweep", "script"),
     (TRIAL_FOLDER, "Folder of the trial in its output folder, if the sweep's arguments do "
      "not name one with `{trial}`.", "sweep", "integrations"),

@@ -60,7 +60,7 @@ def interpreter_of(spec: JobSpec) -> Interpreter | None:
     """Returns the interpreter that can be warm before this job is chosen for a node; None if there
     is none."""
     software = spec.software
-    if spec.mode == "service" or spec.launcher != "builtin" or spec.setup:
+    if not spec.trains or spec.launcher != "builtin" or spec.setup:
         return None
     if software is not None and software.container:
         return None

@@ -13,6 +13,7 @@ The agent's death closes the socket, which the launcher's end notices at once.
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -28,12 +29,29 @@ from malletrain.protocol.wire import WireError, decode, encode
 _MAX_SOCKET_PATH = 107  # sun_path of unix(7) is 108 bytes with its final zero
 
 
+class TaskSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the tasks of a farm are started on a node."""
+
+    environment: dict[str, str]
+    """Environment variables of a task, before its software environment is entered."""
+    enter: tuple[str, ...] = ()
+    """Command that enters the software environment, and then writes its variables as ``env -0``
+    does to the file ``variables_file``; empty if there is none."""
+    variables_file: str = ""
+    prefix: tuple[str, ...] = ()
+    """Words before the command of each task, such as those of a container runtime."""
+    variable_prefix: str = ""
+    """Prefix with which each variable of a task is set again, for the container runtime."""
+    devices: tuple[str, ...] = ()
+    """The GPUs of the lease, as in CUDA_VISIBLE_DEVICES."""
+
+
 class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The agent's order to the launcher, written to a file so that no shell interprets it.
 
     ``endpoint``: the agent's socket. ``log_dir``: directory of the workers' output.
     ``join_timeout_s``: maximum time to reach a round's store. ``stop_grace_s``: time between
-    SIGTERM and SIGKILL of a worker.
+    SIGTERM and SIGKILL of a worker. ``tasks``: for a farm.
     """
 
     job: str
@@ -43,6 +61,7 @@ class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_dir: str
     stop_grace_s: float
     join_timeout_s: float
+    tasks: TaskSetting | None = None
 
 
 def write_order(path: Path, order: LaunchOrder) -> None:
@@ -134,7 +153,7 @@ class LauncherEnd:
         """Returns messages from the agent; waits up to ``timeout_s`` for the first. Sets
         ``agent_gone`` if the agent's end was closed.
         """
-        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))
         messages = []
         if self._socket in ready:
             while True:

@@ -32,6 +32,16 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.farm import FarmSpec as FarmSpec
+from malletrain.protocol.farm import HeldTask as HeldTask
+from malletrain.protocol.farm import TaskAck as TaskAck
+from malletrain.protocol.farm import TaskItem as TaskItem
+from malletrain.protocol.farm import TaskItems as TaskItems
+from malletrain.protocol.farm import TaskPull as TaskPull
+from malletrain.protocol.farm import TaskQuery as TaskQuery
+from malletrain.protocol.farm import TaskResult as TaskResult
+from malletrain.protocol.farm import TaskResults as TaskResults
+from malletrain.protocol.farm import TaskStop as TaskStop
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
 from malletrain.protocol.message import Message as Message
@@ -424,6 +434,8 @@ AgentMessage = (
     | StoreUp
     | Drained
     | Worth
+    | TaskPull
+    | TaskResults
     | Released
     | Leaving
     | Sick
@@ -439,7 +451,7 @@ AgentMessage = (
     | Probed
     | Stacks
 )
-LauncherMessage = Phase | StoreUp | Drained | Worth
+LauncherMessage = Phase | StoreUp | Drained | Worth | TaskPull | TaskResults
 """Messages of a launcher to its agent."""
 DaemonMessage = (
     Welcome
@@ -451,6 +463,10 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | TaskItems
+    | TaskAck
+    | TaskStop
+    | TaskQuery
     | ShowStacks
     | ProbeOpen
     | ProbeTo

@@ -22,6 +22,7 @@ from malletrain.protocol.bounds import (
     Sentence,
     Tail,
 )
+from malletrain.protocol.farm import FarmSpec
 from malletrain.protocol.phases import AssignmentPhase
 
 
@@ -65,8 +66,8 @@ class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One malleable job as submitted. ``nproc_per_node`` 0: one process for each GPU of the node,
     one without GPUs; all nodes of a job must have the same number. ``mode``: ``restart`` |
-    ``live`` | ``service``. ``curve`` maps numbers of nodes (as text) to samples/s if the user knows
-    them, for a service to their value; without a ``goal`` the site's objective applies.
+    ``live`` | ``service`` | ``farm``. ``curve`` maps numbers of nodes (as text) to samples/s if the
+    user knows them, for a service to their value; without a ``goal`` the site's objective applies.
     ``profile``: measure the scaling curve, at ``profile_sizes`` if given; jobs with the same
     ``profile_key`` start from each other's curves. ``software``: the environment in which it runs,
     None for that of the agent. ``deadline``: time by which it is to complete, seconds since the
@@ -121,6 +122,15 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     ``max_nodes`` was lowered after the job started; 0: ``max_nodes``."""
     node_class: str = ""
     """Class of nodes, or kind of slots, on which it runs; empty: any one class."""
+    farm: FarmSpec | None = None
+    """The tasks of a farm; None for other jobs."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether its workers make steps together. The nodes of a service and of a farm are
+        independent.
+        """
+        return self.mode not in ("service", "farm")
 
     @property
     def largest(self) -> int:

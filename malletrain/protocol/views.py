@@ -140,6 +140,41 @@ class MembersView(View, frozen=True):
     key: str = ""
 
 
+class TaskView(View, frozen=True):
+    """One task of a farm. ``state``: waiting | running | done | failed | cancelled; ``tries``:
+    failures so far; ``exit_code``: of the last try, negative: the number of a signal; ``node``:
+    where it runs or ran last; ``log``: path of its output; ``tail``: end of the output of a task
+    that failed, or why it failed.
+    """
+
+    number: int
+    values: tuple[str, ...]
+    state: str
+    tries: int = 0
+    exit_code: int | None = None
+    node: str = ""
+    started: float | None = None
+    ended: float | None = None
+    log: str = ""
+    tail: str = ""
+
+
+class TasksView(View, frozen=True):
+    """``malletrain tasks JOB``. ``counts``: state → number of tasks; ``tasks``: the requested ones
+    in order; ``rate``: tasks/s completed lately; ``ends``: forecast of the end, None if there is
+    none; ``slowest``: the tasks that run longest. ``columns``: names of the values.
+    """
+
+    job: str
+    columns: tuple[str, ...]
+    total: int
+    counts: dict[str, int]
+    tasks: tuple[TaskView, ...] = ()
+    rate: float = 0.0
+    ends: float | None = None
+    slowest: tuple[TaskView, ...] = ()
+
+
 class ShareView(View, frozen=True):
     """Share of a party (a user, group or account) and its use; older service counts less
     (``half_life``).

@@ -325,7 +325,12 @@ class ServiceRounds:
                 self._failures_due[node] = now + self.settings.failure_grace_s
                 return []  # it may still start elsewhere
             return self._reject([node], describe(failures).rstrip("."), unfit=True)
+        return self._process_ended(node, now)
+
+    def _process_ended(self, node: str, now: float) -> list[Action]:
+        """Return what follows from a process that ended by itself, on a node that is fit."""
         self._reported_failures.add(node)
+        failures = by_cause(self.holdings.phases[node].failures)
         return [
             Broke(
                 failures,

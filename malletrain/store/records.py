@@ -231,6 +231,34 @@ class MetricRow:
 
 
 @dataclass(frozen=True)
+class TaskRow:
+    """One task of a farm."""
+
+    job: str
+    """Id of the job."""
+    number: int
+    """Its number in the farm, from 0."""
+    arguments: tuple[str, ...]
+    """Its values, one for each column of the farm."""
+    state: str
+    """A :class:`malletrain.core.task_queue.TaskState`."""
+    tries: int
+    """Number of failures so far."""
+    attempt: int
+    """Number of times that it was handed out."""
+    node: str
+    """Where it runs or ran last; empty before its first attempt."""
+    exit_code: int | None
+    """Exit code of its last try; negative: the number of a signal. None before."""
+    started: float | None
+    """When its last attempt was handed out, or started."""
+    ended: float | None
+    """When its last try ended."""
+    tail: str
+    """End of the output of its last try, if that failed, or why it failed."""
+
+
+@dataclass(frozen=True)
 class CurveRow:
     """Newest curve of a kind of jobs, for later jobs of that kind."""
 

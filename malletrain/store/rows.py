@@ -25,6 +25,7 @@ from malletrain.store.records import (
     ProfileRow,
     RescaleRow,
     ServiceRow,
+    TaskRow,
 )
 
 Row = TypeVar(
@@ -40,6 +41,7 @@ Row = TypeVar(
     GoalRow,
     NodeSpanRow,
     ServiceRow,
+    TaskRow,
 )
 
 Named = TypeVar("Named", JobRow, LeaseRow)
@@ -56,11 +58,12 @@ _JSON = frozenset(
         "phases",
         "learned",
         "interruptions",
+        "arguments",
     }
 )
 NAN = -sys.float_info.max
 """Stored instead of NaN in the column of a metric's values, because SQLite would store NULL."""
-_TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions"})
+_TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions", "arguments"})
 
 
 def encode(row: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0005"
+HEAD = "0006"
 """The newest schema version: the revision of the last file in ``migrations/versions``.
 """
 
@@ -204,4 +204,21 @@ node_history = Table(
     Column("began", Float(53), primary_key=True),
     Column("node_class", _Name, primary_key=True),
     Column("nodes", Float(53), nullable=False),
+)
+
+tasks = Table(
+    "tasks",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("arguments", Text, nullable=False),
+    Column("state", _Id, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("node", _Name, nullable=False),
+    Column("exit_code", BigInteger),
+    Column("started", Float(53)),
+    Column("ended", Float(53)),
+    Column("tail", Text, nullable=False),
+    Index(None, "job", "state", "number"),
 )

@@ -50,6 +50,7 @@ from malletrain.store.rows import Row, encode
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.session import MAX_PATTERN_LENGTH, Session
 from malletrain.store.statements import AT, inserting, reading
+from malletrain.store.task_table import TASKS_AT_ONCE, TaskTable, forget_tasks
 
 
 class GoalTable:
@@ -158,7 +159,8 @@ JOB_TABLES = (
 
 def forget(db: Session, before: float) -> int:
     """Delete leases and jobs that ended before this time (epoch seconds), the oldest first, with
-    their measurements. Returns the number of deleted leases and jobs; 0 if none is left.
+    their measurements and tasks. Returns the number of deleted leases and jobs, or tasks if more of
+    these remain; 0 if none is left.
     """
     with db.transaction() as connection:
         counts = {}
@@ -169,6 +171,8 @@ def forget(db: Session, before: float) -> int:
                 .scalars()
                 .all()
             )
+            if table is schema.jobs and (deleted := forget_tasks(db, ids)) >= TASKS_AT_ONCE:
+                return deleted  # the jobs follow when their tasks are gone
             for child in JOB_TABLES if table is schema.jobs else ():
                 connection.execute(delete(child).where(child.c.job.in_(ids)))
             connection.execute(delete(table).where(table.c.id.in_(ids)))
@@ -204,6 +208,7 @@ class Store:
     def __init__(self, session: Session) -> None:
         self._db = session
         self.series = SeriesTable(session)
+        self.tasks = TaskTable(session)
         self.goals = GoalTable(session)
         self.history = HistoryTable(session)
         self.services = ServiceTable(session)

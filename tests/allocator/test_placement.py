@@ -92,6 +92,17 @@ def test_shrinking_gives_up_the_nodes_that_end_first() -> None:
     assert place(sizes(j=2), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("b", "d")}
 
 
+def test_shrinking_gives_up_the_idle_nodes_first() -> None:
+    nodes = {
+        "a": NodeInfo(horizon_s=9000.0),
+        "b": NodeInfo(horizon_s=100.0, busy=True),
+        "c": NodeInfo(horizon_s=9000.0).with_horizon(50.0),
+        "d": NodeInfo(horizon_s=9000.0, busy=True).with_horizon(50.0),
+    }
+    assert place(sizes(j=3), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("a", "b", "d")}
+    assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("b",)}
+
+
 def test_shrinking_gives_up_the_groups_where_the_job_has_fewest() -> None:
     nodes = grouped(a="g", b="h", c="g", d="g")
     assert place(sizes(j=3), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("a", "c", "d")}

@@ -253,7 +253,7 @@ class OperatorActions:
             )
         low, high = (whole(params, n, 0, 0, MAX_NODES + 1) for n in ("min_nodes", "max_nodes"))
         largest = run.spec.largest
-        sized = run.spec.mode != "service" and row.started is not None
+        sized = run.spec.trains and row.started is not None
         if sized and high > largest:
             raise RequestRefused(
                 f"Job {row.id} has started with at most {largest} nodes: its batches and the ends "

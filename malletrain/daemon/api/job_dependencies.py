@@ -15,7 +15,7 @@ from malletrain.core.events import JobCancelled, JobState
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
-from malletrain.daemon.jobs.repository import decode_spec, not_completed
+from malletrain.daemon.jobs.repository import decode_spec, is_arriving, not_completed
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.records import EventRow, JobRow
 
@@ -69,7 +69,7 @@ class JobDependencies:
         return job in self._waiting_jobs()
 
     def cancel(self, job: str, reason: str) -> None:
-        """Cancel a job that waits for others. Call it within a transaction."""
+        """Cancel a job that waits for others, or for its tasks. Call it within a transaction."""
         state, cancelled = self._state, JobState.CANCELLED.value
         state.store.update_job(job, state=cancelled, reason=reason, ended=state.clock.now())
         state.audit.record(EventKind.JOB_CANCELLED, f"The job was cancelled: {reason}.", job=job)
@@ -88,10 +88,14 @@ class JobDependencies:
         store.
         """
         if self._waiting is None:
+            queued = self._state.store.list_jobs([JobState.QUEUED.value])
+            rows = [(row, decode_spec(row.spec)) for row in queued]
             self._waiting = {
                 row.id
-                for row in self._state.store.list_jobs([JobState.QUEUED.value])
-                if row.id not in self._state.runs and decode_spec(row.spec).after
+                for row, spec in rows
+                if row.id not in self._state.runs
+                and spec.after
+                and not is_arriving(self._state.store, row, spec)
             }
         return self._waiting
 

@@ -29,6 +29,11 @@ from malletrain.daemon.api.changes import (
     goals_of,
     jobs_of_array,
 )
+from malletrain.daemon.api.farm_operations import (
+    ArrivingFarms,
+    FarmOperations,
+    with_farm_values,
+)
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
@@ -55,6 +60,7 @@ from malletrain.daemon.jobs.goals import goals_problem
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.site.clock import MAX_WAIT_S
 from malletrain.daemon.site.handler_failures import HandlerFailures
 from malletrain.daemon.site.process import collection_disabled
@@ -153,6 +159,8 @@ class Api:
         jobs: changes unfinished jobs.
         leases: requests leases from the main scheduler.
         dependencies: jobs that wait for others.
+        arriving: farms whose tasks are being added.
+        farms: hands out the tasks of farms.
         logs: the logs of jobs.
         boot: id of this start of the daemon.
         scheduler: name of the main scheduler.
@@ -168,6 +176,8 @@ class Api:
         jobs: UnfinishedJobs,
         leases: LeaseReconciler,
         dependencies: JobDependencies,
+        arriving: ArrivingFarms,
+        farms: Farms,
         logs: LogSink,
         boot: str,
         scheduler: str,
@@ -178,6 +188,7 @@ class Api:
         self._state = state
         self._transactions = transactions
         self.dependencies = dependencies
+        self.arriving = arriving
         self.views = JobViews(state)
         self.leases = leases
         self.logs = logs
@@ -199,6 +210,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(state, jobs, self.views, self._find, self._transaction).operations,
+            **FarmOperations(state, farms, arriving, self._find, self._transaction).operations,
             **forecast_operations(state),
             **news_operations(state, boot),
             **OperatorActions(
@@ -246,6 +258,8 @@ class Api:
         spec, state = msgspec.structs.replace(spec, owner=user), self._state
         trainer = state.controller.trainers.of(state.parties.trainer(user))
         spec = for_trainer(spec, trainer, state.config.allocation.objective)
+        if spec.farm is not None:
+            spec = with_farm_values(spec)
         if spec.key and (earlier := submitted_before(state.store, spec)) is not None:
             return {"job": self.views.view(user, earlier)}
         if refusal := state.accounts.refusal(user):
@@ -287,7 +301,10 @@ class Api:
                 job=row.id,
                 name=spec.name,
             )
-            self.dependencies.submitted(row)
+            if spec.farm is not None:
+                self.arriving.submitted(row, now)
+            else:
+                self.dependencies.submitted(row)
         reached(FaultPoint.DAEMON_SUBMITTED)
         return {"job": self.views.view(user, state.store.get_job(row.id) or row, spec)}
 
@@ -319,7 +336,9 @@ class Api:
             else:
                 reason = cancelled(user, row.owner, why)
                 with self._transaction():
-                    if self.dependencies.waits(row.id):
+                    if self.arriving.waits(row.id):
+                        self.arriving.cancel(row.id, reason)
+                    elif self.dependencies.waits(row.id):
                         self.dependencies.cancel(row.id, reason)
                     else:
                         self._transactions.feed(JobCancelled(row.id, reason))

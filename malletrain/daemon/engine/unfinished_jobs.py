@@ -30,7 +30,7 @@ from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.curves import InitialCurve
 from malletrain.daemon.jobs.monitor import JobMonitor
-from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, not_completed
+from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, is_arriving, not_completed
 from malletrain.daemon.site.settings import ROUNDS, round_settings
 from malletrain.protocol import messages
 from malletrain.rounds.interface import Rounds
@@ -88,9 +88,9 @@ MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 other jobs.
 """
 SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
-"""Rescale costs of a service, seconds. A service does not stop: joiners start next to the others,
-and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes without
-a benefit.
+"""Rescale costs of a service and of a farm, seconds. They do not stop: joiners start next to the
+others, and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes
+without a benefit.
 """
 
 
@@ -176,7 +176,7 @@ class UnfinishedJobs:
                 node_class=spec.node_class,
             )
         )
-        if spec.mode == "service" and curve is not None:
+        if not spec.trains and curve is not None:
             self._transactions.feed(CurveChanged(row.id, curve, SERVICE_COST))
         return run
 
@@ -194,7 +194,8 @@ class UnfinishedJobs:
                 [
                     (row, spec)
                     for row, spec in jobs
-                    if row.id in started or blocking.isdisjoint(spec.after)
+                    if row.id in started
+                    or (blocking.isdisjoint(spec.after) and not is_arriving(state.store, row, spec))
                 ]
             )
 
@@ -204,7 +205,7 @@ class UnfinishedJobs:
         self._transactions.feed(WeightChanged(job, spec.weight))
 
     def revalue(self, job: str, spec: messages.JobSpec) -> None:
-        """Change the values of nodes for an unfinished service to those of ``spec``."""
+        """Change the values of nodes for an unfinished service or farm to those of ``spec``."""
         self._respecify(job, spec)
         points = ((int(size), value) for size, value in (spec.curve or {}).items())
         self._transactions.feed(CurveChanged(job, ScalingCurve.of(points), SERVICE_COST))

@@ -23,7 +23,9 @@ from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
-from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
+from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
+from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
+from malletrain.protocol.task_template import OUTPUT, expand, problems
 
 
 def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
@@ -62,6 +64,8 @@ planner.
 """
 MAX_TIME_LIMIT_S = 366 * 86400.0
 """Maximum time limit of a job, seconds."""
+MAX_RETRIES = 1000
+"""Maximum number of tries of a task after its first."""
 MAX_AFTER = 1000
 """Maximum number of jobs that one job waits for."""
 MAX_SPEC_BYTES = 256 * 1024
@@ -221,7 +225,7 @@ def for_trainer(spec: messages.JobSpec, trainer: Trainer | None, usual: str) -> 
     if trainer is None:
         return msgspec.structs.replace(spec, goal=spec.goal or usual)
     goal = trainer.goal.value
-    if spec.goal not in ("", goal) and spec.mode != "service":
+    if spec.goal not in ("", goal) and spec.trains:
         raise RequestRefused(
             f"The job's goal is '{spec.goal}', and jobs of {spec.owner} are of trainer "
             f"{trainer.name}, which plans for {goal}; leave the goal out."
@@ -290,8 +294,12 @@ def _kind_problem(spec: messages.JobSpec) -> str:
             f"The job's goal is '{spec.goal}'; accepted is "
             f"{' or '.join(goal.value for goal in Goal)}."
         )
-    if spec.mode not in ("restart", "live", "service"):
-        return f"The mode '{spec.mode}' is not known; accepted is restart, live or service."
+    if spec.mode not in ("restart", "live", "service", "farm"):
+        return f"The mode '{spec.mode}' is not known; accepted is restart, live, service or farm."
+    if (spec.mode == "farm") != (spec.farm is not None):
+        return "A farm, and no other job, says what its tasks run."
+    if spec.farm is not None and (problem := farm_problem(spec, spec.farm)):
+        return problem
     if spec.mode == "service" and (
         spec.curve is None or spec.nproc_per_node != 1 or spec.launcher != "builtin"
     ):
@@ -305,6 +313,43 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         return f"The action at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    return ""
+
+
+def farm_problem(spec: JobSpec, farm: FarmSpec) -> str:
+    """Return what is wrong with the tasks of a farm, as a sentence; empty if nothing is."""
+    if spec.launcher != "builtin" or spec.nproc_per_node != 1:
+        return "A farm has the builtin launcher, and runs tasks instead of processes of a job."
+    if not farm.command or not spec.script:
+        return "A farm runs a command for each task; give one."
+    if not 1 <= farm.total <= MAX_TASKS:
+        return f"A farm has 1 to {MAX_TASKS:,} tasks, not {farm.total:,}; split it."
+    columns = farm.columns
+    if not 1 <= len(columns) <= MAX_COLUMNS or len(set(columns)) < len(columns):
+        return f"The tasks of a farm have 1 to {MAX_COLUMNS} columns, each of another name."
+    if OUTPUT in columns and farm.output:
+        return f"A column is called {OUTPUT}, which is the name of the result file; rename it."
+    if farm.cpus < 0 or farm.gpus < 0 or farm.memory_bytes < 0:
+        return "The cores, GPUs and memory of a task are 0 or more."
+    if not 0 <= farm.retries <= MAX_RETRIES:
+        return f"A task is tried again 0 to {MAX_RETRIES} times, not {farm.retries}."
+    if not 0 <= farm.time_s <= MAX_TIME_LIMIT_S:
+        return "The time limit of a task is a time above 0, a year at most; 0 for none."
+    patterns = (farm.log, farm.output, farm.checkpoint)
+    if any("\0" in word for word in (*farm.command, *patterns)):
+        return "The command or a path of the tasks contains a NUL character."
+    if not farm.log:
+        return "The log of the tasks has no name; give a pattern such as logs/{index}.log."
+    more = (OUTPUT,) if farm.output else ()
+    problem = problems(farm.command, columns, more) or problems(patterns, columns)
+    if problem or farm.total == 1:
+        return problem
+    for name, pattern in (("log", farm.log), ("result file", farm.output)):
+        one, other = (
+            expand([pattern], columns, [text] * len(columns), k) for k, text in ((0, "a"), (1, "b"))
+        )
+        if pattern and one == other:
+            return f"All tasks have the same {name}, {pattern}; add {{index}} to its name."
     return ""
 
 
@@ -342,7 +387,9 @@ def _file_problem(spec: messages.JobSpec, files: bool) -> str:
         )
     if any(not name or "=" in name for name in spec.env):
         return "A variable of the job's environment has no name, or one with '=' in it."
-    if not os.path.isabs(spec.script) or (files and not os.path.isfile(spec.script)):
+    # The command of a farm is looked for on the nodes.
+    seen = os.path.isabs(spec.script) and (not files or os.path.isfile(spec.script))
+    if spec.farm is None and not seen:
         return (
             f"The daemon's host sees no file {spec.script}; put the script on a file system "
             "that the nodes share."

@@ -339,6 +339,13 @@ def not_completed(store: Store, jobs: Iterable[str]) -> list[JobRow]:
     return [row for row in selected if row.state != JobState.COMPLETED.value]
 
 
+def is_arriving(store: Store, row: JobRow, spec: messages.JobSpec) -> bool:
+    """Whether the job is a farm that has not started and whose tasks are still being added."""
+    if spec.farm is None or row.started is not None:
+        return False
+    return store.tasks.count(row.id) < spec.farm.total
+
+
 def submitted_before(store: Store, spec: messages.JobSpec) -> JobRow | None:
     """Return the job that the owner of ``spec`` has already submitted with the same key; None if
     there is none.

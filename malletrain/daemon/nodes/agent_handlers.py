@@ -24,6 +24,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
 from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, Departures, note_failures
 from malletrain.daemon.nodes.arrivals import Arrivals
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.nodes.probes import Bandwidth, Probes
 from malletrain.daemon.nodes.reports import AgentReports
 from malletrain.daemon.nodes.slow_nodes import SlowLinkWatch, SlowNodeWatch
@@ -48,6 +49,7 @@ class AgentHandlers:
         departures: handles nodes that leave or are lost.
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
+        farms: hands out the tasks of farms.
         boot: id of this start of the daemon.
     """
 
@@ -60,11 +62,13 @@ class AgentHandlers:
         departures: Departures,
         lease_actions: LeaseActions,
         logs: LogSink,
+        farms: Farms,
         boot: str,
     ) -> None:
         self._state = state
         self._transactions = transactions
         self._reachability = reachability
+        self.farms = farms
         self.departures = departures
         self.lease_actions = lease_actions
         slow = SlowNodeWatch(state, transactions, lease_actions)
@@ -84,6 +88,8 @@ class AgentHandlers:
             messages.StoreUp: self._store_up,
             messages.Drained: self._drained,
             messages.Worth: self.reports.worth,
+            messages.TaskPull: farms.pull,
+            messages.TaskResults: farms.results,
             messages.Progress: self.reports.progress,
             messages.Mark: lambda agent, run, m: run.monitor.mark(m),
             messages.Metric: self.reports.metric,
@@ -139,7 +145,8 @@ class AgentHandlers:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = state.runs.get(job)
             # Progress that was made before the release counts.
-            valid = not agent.releasing or isinstance(message, messages.Progress)
+            progress = (messages.Progress, messages.TaskResults)
+            valid = not agent.releasing or isinstance(message, progress)
             if run is not None and agent.holds == job and valid:
                 self._table[type(message)](agent, run, message)
         else:
@@ -185,6 +192,7 @@ class AgentHandlers:
             self.arrivals.look(now)
         self.probes.tick(now)
         if self.adopting is None:
+            self.farms.look(now)
             for watch in self._watches:
                 watch.look(now)
 

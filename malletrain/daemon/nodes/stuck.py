@@ -179,7 +179,7 @@ class HungSteps:
         """Whether the job should be stepping, as far as the daemon can know."""
         agents = [self._state.agents.on(node) for node in run.rounds.members]
         return (
-            run.spec.mode != "service"
+            run.spec.trains
             and run.rounds.stage is RoundStage.RUNNING
             and not run.rounds.finishing
             and run.monitor.pending is None
@@ -464,7 +464,7 @@ class StuckRounds:
 
 
 def _has_started(run: ActiveJob) -> bool:
-    begun = run.rounds.stage in _STARTED_STAGES and run.spec.mode != "service"
+    begun = run.rounds.stage in _STARTED_STAGES and run.spec.trains
     return begun and not run.rounds.finishing
 
 
@@ -489,7 +489,7 @@ def warn_of_silence(
     """
     limit = state.config.jobs.no_progress_warning
     if (
-        run.spec.mode != "service"
+        run.spec.trains
         and run.rounds.stage is RoundStage.RUNNING
         and not run.rounds.finishing
         and run.monitor.silent_for(now) > limit

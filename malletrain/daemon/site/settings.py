@@ -20,6 +20,7 @@ from malletrain.core.settings import (
     advisor_config,
 )
 from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
+from malletrain.rounds.farm import FarmRounds
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds
@@ -29,6 +30,7 @@ ROUNDS: dict[str, type[RestartRounds] | type[LiveRounds] | type[ServiceRounds]] 
     "restart": RestartRounds,
     "live": LiveRounds,
     "service": ServiceRounds,
+    "farm": FarmRounds,
 }
 """Mode of a job → class of its rounds."""
 MOVING_S = 10.0

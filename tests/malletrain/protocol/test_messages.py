@@ -30,6 +30,14 @@ HONEST = [
     messages.StoreUp("j1", 3, "n1", 65535),
     messages.Drained("j1", 3, False, "No worker here takes snapshots."),
     messages.Worth("j1", {1: 0.0, 16: 1e9}),
+    messages.TaskPull("j1", "f00d", 8, 24, (messages.HeldTask(3, 1, True),), 2),
+    messages.TaskResults(
+        "j1", "f00d", (messages.TaskResult(3, 1, -9, 1.7e9, 1.7e9, "Killed"),), 24, 2
+    ),
+    messages.TaskQuery("j1"),
+    messages.TaskItems("j1", 3, (messages.TaskItem(4, 1, ("a b", "{7}")),)),
+    messages.TaskAck("j1", ((3, 1),)),
+    messages.TaskStop("j1", ((3, 1),)),
     messages.Released("j1"),
     messages.Leaving(0.0, "preempted"),
     messages.Progress("j1", 3, 1023, 4_194_304, 1e12, 10**9, 4096.0, 1.7e9, 1.7e9),

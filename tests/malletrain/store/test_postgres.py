@@ -9,6 +9,7 @@ from malletrain.store.store import Store, StoreError
 from tests import postgres
 from tests.malletrain.store.conftest import new_job
 from tests.malletrain.store.test_migrations import kill_through_the_migration
+from tests.malletrain.store.test_task_table import check_life_of_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -70,3 +71,8 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         assert new_job(store, name="after").id == "j2"
     with Store.open(server.url) as store:
         assert [row.name for row in store.list_jobs()] == ["before", "after"]
+
+
+def test_tasks_of_farms(server):
+    with Store.open(server.url) as store:
+        check_life_of_tasks(store)

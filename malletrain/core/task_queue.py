@@ -1,0 +1,420 @@
+"""The queue of a job's tasks: which worker gets which task, and when a task is done. Pure.
+
+    waiting ──handed out──▶ running ──succeeded──▶ done
+       ▲                      │ failed for good ──▶ failed
+       └── lost, failed ──────┘
+
+:data:`TRANSITIONS` is the state machine. Rules:
+
+* A task is done once: the first success counts, even of an attempt that is not current any more
+  (its worker was declared lost too early), because the work is done. A failure counts only if its
+  attempt is current.
+* A loss of a worker uses up no try; a failure does.
+* The lowest waiting number is handed out first. A task that was cut off after some time goes to a
+  worker that is expected to last longer than that, if there is one.
+* With ``duplicate_stragglers`` a worker without waiting tasks gets a copy of a task that runs much
+  longer than most have.
+
+The queue holds a few bytes for each task, so that a million fit into a daemon's memory. The values
+of tasks, and the history of their attempts, are in the store.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+
+class TaskState(str, Enum):
+    """State of a task."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    """On a worker, which may not have started it yet."""
+    DONE = "done"
+    FAILED = "failed"
+
+    __str__ = str.__str__
+
+
+class TaskEvent(Enum):
+    """What happens to a task."""
+
+    HAND_OUT = "handed out"
+    ADOPT = "a worker that was lost, or a daemon that restarted, reports the current attempt"
+    LOSE = "its last worker is lost, or gives it back"
+    SUCCEED = "succeeded"
+    FAIL = "failed, and is tried again"
+    FAIL_FOR_GOOD = "failed, and no try is left"
+    RETRY = "its owner wants it to be tried again"
+
+
+S, E = TaskState, TaskEvent
+TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
+    (S.WAITING, E.HAND_OUT): S.RUNNING,
+    (S.WAITING, E.ADOPT): S.RUNNING,
+    (S.WAITING, E.SUCCEED): S.DONE,
+    (S.RUNNING, E.HAND_OUT): S.RUNNING,
+    (S.RUNNING, E.LOSE): S.WAITING,
+    (S.RUNNING, E.SUCCEED): S.DONE,
+    (S.RUNNING, E.FAIL): S.WAITING,
+    (S.RUNNING, E.FAIL_FOR_GOOD): S.FAILED,
+    (S.FAILED, E.SUCCEED): S.DONE,
+    (S.FAILED, E.RETRY): S.WAITING,
+}
+"""(state, event) → next state. Other events have no effect."""
+
+MIN_DURATIONS = 5
+"""Number of successes before a task can be called late."""
+LATE_FACTOR = 2.0
+"""A task is late if it runs this many times as long as nine of ten others."""
+MAX_PASSED_OVER = 1000
+"""Maximum number of tasks that are passed over for a worker that does not last long enough."""
+_RECENT = 500
+"""Number of durations by which lateness is judged."""
+_CODES = {state: code for code, state in enumerate(TaskState)}
+_STATES = tuple(TaskState)
+_WAITING = _CODES[TaskState.WAITING]
+
+
+class Attempt(NamedTuple):
+    """One attempt of a task."""
+
+    number: int
+    attempt: int
+
+
+class StoredTask(NamedTuple):
+    """What the store has of a task."""
+
+    number: int
+    state: TaskState
+    tries: int
+    attempt: int
+    worker: str
+    """The newest worker; counts while it is running."""
+    since: float
+    """When it was handed out, seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What follows from a result."""
+
+    state: TaskState | None
+    """The task's new state; None if the result changes nothing."""
+    tries: int = 0
+    """Number of failures of the task so far."""
+    obsolete: tuple[tuple[str, Attempt], ...] = ()
+    """(worker, attempt) of other attempts of the task, which are not needed any more."""
+
+
+class TaskQueue:
+    """The tasks of one job. A worker is a name, such as that of a node.
+
+    Args:
+        total: number of tasks.
+        retries: number of failures after which a task is tried again.
+        duplicate_stragglers: whether late tasks are run twice.
+    """
+
+    def __init__(self, total: int, retries: int = 0, duplicate_stragglers: bool = False) -> None:
+        self.total, self.retries = total, retries
+        self._duplicate = duplicate_stragglers
+        self._states = bytearray(total)
+        self._attempts = array("I", bytes(4 * total))
+        self._tries = array("H", bytes(2 * total))
+        self._counts = dict.fromkeys(TaskState, 0)
+        self._counts[TaskState.WAITING] = total
+        self._cursor = 0
+        """All waiting tasks below it are in ``_returned``."""
+        self._returned: list[int] = []
+        """Heap of tasks that wait again. Some may not be waiting any more."""
+        self._holders: dict[int, dict[str, int]] = {}
+        """Running task → worker → attempt, in the order of hand-out."""
+        self._of_worker: dict[str, dict[int, float]] = {}
+        """Worker → its tasks → time of hand-out, seconds."""
+        self._cut_off_s: dict[int, float] = {}
+        """Task → longest time after which it was cut off by a loss, seconds."""
+        self._durations: deque[float] = deque(maxlen=_RECENT)
+
+    @classmethod
+    def restored(
+        cls,
+        total: int,
+        rows: Iterable[StoredTask],
+        retries: int = 0,
+        duplicate_stragglers: bool = False,
+    ) -> TaskQueue:
+        """Returns the queue as it was stored. Arguments as for the class; tasks without a row
+        wait.
+        """
+        queue = cls(total, retries, duplicate_stragglers)
+        for row in rows:
+            queue._set_state(row.number, row.state)
+            queue._attempts[row.number] = row.attempt
+            queue._tries[row.number] = row.tries
+            if row.state is TaskState.RUNNING:
+                queue._hold(row.worker, Attempt(row.number, row.attempt), row.since)
+        return queue
+
+    # --- what there is ---
+
+    def counts(self) -> dict[TaskState, int]:
+        """Returns the number of tasks in each state."""
+        return dict(self._counts)
+
+    def state(self, number: int) -> TaskState:
+        """Returns the state of a task."""
+        return _STATES[self._states[number]]
+
+    def tries(self, number: int) -> int:
+        """Returns the number of failures of a task."""
+        return self._tries[number]
+
+    @property
+    def unfinished(self) -> int:
+        """Number of tasks that wait or run."""
+        return self._counts[TaskState.WAITING] + self._counts[TaskState.RUNNING]
+
+    def numbers(self, state: TaskState, after: int = -1, limit: int = 1000) -> list[int]:
+        """Returns the first ``limit`` tasks in a state with numbers above ``after``."""
+        numbers: list[int] = []
+        code, number = _CODES[state], after
+        while len(numbers) < limit:
+            number = self._states.find(code, number + 1)
+            if number < 0:
+                break
+            numbers.append(number)
+        return numbers
+
+    def attempts_of(self, worker: str) -> list[Attempt]:
+        """Returns the attempts that a worker has."""
+        return [
+            Attempt(number, self._holders[number][worker])
+            for number in self._of_worker.get(worker, ())
+        ]
+
+    def count_of(self, worker: str) -> int:
+        """Returns the number of tasks that a worker has."""
+        return len(self._of_worker.get(worker, ()))
+
+    def workers(self) -> list[str]:
+        """Returns the workers that have tasks."""
+        return list(self._of_worker)
+
+    def oldest(self, count: int) -> list[tuple[int, str]]:
+        """Returns (number, worker) of the running tasks that were handed out first."""
+        oldest = []
+        for number, holders in self._holders.items():
+            oldest.append((number, next(iter(holders))))
+            if len(oldest) >= count:
+                break
+        return oldest
+
+    # --- hand-out ---
+
+    def hand_out(
+        self,
+        worker: str,
+        count: int,
+        now: float,
+        lasts_s: float | None = None,
+        longest_s: float | None = None,
+    ) -> list[Attempt]:
+        """Hand out tasks to a worker.
+
+        Args:
+            worker: the worker.
+            count: maximum number of tasks.
+            now: time, seconds.
+            lasts_s: expected remaining time of the worker, seconds; None if unknown.
+            longest_s: the longest such time of all workers; None if unknown.
+        """
+        attempts: list[Attempt] = []
+        passed_over: list[int] = []
+        while len(attempts) < count and len(passed_over) < MAX_PASSED_OVER:
+            number = self._next_waiting()
+            if number is None:
+                break
+            needs_s = self._cut_off_s.get(number, 0.0)
+            if lasts_s is not None and longest_s is not None and lasts_s < needs_s <= longest_s:
+                passed_over.append(number)
+                continue
+            attempts.append(self._start(worker, number, now))
+        for number in passed_over:
+            heappush(self._returned, number)
+        if self._duplicate and not self._counts[TaskState.WAITING]:
+            attempts += self._copies(worker, count - len(attempts), now)
+        return attempts
+
+    def adopt(self, worker: str, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
+        """Take over attempts that a worker reports to have, if they are current.
+
+        Returns:
+            Those that are not: the worker is to stop them.
+        """
+        obsolete = []
+        for each in attempts:
+            if not 0 <= each.number < self.total:
+                continue
+            if self._holders.get(each.number, {}).get(worker) == each.attempt:
+                continue
+            waits = self._states[each.number] == _WAITING
+            if waits and 0 < each.attempt == self._attempts[each.number]:
+                self._apply(each.number, TaskEvent.ADOPT)
+                self._hold(worker, each, now)
+            else:
+                obsolete.append(each)
+        return obsolete
+
+    # --- results ---
+
+    def finish(
+        self, worker: str, attempt: Attempt, success: bool, seconds: float, now: float
+    ) -> Outcome:
+        """Handle the end of an attempt.
+
+        Args:
+            worker: the worker that reports it.
+            attempt: the attempt.
+            success: whether it succeeded.
+            seconds: how long it ran.
+            now: time, seconds.
+        """
+        number = attempt.number
+        if not 0 <= number < self.total or not 0 < attempt.attempt <= self._attempts[number]:
+            return Outcome(None)
+        current = self._holders.get(number, {}).get(worker) == attempt.attempt
+        if current:
+            self._let_go(worker, number)
+        if success:
+            before = self.state(number)
+            if (before, TaskEvent.SUCCEED) not in TRANSITIONS:
+                return Outcome(None)
+            self._durations.append(max(0.0, seconds))
+            obsolete = self._drop_holders(number)
+            self._cut_off_s.pop(number, None)
+            return Outcome(
+                self._apply(number, TaskEvent.SUCCEED), self._tries[number], tuple(obsolete)
+            )
+        if not current:
+            return Outcome(None)
+        self._tries[number] = min(self._tries[number] + 1, 65535)
+        if self._tries[number] > self.retries:
+            obsolete = self._drop_holders(number)
+            state = self._apply(number, TaskEvent.FAIL_FOR_GOOD)
+            return Outcome(state, self._tries[number], tuple(obsolete))
+        if number in self._holders:  # its copy still runs
+            return Outcome(TaskState.RUNNING, self._tries[number])
+        return Outcome(self._apply(number, TaskEvent.FAIL), self._tries[number])
+
+    def lose(self, worker: str, now: float, present: Collection[Attempt] = ()) -> list[int]:
+        """Take the tasks of a worker back, which is lost or does not have them.
+
+        Args:
+            worker: the worker.
+            now: time, seconds.
+            present: the attempts that it still has.
+
+        Returns:
+            The tasks that wait again.
+        """
+        back = []
+        for attempt in self.attempts_of(worker):
+            if attempt in present:
+                continue
+            number = attempt.number
+            ran_s = now - self._of_worker[worker][number]
+            self._let_go(worker, number)
+            if number not in self._holders:
+                self._apply(number, TaskEvent.LOSE)
+                self._cut_off_s[number] = max(ran_s, self._cut_off_s.get(number, 0.0))
+                back.append(number)
+        return back
+
+    # --- the owner ---
+
+    def retry(self, numbers: Iterable[int]) -> list[int]:
+        """Put failed tasks back, with all their tries. Returns those that wait again."""
+        back = []
+        for number in numbers:
+            if 0 <= number < self.total and self.state(number) is TaskState.FAILED:
+                self._tries[number] = 0
+                self._apply(number, TaskEvent.RETRY)
+                back.append(number)
+        return back
+
+    # --- inside ---
+
+    def _next_waiting(self) -> int | None:
+        while self._returned:
+            number = heappop(self._returned)
+            if self._states[number] == _WAITING:
+                return number
+        number = self._states.find(_WAITING, self._cursor)
+        if number < 0:
+            self._cursor = self.total
+            return None
+        self._cursor = number + 1
+        return number
+
+    def _start(self, worker: str, number: int, now: float) -> Attempt:
+        self._attempts[number] += 1
+        self._apply(number, TaskEvent.HAND_OUT)
+        attempt = Attempt(number, self._attempts[number])
+        self._hold(worker, attempt, now)
+        return attempt
+
+    def _copies(self, worker: str, count: int, now: float) -> list[Attempt]:
+        if count <= 0 or len(self._durations) < MIN_DURATIONS:
+            return []
+        durations = sorted(self._durations)
+        limit_s = LATE_FACTOR * durations[int(0.9 * (len(durations) - 1))]
+        late = []
+        for number, holders in self._holders.items():
+            since = max(self._of_worker[holder][number] for holder in holders)
+            if len(holders) == 1 and worker not in holders and now - since > limit_s:
+                late.append(number)
+                if len(late) == count:
+                    break
+        return [self._start(worker, number, now) for number in late]
+
+    def _apply(self, number: int, event: TaskEvent) -> TaskState:
+        before = self.state(number)
+        after = TRANSITIONS[before, event]
+        self._set_state(number, after)
+        if after is TaskState.WAITING and number < self._cursor:
+            heappush(self._returned, number)
+        return after
+
+    def _set_state(self, number: int, state: TaskState) -> None:
+        self._counts[self.state(number)] -= 1
+        self._counts[state] += 1
+        self._states[number] = _CODES[state]
+
+    def _hold(self, worker: str, attempt: Attempt, now: float) -> None:
+        self._holders.setdefault(attempt.number, {})[worker] = attempt.attempt
+        self._of_worker.setdefault(worker, {})[attempt.number] = now
+
+    def _let_go(self, worker: str, number: int) -> None:
+        del self._holders[number][worker]
+        if not self._holders[number]:
+            del self._holders[number]
+        del self._of_worker[worker][number]
+        if not self._of_worker[worker]:
+            del self._of_worker[worker]
+
+    def _drop_holders(self, number: int) -> list[tuple[str, Attempt]]:
+        holders = [
+            (worker, Attempt(number, attempt))
+            for worker, attempt in self._holders.get(number, {}).items()
+        ]
+        for worker, _ in holders:
+            self._let_go(worker, number)
+        return holders

@@ -1,0 +1,331 @@
+"""The farms of one daemon: hands out their tasks to nodes, stores results, and values their nodes.
+
+:mod:`malletrain.core.task_queue` decides which node gets which task. Decides here what is stored
+and sent: a hand-out is stored before it is sent, and a result before it is acknowledged. Everything
+of one message is one transaction.
+
+A node gets one :class:`TaskItems` at a time; the next follows when it has reported the serial of
+the last. The daemon keeps no other state of a node: a :class:`TaskPull` says what it has, and what
+the queue says beyond that is lost. So a restart of the daemon, the agent or the launcher is the
+same as a lost message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from malletrain.core.events import JobCompleted, NodesBusy, SoftwareLacking
+from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
+from malletrain.core.task_queue import Attempt, StoredTask, TaskQueue, TaskState
+from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.engine.transactions import Transactions
+from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
+from malletrain.daemon.jobs.repository import ActiveJob
+from malletrain.protocol import messages
+from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.farm import MAX_TASKS_IN_MESSAGE, FarmSpec
+from malletrain.store.task_table import TaskChange
+
+REVALUE_EVERY_S = 3.0
+"""Minimum time between two changes of a farm's bid, seconds."""
+UNSTARTABLE_FIRST = 20
+"""Number of first results after which a farm fails if none of these tasks could be started."""
+RATE_WINDOW_S = 60.0
+"""Minimum length of the window for the rate of a farm, seconds."""
+_RECENT = 2000
+
+
+@dataclass
+class NodeSession:
+    """What the daemon has sent to a launcher."""
+
+    session: str
+    serial: int
+    """Serial of the newest TaskItems."""
+    slots: int = 0
+    capacity: int = 0
+    """Number of tasks that the node wants to have."""
+    sent: messages.TaskItems | None = None
+    """The newest TaskItems, if the node has not reported its serial."""
+
+
+@dataclass
+class Farm:
+    """One unfinished farm in memory."""
+
+    spec: FarmSpec
+    queue: TaskQueue
+    nodes: dict[str, NodeSession] = field(default_factory=dict)
+    results: int = 0
+    """Number of results since the daemon's start."""
+    unstartable: int = 0
+    """Number of those whose command could not be started."""
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Times of the last results, seconds."""
+    durations: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Durations of the last tasks, seconds."""
+    busy: frozenset[str] = frozenset()
+    """The nodes that have tasks, as far as the controller knows."""
+    valued_at: float = 0.0
+
+    @property
+    def task_s(self) -> float | None:
+        """Mean duration of a task, seconds; None if unknown."""
+        return sum(self.durations) / len(self.durations) if self.durations else None
+
+    def rate(self, now: float) -> float:
+        """Return the tasks/s that ended lately, 0 if none did."""
+        window_s = max(RATE_WINDOW_S, 3 * (self.task_s or 0.0))
+        recent = [at for at in self.ends if at >= now - window_s]
+        if len(recent) < 2:
+            return 0.0
+        return (len(recent) - 1) / max(now - recent[0], 1e-3)
+
+
+class Farms:
+    """The unfinished farms of one daemon.
+
+    Args:
+        state: the daemon's state.
+        transactions: saves hand-outs and results before they are sent.
+        jobs: changes unfinished jobs.
+    """
+
+    def __init__(self, state: SiteState, transactions: Transactions, jobs: UnfinishedJobs) -> None:
+        self._state = state
+        self._transactions = transactions
+        self._jobs = jobs
+        self._farms: dict[str, Farm] = {}
+
+    def of(self, run: ActiveJob) -> Farm:
+        """Return the farm of a job, which is read from the store if necessary."""
+        job, spec = run.row.id, run.spec.farm
+        assert spec is not None
+        if job not in self._farms:
+            rows = (
+                StoredTask(row.number, TaskState(row.state), *row[2:])
+                for row in self._state.store.tasks.progress(job)
+            )
+            queue = TaskQueue.restored(spec.total, rows, spec.retries, spec.duplicate_stragglers)
+            self._farms[job] = Farm(spec, queue)
+        return self._farms[job]
+
+    # --- messages of nodes ---
+
+    def pull(self, agent: LeasedAgent, run: ActiveJob, message: messages.TaskPull) -> None:
+        """Reconcile the tasks of a node with what it has, and hand out more."""
+        if run.spec.farm is None:
+            return
+        state, job, node = self._state, run.row.id, agent.node
+        with self._transactions.begin() as now:
+            farm = self.of(run)
+            queue, session = farm.queue, farm.nodes.get(node)
+            if session is None or session.session != message.session:
+                session = farm.nodes[node] = NodeSession(message.session, message.received)
+            session.slots, session.capacity = message.slots, message.capacity
+            reported = [Attempt(task.number, task.attempt) for task in message.tasks]
+            before = set(queue.attempts_of(node))
+            obsolete = queue.adopt(node, reported, now)
+            if adopted := [a.number for a in queue.attempts_of(node) if a not in before]:
+                state.store.tasks.adopt(job, node, adopted)
+            present = set(reported)
+            if (awaited := self._awaited(session, message.received)) is not None:
+                state.agents.tell(node, awaited)
+                present.update(Attempt(item.number, item.attempt) for item in awaited.items)
+            state.store.tasks.put_back(job, queue.lose(node, now, present))
+            if obsolete:
+                state.agents.tell(node, messages.TaskStop(job, tuple(obsolete)))
+            self._hand_out(run, farm, now)
+
+    def results(self, agent: LeasedAgent, run: ActiveJob, message: messages.TaskResults) -> None:
+        """Store results, acknowledge them, and hand out more."""
+        if run.spec.farm is None:
+            return
+        state, job, node = self._state, run.row.id, agent.node
+        with self._transactions.begin() as now:
+            farm = self.of(run)
+            queue = farm.queue
+            changes: list[TaskChange] = []
+            for result in message.results:
+                seconds = max(0.0, result.ended - result.started)
+                attempt = Attempt(result.number, result.attempt)
+                outcome = queue.finish(node, attempt, result.code == 0, seconds, now)
+                for worker, other in outcome.obsolete:
+                    state.agents.tell(worker, messages.TaskStop(job, (other,)))
+                if outcome.state is None:
+                    continue
+                farm.results += 1
+                farm.unstartable += result.unstartable
+                farm.ends.append(now)
+                if not result.unstartable:
+                    farm.durations.append(seconds)
+                tail = "\n".join(text for text in (result.tail, result.sentence) if text)
+                changes.append(
+                    TaskChange(
+                        result.number,
+                        outcome.state.value,
+                        outcome.tries,
+                        node,
+                        result.code,
+                        result.started,
+                        result.ended,
+                        tail,
+                    )
+                )
+            state.store.tasks.finish(job, changes)
+            acknowledged = tuple((r.number, r.attempt) for r in message.results)
+            state.agents.tell(node, messages.TaskAck(job, acknowledged))
+            session = farm.nodes.get(node)
+            if session is not None and session.session == message.session:
+                session.capacity = message.capacity
+                self._awaited(session, message.received)
+            if changes:
+                self._progressed(run, farm, now)
+            if not self._end(run, farm, changes):
+                self._hand_out(run, farm, now)
+
+    @staticmethod
+    def _awaited(session: NodeSession, received: int) -> messages.TaskItems | None:
+        """Return the newest message to a node if it has not received it; None if it has."""
+        if received >= session.serial:
+            session.sent = None
+        return session.sent
+
+    # --- time ---
+
+    def look(self, now: float) -> None:
+        """Take tasks back from nodes that do not hold their job any more, and value the nodes of
+        farms. Call it about every half second.
+        """
+        state = self._state
+        for job in [job for job in self._farms if job not in state.runs]:
+            del self._farms[job]
+        for run in [run for run in state.runs.values() if run.spec.farm is not None]:
+            farm = self.of(run)
+            gone = [node for node in farm.queue.workers() if not self._holds(node, run.row.id)]
+            with self._transactions.begin():
+                for node in gone:
+                    farm.nodes.pop(node, None)
+                    state.store.tasks.put_back(run.row.id, farm.queue.lose(node, now))
+                if gone:
+                    self._hand_out(run, farm, now)
+                self._revalue(run, farm, now)
+                if not farm.queue.unfinished:
+                    self._end(run, farm, [])
+
+    def _holds(self, node: str, job: str) -> bool:
+        agent = self._state.agents.on(node)
+        return agent is not None and agent.holds == job
+
+    # --- the owner ---
+
+    def retry(self, run: ActiveJob, numbers: list[int] | None) -> int:
+        """Put failed tasks back. Call it within a transaction.
+
+        Args:
+            run: the job.
+            numbers: the tasks; None for all that failed.
+
+        Returns:
+            The number of tasks that wait again.
+        """
+        farm = self.of(run)
+        if numbers is None:
+            numbers = farm.queue.numbers(TaskState.FAILED, limit=farm.spec.total)
+        back = farm.queue.retry(numbers)
+        self._state.store.tasks.retry(run.row.id, back)
+        self._hand_out(run, farm, self._state.clock.now())
+        return len(back)
+
+    # --- inside ---
+
+    def _hand_out(self, run: ActiveJob, farm: Farm, now: float) -> None:
+        """Hand out waiting tasks to all nodes of the farm that want some."""
+        state, job, queue = self._state, run.row.id, farm.queue
+        lasts = {node: state.controller.state.lasts_s(node) for node in farm.nodes}
+        longest_s = max((s for s in lasts.values() if s is not None), default=None)
+        for node, session in farm.nodes.items():
+            count = min(session.capacity - queue.count_of(node), MAX_TASKS_IN_MESSAGE)
+            if count <= 0 or session.sent is not None or not self._holds(node, job):
+                continue
+            attempts = queue.hand_out(node, count, now, lasts[node], longest_s)
+            if not attempts:
+                continue
+            state.store.tasks.hand_out(job, node, attempts, now)
+            values = state.store.tasks.arguments(job, [a.number for a in attempts])
+            session.serial += 1
+            session.sent = messages.TaskItems(
+                job,
+                session.serial,
+                tuple(
+                    messages.TaskItem(a.number, a.attempt, values.get(a.number, ()))
+                    for a in attempts
+                ),
+            )
+            state.agents.tell(node, session.sent)
+
+    def _progressed(self, run: ActiveJob, farm: Farm, now: float) -> None:
+        """Count the tasks that are done as samples."""
+        state, monitor = self._state, run.monitor
+        before, done = monitor.total, float(farm.queue.counts()[TaskState.DONE])
+        monitor.progress(
+            messages.Progress(
+                run.row.id,
+                run.rounds.generation,
+                0,
+                0,
+                max(0.0, done - monitor.before),
+                max(0, int(done - monitor.before)),
+                1.0,
+                monitor.first_sample or now - (farm.task_s or 0.0),
+                now,
+            )
+        )
+        monitor.finished_rescales()  # a farm does not pause
+        state.metrics.samples(monitor.total - before)
+        self._jobs.save_soon(run)
+
+    def _end(self, run: ActiveJob, farm: Farm, changes: list[TaskChange]) -> bool:
+        """End the job if all its tasks have ended, or none could be started. Returns whether."""
+        state, job, counts = self._state, run.row.id, farm.queue.counts()
+        failed, total = counts[TaskState.FAILED], farm.spec.total
+        if farm.results == farm.unstartable >= UNSTARTABLE_FIRST and farm.queue.unfinished:
+            sentence = (
+                f"None of the first {farm.results} tasks could be started: {changes[-1].tail}"
+                if changes
+                else f"None of the first {farm.results} tasks could be started."
+            )
+        elif farm.queue.unfinished:
+            return False
+        elif not failed:
+            self._transactions.feed(JobCompleted(job))
+            return True
+        else:
+            sentence = (
+                f"{failed:,} of {total:,} tasks failed; `malletrain tasks {job} --failed` lists "
+                "them."
+            )
+        state.repository.save(run, failure=sentence)
+        state.audit.record(EventKind.WORKERS_FAILED, sentence, job=job)
+        self._transactions.feed(SoftwareLacking(job, sentence))
+        return True
+
+    def _revalue(self, run: ActiveJob, farm: Farm, now: float) -> None:
+        """Change the bid of a farm, if its value of nodes has changed."""
+        if now < farm.valued_at + REVALUE_EVERY_S:
+            return
+        queue = farm.queue
+        busy = frozenset(queue.workers())
+        if busy != farm.busy:
+            farm.busy, farm.valued_at = busy, now
+            self._transactions.feed(NodesBusy(run.row.id, busy))
+        slots = max((session.slots for session in farm.nodes.values()), default=0)
+        filled = nodes_filled(len(busy), queue.counts()[TaskState.WAITING], slots, farm.task_s)
+        curve = farm_curve(rate_of_node(slots, farm.task_s), filled, run.spec.max_nodes)
+        if curve != run.spec.curve:
+            farm.valued_at = now
+            self._jobs.revalue(run.row.id, msgspec.structs.replace(run.spec, curve=curve))

@@ -1,0 +1,393 @@
+"""The launcher of a farm on one node. It takes tasks from the daemon, runs as many at a time as the
+node has room for, and reports their ends.
+
+    starting ──the software environment is entered──▶ ready ──first view──▶ running
+    running ──a view in which this node leaves──▶ tasks stopped, results sent ──▶ drained
+
+Decides how many tasks run at a time (:func:`slots_of`), how many wait here, and when one is
+stopped. :mod:`malletrain.core.task_queue` decides which tasks it gets.
+:mod:`malletrain.launch.task_process` is one task. Works without torch.
+
+About one second of work waits on the node, so that short tasks do not wait for the daemon. A result
+is sent until it is acknowledged. The processes of all tasks end with the launcher: its supervisor
+kills them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections import OrderedDict, deque
+
+from malletrain.launch.lines import LineConnection, ProcessLine
+from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
+from malletrain.launch.task_process import TaskProcess, TaskRefused
+from malletrain.memory.folder import bound
+from malletrain.protocol import env
+from malletrain.protocol.failures import UNFIT
+from malletrain.protocol.farm import MAX_HELD, FarmSpec, HeldTask, TaskItem, TaskResult
+from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting
+from malletrain.protocol.messages import (
+    Assignment,
+    Drain,
+    Drained,
+    Message,
+    Phase,
+    Round,
+    TaskAck,
+    TaskItems,
+    TaskPull,
+    TaskQuery,
+    TaskResults,
+    TaskStop,
+)
+from malletrain.protocol.phases import AssignmentPhase
+
+WORK_AHEAD_S = 1.0
+"""Amount of work that waits on the node, seconds."""
+MAX_AHEAD = 2000
+"""Maximum number of tasks that wait on the node."""
+REPEAT_S = 5.0
+"""Time after which results are sent again, and tasks are asked for again, seconds."""
+RESULTS_EVERY_S = 0.05
+"""Minimum time between two messages with results, seconds."""
+RESULTS_AT_ONCE = 200
+"""Maximum number of results in a message."""
+_RECENT = 200
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use: its affinity, and the quota of its
+    control group (cgroup v2, cpu.max).
+    """
+    count = len(os.sched_getaffinity(0))
+    try:
+        with open("/proc/self/cgroup") as file:
+            paths = [line[3:].strip() for line in file if line.startswith("0::")]
+        for path in paths:
+            while path:
+                try:
+                    with open(f"/sys/fs/cgroup{path}/cpu.max") as file:
+                        quota, period = file.read().split()
+                    count = min(count, max(1, int(quota) // int(period)))
+                except (OSError, ValueError):  # ValueError: "max"
+                    pass
+                path = path.rstrip("/").rpartition("/")[0]
+    except OSError:
+        pass
+    return count
+
+
+def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int) -> int:
+    """Returns how many tasks run at a time on a node; 0 if it is too small for one.
+
+    Args:
+        farm: what a task needs.
+        core_count: number of the lease's cores.
+        gpu_count: number of its GPUs.
+        memory_bytes: its memory, bytes.
+    """
+    limits = [
+        have // need
+        for have, need in (
+            (core_count, farm.cpus),
+            (gpu_count, farm.gpus),
+            (memory_bytes, farm.memory_bytes),
+        )
+        if need
+    ]
+    if not (farm.cpus or farm.gpus):
+        limits.append(1)
+    return min(limits)
+
+
+def entered_variables(setting: TaskSetting, workdir: str) -> dict[str, str] | None:
+    """Returns the environment variables of the tasks, after their software environment was entered
+    once; None if that failed, which has been printed.
+    """
+    if not setting.enter:
+        return dict(setting.environment)
+    try:
+        done = subprocess.run(
+            setting.enter,
+            env=setting.environment,
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if done.returncode == UNFIT:
+            return None
+        if done.returncode == 0:
+            with open(setting.variables_file, "rb") as file:
+                pairs = os.fsdecode(file.read()).split("\0")
+            return dict(pair.partition("=")[::2] for pair in pairs if "=" in pair)
+        sentence = f"the setup ended with code {done.returncode}"
+    except OSError as error:
+        sentence = f"the software environment cannot be entered: {error.strerror}"
+    print(f"malletrain: {sentence[0].upper()}{sentence[1:]}.", file=sys.stderr, flush=True)
+    return None
+
+
+class FarmLauncher:
+    """The tasks of one farm on this node.
+
+    Args:
+        order: the agent's order.
+        farm: what the tasks run.
+        setting: how tasks are started here.
+        variables: environment variables of the tasks.
+        slots: number of tasks that run at a time.
+    """
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        farm: FarmSpec,
+        setting: TaskSetting,
+        variables: dict[str, str],
+        slots: int,
+    ) -> None:
+        self.order, self._farm, self._setting = order, farm, setting
+        self._variables, self._slots = variables, slots
+        self._loop = LaunchLoop(order)
+        self._node = os.environ.get(env.NODE, "")
+        self._session = secrets.token_hex(8)
+        self._generation = 0
+        self._waiting: deque[TaskItem] = deque()
+        self._running: dict[tuple[int, int], TaskProcess] = {}
+        self._results: OrderedDict[tuple[int, int], TaskResult] = OrderedDict()
+        """Results without acknowledgement."""
+        self._unsent: deque[tuple[int, int]] = deque()
+        self._free_devices = deque(setting.devices)
+        self._received = 0
+        """Serial of the newest TaskItems."""
+        self._capacity = 0
+        """Number of tasks that the daemon was asked for last."""
+        self._pulled_at: float | None = None
+        self._sent_at = 0.0
+        self._repeat_at = 0.0
+        self._ends: deque[float] = deque(maxlen=_RECENT)
+        self._leaving = False
+        self._drained = False
+        self._report(AssignmentPhase.READY)
+
+    def run(self) -> int:
+        """Run until the job leaves the node. Returns the exit code."""
+        return self._loop.run(self)
+
+    # --- the agent ---
+
+    def on_message(self, message: Message) -> None:
+        """Handle a view, tasks, acknowledgements and stops."""
+        if isinstance(message, Round) and message.job == self.order.job:
+            self._generation = max(self._generation, message.generation)
+            self._report(AssignmentPhase.RUNNING)
+            own = [peer for peer in message.members if peer.node == self._node]
+            if any(peer.gone_in_s is not None for peer in own):
+                self._leave(min(peer.gone_in_s or 0.0 for peer in own))
+            else:
+                self._leaving = self._drained = False  # the plan may have changed
+            if self._pulled_at is None:
+                self._pull()
+        elif isinstance(message, Drain):
+            self._leave(message.timeout_s)
+        elif isinstance(message, TaskItems):
+            if message.serial > self._received:
+                self._received = message.serial
+                self._waiting.extend(message.items)
+                self._pulled_at = None
+        elif isinstance(message, TaskAck):
+            for number, attempt in message.attempts:
+                self._results.pop((number, attempt), None)
+        elif isinstance(message, TaskStop):
+            self._stop_attempts({(number, attempt) for number, attempt in message.attempts})
+        elif isinstance(message, TaskQuery):
+            self._repeat_at = 0.0
+            self._pull()
+
+    def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
+        """Reject the connection: tasks do not talk to the launcher."""
+        self._loop.lines.hang_up(connection)
+
+    def _report(self, phase: AssignmentPhase) -> None:
+        self._loop.agent.send(Phase(Assignment(self.order.job, phase, self._generation)))
+
+    def _pull(self) -> None:
+        """Report what is here, and ask for tasks."""
+        self._capacity, self._pulled_at = self._target(), time.monotonic()
+        items = [
+            *(HeldTask(*key, True) for key in self._running),
+            *(HeldTask(item.number, item.attempt) for item in self._waiting),
+            *(HeldTask(*key) for key in self._results),
+        ]
+        self._loop.agent.send(
+            TaskPull(
+                self.order.job,
+                self._session,
+                self._slots,
+                self._capacity,
+                tuple(items[:MAX_HELD]),
+                self._received,
+            )
+        )
+
+    def _target(self) -> int:
+        """Returns the number of tasks that this node wants to have."""
+        if self._leaving or self._loop.ending:
+            return 0
+        ahead = 0
+        if len(self._ends) > 1 and (span_s := self._ends[-1] - self._ends[0]) > 0:
+            ahead = min(MAX_AHEAD, int(WORK_AHEAD_S * (len(self._ends) - 1) / span_s))
+        return min(MAX_HELD, self._slots + ahead)
+
+    def _send_results(self, now: float) -> None:
+        if self._results and now >= self._repeat_at:
+            self._unsent = deque(self._results)
+        if not self._unsent or now < self._sent_at + RESULTS_EVERY_S:
+            return
+        keys = [self._unsent.popleft() for _ in range(min(len(self._unsent), RESULTS_AT_ONCE))]
+        results = tuple(self._results[key] for key in keys if key in self._results)
+        self._sent_at, self._repeat_at, self._pulled_at = now, now + REPEAT_S, now
+        self._capacity = self._target()
+        self._loop.agent.send(
+            TaskResults(self.order.job, self._session, results, self._capacity, self._received)
+        )
+
+    # --- tasks ---
+
+    def check_processes(self) -> None:
+        """Handle the ends of tasks and their limits, start others, and report."""
+        now = time.monotonic()
+        self._reap(now)
+        while self._waiting and len(self._running) < self._slots and not self._leaving:
+            self._start(self._waiting.popleft(), now)
+        self._send_results(now)
+        if self._needs_tasks(now):
+            self._pull()
+        if self._leaving and not (self._running or self._results or self._drained):
+            self._drained = True
+            self._pull()
+            self._loop.agent.send(Drained(self.order.job, self._generation, True))
+        self._loop.wake_in(self._due_in(now))
+
+    def _needs_tasks(self, now: float) -> bool:
+        """Returns whether it is time to ask for tasks."""
+        target, present = self._target(), len(self._waiting) + len(self._running)
+        if not self._generation or present >= target:
+            return False
+        if self._pulled_at is not None and now < self._pulled_at + REPEAT_S:
+            return False
+        return present < self._slots or 2 * len(self._waiting) <= target - self._slots
+
+    def _due_in(self, now: float) -> float:
+        """Returns the time until something is due, seconds."""
+        due = [now + TICK_S]
+        if self._unsent:
+            due.append(self._sent_at + RESULTS_EVERY_S)
+        due += [at for task in self._running.values() if (at := task.next_limit()) is not None]
+        return max(0.0, min(due) - now)
+
+    def _reap(self, now: float) -> None:
+        for key, task in list(self._running.items()):
+            task.check_limits(now, self.order.stop_grace_s)
+            if not task.ended():
+                continue
+            del self._running[key]
+            self._free_devices.extend(task.devices)
+            if task.stopping:
+                task.move_files()  # it was cut off: no result
+                continue
+            self._ends.append(now)
+            self._keep(task.result())
+
+    def _start(self, item: TaskItem, now: float) -> None:
+        devices = [self._free_devices.popleft() for _ in range(self._farm.gpus)]
+        try:
+            task = TaskProcess(
+                self._loop,
+                self.order.job,
+                self._farm,
+                self.order.spec.workdir,
+                item,
+                self._setting,
+                self._variables,
+                devices,
+            )
+        except TaskRefused as refusal:
+            self._free_devices.extend(devices)
+            self._ends.append(now)
+            at = time.time()
+            code, sentence = refusal.code, str(refusal)
+            self._keep(
+                TaskResult(item.number, item.attempt, code, at, at, "", sentence, unstartable=True)
+            )
+            return
+        self._running[item.number, item.attempt] = task
+
+    def _keep(self, result: TaskResult) -> None:
+        key = (result.number, result.attempt)
+        self._results[key] = result
+        self._unsent.append(key)
+
+    def _stop_attempts(self, keys: set[tuple[int, int]]) -> None:
+        self._waiting = deque(
+            item for item in self._waiting if (item.number, item.attempt) not in keys
+        )
+        for key in keys:
+            if key in self._running:
+                self._running[key].stop(self.order.stop_grace_s)
+            self._results.pop(key, None)
+
+    def _leave(self, within_s: float) -> None:
+        """Stop the tasks, because the node leaves the job within this time, seconds."""
+        self._leaving = True
+        self._waiting.clear()
+        for task in self._running.values():
+            if not task.stopping:
+                task.stop(max(0.0, within_s))
+        self._pull()
+
+    def stop(self) -> None:
+        """Stop all tasks, and report those that succeed meanwhile."""
+        for task in self._running.values():
+            task.stop(self.order.stop_grace_s)
+        while self._running:
+            self._reap(time.monotonic())
+            if self._running:
+                next(iter(self._running.values())).wait(0.05)
+        self._repeat_at = self._sent_at = 0.0
+        while self._results and self._unsent:
+            self._send_results(time.monotonic())
+            self._sent_at = 0.0
+
+
+def main() -> int:
+    """Read the order and run it."""
+    order = order_from_arguments(
+        "malletrain.launch.farm", "Run the tasks of one farm on this node."
+    )
+    if order is None or order.spec.farm is None or order.tasks is None:
+        return 2
+    farm, setting = order.spec.farm, order.tasks
+    core_count, memory_bytes = cores(), bound(1.0)
+    slots = slots_of(farm, core_count, len(setting.devices), memory_bytes)
+    if slots < 1:
+        print(
+            f"malletrain: This node has {core_count} cores, {len(setting.devices)} GPUs and "
+            f"{memory_bytes >> 20} MiB of memory; one task needs {max(1, farm.cpus)} cores, "
+            f"{farm.gpus} GPUs and {farm.memory_bytes >> 20} MiB.",
+            file=sys.stderr,
+            flush=True,
+        )
+        return UNFIT
+    variables = entered_variables(setting, order.spec.workdir)
+    if variables is None:
+        return UNFIT
+    return FarmLauncher(order, farm, setting, variables, min(slots, MAX_HELD)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""One task of a farm: its files, its environment, its process and its end.
+
+Decides the names of its files, which variables it gets, and what a failure to start it means.
+:mod:`malletrain.launch.farm` decides when it is started and stopped.
+
+The output goes to a temporary file beside the log, which is renamed when the task has ended, so
+that a log with its final name is complete. The same holds for the result file, after exit code 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from malletrain.launch.loop import Child, LaunchLoop
+from malletrain.protocol import env
+from malletrain.protocol.farm import MAX_TAIL, FarmSpec, TaskItem, TaskResult
+from malletrain.protocol.launcher_channel import TaskSetting
+from malletrain.protocol.task_template import INDEX, OUTPUT, expand
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes of a command that cannot be started, as a shell has them."""
+ARRAY_VARIABLES = (
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_ARRAY_TASK_COUNT",
+    "SLURM_ARRAY_TASK_MIN",
+    "SLURM_ARRAY_TASK_MAX",
+    "SLURM_ARRAY_JOB_ID",
+    "PBS_ARRAY_INDEX",
+)
+TASK_VARIABLES = (env.TASK, env.CHECKPOINT_DIR, "CUDA_VISIBLE_DEVICES", *ARRAY_VARIABLES)
+"""Variables that a task has besides those of its node."""
+
+
+class TaskRefused(Exception):
+    """A task cannot be started. ``code``: the exit code that a shell would have."""
+
+    def __init__(self, sentence: str, code: int) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def array_variables(job: str, farm: FarmSpec, item: TaskItem) -> dict[str, str]:
+    """Returns the variables that a Slurm and a PBS job array would set. The index is the value of
+    the column ``index`` if there is one, else the task's number.
+    """
+    index = str(item.number)
+    if INDEX in farm.columns:
+        index = item.values[farm.columns.index(INDEX)]
+    values = (index, str(farm.total), "0", str(farm.total - 1), job.removeprefix("j"), index)
+    return dict(zip(ARRAY_VARIABLES, values, strict=True))
+
+
+def tail_of(path: str) -> str:
+    """Returns the end of a file, at most MAX_TAIL bytes; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - MAX_TAIL))
+            text = file.read(MAX_TAIL).decode(errors="replace").rstrip()
+    except OSError:
+        return ""
+    return text.encode()[-MAX_TAIL:].decode(errors="ignore")
+
+
+class TaskProcess:
+    """A task that runs.
+
+    Args:
+        loop: the launcher's loop.
+        job: id of the job.
+        farm: what the tasks run.
+        workdir: the job's working directory.
+        item: the task.
+        setting: how tasks are started here.
+        variables: environment variables of the node.
+        devices: the GPUs of this task.
+
+    Raises:
+        TaskRefused: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        loop: LaunchLoop,
+        job: str,
+        farm: FarmSpec,
+        workdir: str,
+        item: TaskItem,
+        setting: TaskSetting,
+        variables: Mapping[str, str],
+        devices: Sequence[str],
+    ) -> None:
+        self.item = item
+        self.devices = tuple(devices)
+        self.started = time.time()
+        self._began = time.monotonic()
+        self._limit_at = self._began + farm.time_s if farm.time_s else None
+        self._limit_s = farm.time_s
+        self._kill_at: float | None = None
+        self._exceeded = False
+        self.stopping = False
+        """Whether it was asked to end, because its node leaves or it is not needed."""
+        part = f".{os.getpid()}.{item.attempt}.part"
+
+        def path(pattern: str) -> str:
+            [name] = expand([pattern], farm.columns, item.values, item.number)
+            return os.path.join(workdir, name)
+
+        try:
+            self._log = path(farm.log)
+            self._output = path(farm.output) if farm.output else ""
+            checkpoint = path(farm.checkpoint) if farm.checkpoint else ""
+            more = {OUTPUT: _beside(self._output, part)} if self._output else {}
+            command = expand(farm.command, farm.columns, item.values, item.number, more)
+        except ValueError as error:
+            raise TaskRefused(str(error), NOT_EXECUTABLE) from None
+        self._log_part, self._output_part = _beside(self._log, part), more.get(OUTPUT, "")
+        own = {env.TASK: str(item.number)}
+        if checkpoint:
+            own[env.CHECKPOINT_DIR] = checkpoint
+        if farm.array_env:
+            own |= array_variables(job, farm, item)
+        if farm.gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        if setting.variable_prefix:
+            own |= {setting.variable_prefix + name: value for name, value in own.items()}
+        try:
+            os.makedirs(os.path.dirname(self._log), exist_ok=True)
+            for directory in (os.path.dirname(self._output), checkpoint):
+                if directory:
+                    os.makedirs(directory, exist_ok=True)
+            log = os.open(
+                self._log_part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise TaskRefused(f"{self._log} cannot be written: {reason}.", 1) from None
+        try:
+            self._child = Child(
+                loop,
+                [*setting.prefix, *command],
+                {**variables, **own},
+                workdir=workdir,
+                output=log,
+                own_group=True,
+            )
+        except (OSError, ValueError) as error:
+            with suppress(OSError):
+                os.unlink(self._log_part)
+            raise _refusal(error, command[0] if command else "", workdir) from None
+        finally:
+            os.close(log)
+
+    def ended(self) -> bool:
+        """Returns whether it has ended. What is left of its process group is killed then."""
+        if self._child.ended() is None:
+            return False
+        self._signal(signal.SIGKILL)
+        return True
+
+    def result(self) -> TaskResult:
+        """Returns its result, after its end, and moves its files to their final names."""
+        code, sentence = self._child.process.returncode, ""
+        if self._exceeded:
+            seconds = time.monotonic() - self._began
+            sentence = f"It ran for {seconds:.3g} s; its limit is {self._limit_s:g} s."
+            code = code or -signal.SIGTERM
+        try:
+            if code == 0 and self._output and not os.path.exists(self._output_part):
+                code, sentence = 1, f"It ended with code 0 and did not write {self._output}."
+            elif code == 0 and self._output:
+                os.replace(self._output_part, self._output)
+        except OSError as error:
+            code, sentence = 1, f"{self._output} cannot be written: {error.strerror}."
+        tail = tail_of(self._log_part) if code else ""
+        self.move_files()
+        number, attempt = self.item.number, self.item.attempt
+        return TaskResult(number, attempt, code, self.started, time.time(), tail, sentence)
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for its end, at most ``limit_s`` seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.process.wait(limit_s)
+
+    def check_limits(self, now: float, grace_s: float) -> None:
+        """Stop it if it exceeds its time limit, and kill it if it was stopped long enough ago.
+
+        Args:
+            now: monotonic time, seconds.
+            grace_s: time between SIGTERM and SIGKILL, seconds.
+        """
+        if self._limit_at is not None and now >= self._limit_at and not self._exceeded:
+            self._exceeded = True
+            self._terminate(now + grace_s)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._signal(signal.SIGKILL)
+
+    def stop(self, grace_s: float) -> None:
+        """Send SIGTERM now, and SIGKILL after ``grace_s`` seconds. From now on its exit code means
+        nothing: a program may save its state on SIGTERM, and exit with code 0.
+        """
+        if self._child.process.poll() is None:
+            self.stopping = True
+            self._terminate(time.monotonic() + grace_s)
+
+    def move_files(self) -> None:
+        """Rename the log, and remove a result file that is not complete."""
+        with suppress(OSError):
+            os.replace(self._log_part, self._log)
+        if self._output_part:
+            with suppress(OSError):
+                os.unlink(self._output_part)
+
+    def next_limit(self) -> float | None:
+        """Returns when :meth:`check_limits` is due, monotonic time; None if it is not."""
+        limits = [self._kill_at, None if self._exceeded else self._limit_at]
+        return min((at for at in limits if at is not None), default=None)
+
+    def _terminate(self, kill_at: float) -> None:
+        if self._kill_at is None:
+            self._signal(signal.SIGTERM)
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.process.pid, number)
+
+
+def _beside(path: str, suffix: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}{suffix}") if path else ""
+
+
+def _refusal(error: Exception, program: str, workdir: str) -> TaskRefused:
+    """Returns the reason for which a command could not be started."""
+    if not isinstance(error, OSError):
+        return TaskRefused(f"The command cannot be started: {error}.", NOT_EXECUTABLE)
+    if error.filename == workdir and not os.path.isdir(workdir):
+        return TaskRefused(f"This node has no directory {workdir}.", NOT_EXECUTABLE)
+    if isinstance(error, FileNotFoundError):
+        return TaskRefused(f"The command {program} is not found on this node.", NOT_FOUND)
+    reason = error.strerror or str(error)
+    return TaskRefused(f"The command {program} cannot be started: {reason}.", NOT_EXECUTABLE)

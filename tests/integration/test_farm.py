@@ -1,0 +1,228 @@
+"""Farms with real processes: each task is done once, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import psutil
+import pytest
+
+from malletrain.client import operations
+from malletrain.client.errors import ClientError
+from malletrain.protocol import messages
+from malletrain.protocol.farm import FarmSpec
+from tests.integration import farms
+from tests.integration.embedded import gone, site
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.check
+def test_200_tasks_run_once_each(shared):
+    job = farms.submit(shared, farms.APPEND, farms.numbered(200))
+    view = shared.until_state(job, "completed")
+    assert view.samples == 200
+    assert farms.runs(shared) == dict.fromkeys(range(200), 1)
+    state = farms.tasks(shared, job, limit=3)
+    assert (state.counts["done"], state.counts["waiting"]) == (200, 0)
+    assert [task.values for task in state.tasks] == [("0",), ("1",), ("2",)]
+    assert {task.state for task in state.tasks} == {"done"}
+    assert (shared.work / state.tasks[0].log).exists()
+    assert state.tasks[0].ended >= state.tasks[0].started
+
+
+def test_a_farm_waits_for_its_tasks(shared):
+    job = farms.empty(shared, farms.APPEND, 3)
+    assert shared.job(job).state == "queued"
+    assert farms.add(shared, job, 0, [["a"], ["b"]]) == 2
+    assert shared.job(job).reason == "Its tasks are being added (2 of 3)."
+    with pytest.raises(ClientError, match="the next one is 2, not 5"):
+        farms.add(shared, job, 5, [["c"]])
+    with pytest.raises(ClientError, match="these are more"):
+        farms.add(shared, job, 2, [["c"], ["d"]])
+    shared.kill_daemon()
+    shared.start_daemon()
+    assert shared.job(job).state == "queued"
+    assert farms.add(shared, job, 0, [["a"], ["b"]]) == 2
+    assert farms.add(shared, job, 1, [["b"], ["c"]]) == 3
+    shared.until_state(job, "completed")
+    assert farms.add(shared, job, 1, [["b"], ["c"]]) == 3
+    assert farms.runs(shared) == {0: 1, 1: 1, 2: 1}
+
+
+def test_a_farm_without_its_tasks_can_be_cancelled(shared):
+    job = farms.empty(shared, farms.APPEND, 3)
+    farms.add(shared, job, 0, [["a"]])
+    with shared.client() as client:
+        client.cancel([job])
+    assert shared.job(job).state == "cancelled"
+    assert farms.tasks(shared, job).counts["cancelled"] == 1
+    with pytest.raises(ClientError, match="takes no more tasks"):
+        farms.add(shared, job, 1, [["b"]])
+
+
+def test_failures_are_tried_again_and_reported(shared):
+    command = "echo {index} >> tries; echo sorry; test {index} != 3 || exit 7"
+    job = farms.submit(shared, command, farms.numbered(5), retries=2)
+    view = shared.until_state(job, "failed")
+    assert view.reason == f"1 of 5 tasks failed; `malletrain tasks {job} --failed` lists them."
+    assert farms.runs(shared, "tries") == {0: 1, 1: 1, 2: 1, 3: 3, 4: 1}
+    [task] = farms.tasks(shared, job, state="failed").tasks
+    assert (task.number, task.tries, task.exit_code, task.tail) == (3, 3, 7, "sorry")
+    with shared.client() as client, pytest.raises(ClientError, match="malletrain map"):
+        client.do(operations.retry(job, state="failed"))
+
+
+def test_failed_tasks_of_a_running_farm_can_be_retried(shared):
+    command = "test -e {x} || {{ test {x} = go && sleep 1000; exit 1; }}"
+    job = farms.submit(shared, command, [["ready"], ["go"]], nodes="1:2", time_s=3600)
+    shared.until(lambda: farms.tasks(shared, job).counts["failed"] == 1, "one task fails")
+    shared.script("ready", "")
+    with shared.client() as client:
+        assert client.do(operations.retry(job, numbers=[0])) == 1
+    shared.until(lambda: farms.tasks(shared, job).counts["done"] == 1, "it succeeds")
+
+
+def test_a_time_limit_stops_a_task(shared):
+    job = farms.submit(shared, "sleep {x}", [["0"], ["1000"]], time_s=0.5)
+    shared.until_state(job, "failed")
+    [task] = farms.tasks(shared, job, state="failed").tasks
+    assert task.number == 1
+    assert "its limit is 0.5 s" in task.tail
+
+
+def test_a_command_that_is_not_there_fails_the_farm_at_once(shared):
+    with shared.client() as client:
+        farm = FarmSpec(("no-such-program", "{x}"), ("x",), 5000, "logs/{index}.log", cpus=1)
+        job = client.submit(
+            messages.JobSpec(
+                *("farm", "", "no-such-program", str(shared.work), "python"),
+                mode="farm",
+                farm=farm,
+            )
+        ).id
+    farms.add(shared, job, 0, farms.numbered(5000))
+    view = shared.until_state(job, "failed")
+    assert "no-such-program is not found on this node" in view.reason
+    assert farms.tasks(shared, job).counts["cancelled"] > 0
+
+
+def test_setup_is_entered_once_for_all_tasks_of_a_node(shared):
+    job = farms.submit(shared, 'test "$COLOUR" = blue', farms.numbered(4))
+    shared.until_state(job, "failed")
+    with shared.client() as client:
+        farm = FarmSpec(("sh", "-c", 'test "$COLOUR" = blue'), ("x",), 4, "logs/{index}.log")
+        spec = messages.JobSpec(
+            *("farm", "", "/bin/sh", str(shared.work), "python"),
+            setup="export COLOUR=blue",
+            mode="farm",
+            farm=farm,
+        )
+        again = client.submit(spec).id
+    farms.add(shared, again, 0, farms.numbered(4))
+    shared.until_state(again, "completed")
+
+
+def test_a_lost_node_and_a_killed_launcher_lose_no_task(embedded):
+    embedded.script("hold", "")
+    command = "while [ -e hold ]; do sleep 0.05; done; " + farms.APPEND
+    job = farms.submit(embedded, command, farms.numbered(40))
+    embedded.until(
+        lambda: farms.tasks(embedded, job).counts["running"] >= 6, "all three nodes have tasks"
+    )
+    agents = embedded.agents()
+    first, second = (agents[name] for name in sorted(agents)[:2])
+    below = {agent: agent.children(recursive=True) for agent in (first, second)}
+    launcher = next(p for p in below[second] if is_launcher(p))
+    shells = [p for each in below.values() for p in each if p.name() == "sh"]
+    first.kill()
+    launcher.kill()
+    embedded.until(lambda: all(map(gone, shells)), "their tasks are killed")
+    (embedded.work / "hold").unlink()
+    embedded.until_state(job, "completed")
+    assert farms.runs(embedded) == dict.fromkeys(range(40), 1)
+    assert embedded.job(job).samples == 40
+
+
+def test_a_killed_daemon_loses_no_task(embedded):
+    job = farms.submit(embedded, farms.APPEND + "; sleep 0.02", farms.numbered(300))
+    for count in (20, 100, 200):
+        embedded.until(lambda count=count: len(farms.runs(embedded)) >= count, f"{count} tasks")
+        embedded.kill_daemon()
+        embedded.start_daemon()
+    embedded.until_state(job, "completed")
+    assert farms.runs(embedded) == dict.fromkeys(range(300), 1)
+
+
+def test_a_preempted_node_gives_its_tasks_back(shared):
+    shared.script("hold", "")
+    command = "while [ -e hold ]; do sleep 0.05; done; " + farms.APPEND
+    job = farms.submit(shared, command, farms.numbered(20), cpus=0)
+    shared.until(lambda: farms.tasks(shared, job).counts["running"] == 3, "all nodes have tasks")
+    agent = shared.agents()[shared.job(job).nodes[0]]
+    agent.send_signal(signal.SIGTERM)
+    shared.until(lambda: gone(agent), "the agent has left")
+    (shared.work / "hold").unlink()
+    shared.until_state(job, "completed")
+    assert farms.runs(shared) == dict.fromkeys(range(20), 1)
+    assert {task.tries for task in farms.tasks(shared, job).tasks} == {0}
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3000)
+def test_200_random_faults_over_2000_tasks(tmp_path, any_seed):
+    choices = random.Random(any_seed)
+    print(f"seed {any_seed}")
+    with site(tmp_path, nodes=3, agent_timeout_s=3.0) as made:
+        command = "sleep 0.1; " + farms.APPEND
+        job = farms.submit(made, command, farms.numbered(2000), retries=1000)
+        faults = 0
+        while faults < 200 and made.job(job).ended is None:
+            before = len(farms.runs(made))
+            made.until(
+                lambda before=before: (
+                    len(farms.runs(made)) > before or made.job(job).ended is not None
+                ),
+                "a task ends",
+            )
+            faults += fault(made, choices)
+        made.until_state(job, "completed")
+        assert set(farms.runs(made)) == set(range(2000))
+        assert made.job(job).samples == 2000
+        assert farms.tasks(made, job).counts["done"] == 2000
+
+
+def is_launcher(process):
+    return any(word.endswith("launch/entry.py") for word in process.cmdline()[:2])
+
+
+def fault(made, choices):
+    """Kill or stop one process of the site. Returns whether there was one."""
+    kind = choices.choice(("daemon", "agent", "launcher", "launcher", "task", "task", "preempt"))
+    if kind == "daemon":
+        made.kill_daemon()
+        made.start_daemon()
+        return True
+    agents = list(made.agents().values())
+    if not agents:
+        return False
+    agent = choices.choice(agents)
+    try:
+        children = agent.children(recursive=True)
+        if kind == "preempt":
+            agent.terminate()
+            return True
+        if kind == "agent":
+            victims = [agent]
+        elif kind == "launcher":
+            victims = [p for p in children if is_launcher(p)]
+        else:
+            victims = [p for p in children if p.name() in ("sh", "sleep")]
+        if not victims:
+            return False
+        os.kill(choices.choice(victims).pid, signal.SIGKILL)
+    except (psutil.Error, ProcessLookupError):
+        return False
+    return True

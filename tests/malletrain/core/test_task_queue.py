@@ -1,0 +1,274 @@
+"""The queue of tasks: its table, known orders, and a random search in which each task is done
+exactly once.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from malletrain.core.task_queue import (
+    TRANSITIONS,
+    Attempt,
+    StoredTask,
+    TaskEvent,
+    TaskQueue,
+    TaskState,
+)
+
+WAITING, RUNNING, DONE, FAILED = (
+    TaskState.WAITING,
+    TaskState.RUNNING,
+    TaskState.DONE,
+    TaskState.FAILED,
+)
+
+
+def test_no_event_leaves_done():
+    states = {state for state, _ in TRANSITIONS}
+    assert states == {WAITING, RUNNING, FAILED}
+    assert {event for _, event in TRANSITIONS} == set(TaskEvent)
+
+
+def test_lowest_numbers_are_handed_out_first():
+    queue = TaskQueue(6)
+    assert queue.hand_out("a", 2, 0.0) == [(0, 1), (1, 1)]
+    assert queue.hand_out("b", 2, 0.0) == [(2, 1), (3, 1)]
+    assert queue.lose("a", 5.0) == [0, 1]
+    assert queue.hand_out("b", 3, 6.0) == [(0, 2), (1, 2), (4, 1)]
+
+
+def test_a_success_is_counted_once():
+    queue = TaskQueue(1)
+    [attempt] = queue.hand_out("a", 1, 0.0)
+    assert queue.finish("a", attempt, True, 1.0, 1.0).state is DONE
+    assert queue.finish("a", attempt, True, 1.0, 1.0).state is None
+    assert queue.counts()[DONE] == 1
+
+
+def test_failures_use_up_tries_and_losses_do_not():
+    queue = TaskQueue(1, retries=1)
+    for _ in range(5):
+        queue.hand_out("a", 1, 0.0)
+        queue.lose("a", 1.0)
+    [first] = queue.hand_out("a", 1, 0.0)
+    assert queue.finish("a", first, False, 1.0, 1.0).state is WAITING
+    [second] = queue.hand_out("a", 1, 0.0)
+    outcome = queue.finish("a", second, False, 1.0, 1.0)
+    assert (outcome.state, outcome.tries) == (FAILED, 2)
+    assert queue.unfinished == 0
+    assert queue.retry([0, 7]) == [0]
+    assert queue.hand_out("a", 1, 0.0) == [(0, 8)]
+
+
+def test_a_late_failure_changes_nothing():
+    queue = TaskQueue(1)
+    [old] = queue.hand_out("a", 1, 0.0)
+    queue.lose("a", 1.0)
+    [new] = queue.hand_out("b", 1, 1.0)
+    assert queue.finish("a", old, False, 1.0, 2.0).state is None
+    assert queue.attempts_of("b") == [new]
+
+
+def test_a_late_success_counts_and_stops_the_newer_attempt():
+    queue = TaskQueue(1)
+    [old] = queue.hand_out("a", 1, 0.0)
+    queue.lose("a", 1.0)
+    [new] = queue.hand_out("b", 1, 1.0)
+    outcome = queue.finish("a", old, True, 1.0, 2.0)
+    assert outcome.state is DONE
+    assert outcome.obsolete == (("b", new),)
+    assert queue.finish("b", new, True, 1.0, 3.0).state is None
+
+
+def test_a_result_that_was_never_handed_out_changes_nothing():
+    queue = TaskQueue(2)
+    queue.hand_out("a", 1, 0.0)
+    for attempt in (Attempt(0, 0), Attempt(0, 2), Attempt(1, 1), Attempt(1, 0), Attempt(9, 1)):
+        assert queue.finish("a", attempt, True, 1.0, 1.0).state is None
+    assert queue.counts()[DONE] == 0
+
+
+def test_another_worker_cannot_fail_a_task():
+    queue = TaskQueue(1)
+    [attempt] = queue.hand_out("a", 1, 0.0)
+    assert queue.finish("b", attempt, False, 1.0, 1.0).state is None
+    assert queue.attempts_of("a") == [attempt]
+
+
+def test_a_worker_that_was_lost_too_early_is_adopted():
+    queue = TaskQueue(2)
+    first, second = queue.hand_out("a", 2, 0.0)
+    queue.lose("a", 1.0)
+    [again] = queue.hand_out("b", 1, 2.0)
+    assert again == (0, 2)
+    assert queue.adopt("a", [first, second], 3.0) == [first]
+    assert queue.attempts_of("a") == [second]
+    assert queue.hand_out("b", 1, 3.0) == []
+
+
+def test_a_long_task_waits_for_a_worker_that_lasts():
+    queue = TaskQueue(2)
+    queue.hand_out("a", 1, 0.0)
+    queue.lose("a", 600.0)
+    assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=3600.0) == [(1, 1)]
+    assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=3600.0) == []
+    assert queue.hand_out("long", 1, 600.0, lasts_s=3600.0, longest_s=3600.0) == [(0, 2)]
+
+
+def test_a_long_task_goes_to_any_worker_if_none_lasts():
+    queue = TaskQueue(1)
+    queue.hand_out("a", 1, 0.0)
+    queue.lose("a", 600.0)
+    assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=500.0) == [(0, 2)]
+
+
+def with_durations(queue: TaskQueue, count: int) -> None:
+    for attempt in queue.hand_out("fast", count, 0.0):
+        queue.finish("fast", attempt, True, 1.0, 1.0)
+
+
+def test_a_straggler_runs_twice_and_the_first_result_counts():
+    queue = TaskQueue(11, duplicate_stragglers=True)
+    with_durations(queue, 10)
+    [slow] = queue.hand_out("slow", 1, 1.0)
+    assert queue.hand_out("fast", 1, 2.5) == []
+    [copy] = queue.hand_out("fast", 1, 4.0)
+    assert copy == (10, 2)
+    assert queue.hand_out("third", 1, 99.0) == []
+    outcome = queue.finish("fast", copy, True, 1.0, 5.0)
+    assert outcome.obsolete == (("slow", slow),)
+    assert queue.finish("slow", slow, True, 4.0, 5.0).state is None
+
+
+def test_a_straggler_whose_copy_fails_still_runs():
+    queue = TaskQueue(11, retries=1, duplicate_stragglers=True)
+    with_durations(queue, 10)
+    [slow] = queue.hand_out("slow", 1, 1.0)
+    [copy] = queue.hand_out("fast", 1, 4.0)
+    assert queue.finish("fast", copy, False, 1.0, 5.0).state is RUNNING
+    assert queue.lose("fast", 6.0) == []
+    assert queue.finish("slow", slow, True, 9.0, 9.0).state is DONE
+
+
+def test_a_million_tasks_take_little_memory():
+    tracemalloc.start()
+    try:
+        queue = TaskQueue(10**6)
+        for attempt in queue.hand_out("a", 100_000, 0.0)[::2]:
+            queue.finish("a", attempt, True, 1.0, 1.0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 * 10**6
+
+
+WORKERS = ("a", "b", "c")
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Random hand-outs, losses, late and repeated results, restarts from the store."""
+
+    attempts = Bundle("attempts")
+
+    @initialize(total=st.integers(1, 8), retries=st.integers(0, 2), duplicate=st.booleans())
+    def begin(self, total, retries, duplicate):
+        self.total, self.retries, self.duplicate, self.now = total, retries, duplicate, 0.0
+        self.queue = TaskQueue(total, retries, duplicate)
+        self.store = {n: StoredTask(n, WAITING, 0, 0, "", 0.0) for n in range(total)}
+        self.successes = dict.fromkeys(range(total), 0)
+        self.failures = dict.fromkeys(range(total), 0)
+
+    @rule(target=attempts, worker=st.sampled_from(WORKERS), lasts_s=st.sampled_from([None, 1, 99]))
+    def hand_out(self, worker, lasts_s):
+        self.now += 1
+        longest_s = None if lasts_s is None else 99
+        handed_out = self.queue.hand_out(worker, 1, self.now, lasts_s, longest_s)
+        for number, attempt in handed_out:
+            assert self.successes[number] == 0
+            self.store[number] = self.store[number]._replace(
+                state=RUNNING, attempt=attempt, worker=worker, since=self.now
+            )
+        return (worker, handed_out[0] if handed_out else None)
+
+    @rule(handed_out=attempts, success=st.booleans())
+    def result(self, handed_out, success):
+        """A result that may come at any time, and more than once."""
+        self.finish(handed_out, success)
+
+    @rule(handed_out=consumes(attempts), success=st.booleans())
+    def last_result(self, handed_out, success):
+        self.finish(handed_out, success)
+
+    def finish(self, handed_out, success):
+        self.now += 1
+        worker, attempt = handed_out
+        if attempt is None:
+            return
+        outcome = self.queue.finish(worker, attempt, success, 1.0, self.now)
+        if outcome.state is None:
+            return
+        number = attempt.number
+        assert self.successes[number] == 0
+        self.successes[number] += success
+        self.failures[number] += not success
+        self.store[number] = self.store[number]._replace(state=outcome.state, tries=outcome.tries)
+        assert (outcome.state is DONE) == success
+        if not success:
+            for_good = outcome.tries > self.retries
+            assert (outcome.state is FAILED) == for_good
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def lose(self, worker):
+        self.now += 1
+        for number in self.queue.lose(worker, self.now):
+            self.store[number] = self.store[number]._replace(state=WAITING)
+
+    @rule(handed_out=attempts)
+    def come_back(self, handed_out):
+        worker, attempt = handed_out
+        if attempt is not None and not self.queue.adopt(worker, [attempt], self.now):
+            self.store[attempt.number] = self.store[attempt.number]._replace(
+                state=RUNNING, worker=worker
+            )
+            assert self.successes[attempt.number] == 0
+
+    @rule()
+    def restart(self):
+        self.queue = TaskQueue.restored(
+            self.total, self.store.values(), self.retries, self.duplicate
+        )
+
+    @rule()
+    def retry(self):
+        for number in self.queue.retry(self.queue.numbers(FAILED)):
+            self.store[number] = self.store[number]._replace(state=WAITING, tries=0)
+
+    @invariant()
+    def each_task_is_in_one_place(self):
+        counts = dict.fromkeys(TaskState, 0)
+        for number, row in self.store.items():
+            assert self.queue.state(number) is row.state
+            assert self.successes[number] == (row.state is DONE)
+            counts[row.state] += 1
+        assert self.queue.counts() == counts
+        holders = {a.number for w in self.queue.workers() for a in self.queue.attempts_of(w)}
+        assert holders == {n for n, row in self.store.items() if row.state is RUNNING}
+
+    def teardown(self):
+        """One worker that stays completes all tasks."""
+        if not hasattr(self, "queue"):
+            return
+        for worker in WORKERS:
+            self.queue.lose(worker, self.now)
+        self.queue.retry(self.queue.numbers(FAILED))
+        while attempts := self.queue.hand_out("last", 3, self.now):
+            for attempt in attempts:
+                assert self.queue.finish("last", attempt, True, 1.0, self.now).state is DONE
+                self.successes[attempt.number] += 1
+        assert set(self.successes.values()) == {1}
+
+
+TestQueueMachine = QueueMachine.TestCase

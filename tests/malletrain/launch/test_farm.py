@@ -1,0 +1,311 @@
+"""The launcher of a farm, with real tasks; the agent and the daemon are the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from malletrain.launch.farm import slots_of
+from malletrain.launch.task_process import array_variables
+from malletrain.protocol import messages
+from malletrain.protocol.farm import FarmSpec, TaskItem
+from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
+from malletrain.protocol.messages import Peer, TaskPull, TaskResults
+from tests.malletrain.launch.fake_agent import FakeAgent
+from tests.waiting import PATIENCE_S, until
+
+NODE = Peer("n0", "127.0.0.1")
+
+
+def spec_of(*command, **fields):
+    fields = {"columns": ("x",), "total": 100, "log": "logs/{index}.log", **fields}
+    return FarmSpec(tuple(command), **fields)
+
+
+class Node:
+    """A launcher and its agent. The view with it has been sent."""
+
+    def __init__(self, folder, farm, **setting):
+        self.agent, self.folder = FakeAgent(folder), folder
+        self.serial, self.heard = 0, []
+        workdir = folder / "work"
+        workdir.mkdir(exist_ok=True)
+        job = messages.JobSpec("f", "ann", "true", str(workdir), "python", mode="farm", farm=farm)
+        tasks = TaskSetting(dict(os.environ), **setting)
+        order = LaunchOrder("j1", job, self.agent.endpoint, "127.0.0.1", ".", 5.0, 60.0, tasks)
+        write_order(folder / "order.json", order)
+        command = [sys.executable, "-m", "malletrain.launch.farm"]
+        self.process = subprocess.Popen(
+            [*command, "--launch", str(folder / "order.json")],
+            env={**os.environ, "MALLETRAIN_NODE": "n0"},
+        )
+
+    def begin(self):
+        assert self.agent.hear_phase() == ("ready", 0)
+        self.view(NODE)
+        self.hear(TaskPull)
+        return self
+
+    def view(self, own):
+        self.serial_of_view = getattr(self, "serial_of_view", 0) + 1
+        self.agent.say(messages.Round("j1", self.serial_of_view, 0, 1, members=(own,)))
+
+    def give(self, *rows, first=0, attempt=1):
+        self.serial += 1
+        items = tuple(TaskItem(first + k, attempt, tuple(row)) for k, row in enumerate(rows))
+        self.agent.say(messages.TaskItems("j1", self.serial, items))
+
+    def hear(self, kind):
+        while True:
+            message = self.agent.hear()
+            if isinstance(message, kind):
+                return message
+
+    def result(self):
+        """The next new result, acknowledged."""
+        while True:
+            for result in self.hear(TaskResults).results:
+                key = (result.number, result.attempt)
+                if key not in self.heard:
+                    self.heard.append(key)
+                    self.agent.say(messages.TaskAck("j1", (key,)))
+                    return result
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.agent.socket.close()
+
+
+@contextmanager
+def node(folder, farm, **setting):
+    made = Node(folder, farm, **setting)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_tasks_run_and_their_output_is_in_their_logs(tmp_path):
+    with node(tmp_path, spec_of("echo", "{x} {index}")) as launcher:
+        launcher.begin()
+        launcher.give(["a b"], ["$HOME"])
+        assert [launcher.result().code for _ in range(2)] == [0, 0]
+        logs = tmp_path / "work" / "logs"
+        assert (logs / "0.log").read_text() == "a b 0\n"
+        assert (logs / "1.log").read_text() == "$HOME 1\n"
+        assert sorted(os.listdir(logs)) == ["0.log", "1.log"]
+
+
+def test_a_failed_task_brings_the_end_of_its_output(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "seq 100000; echo the end; exit {x}")) as launcher:
+        launcher.begin()
+        launcher.give(["3"])
+        result = launcher.result()
+        assert result.code == 3
+        assert result.tail.endswith("99999\n100000\nthe end")
+        assert len(result.tail) <= 4096
+
+
+def test_a_command_that_is_not_there_fails_with_a_sentence(tmp_path):
+    with node(tmp_path, spec_of("no-such-program")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        result = launcher.result()
+        assert (result.code, result.unstartable) == (127, True)
+        assert result.sentence == "The command no-such-program is not found on this node."
+
+
+def test_a_file_that_is_not_executable_fails_with_a_sentence(tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "data").write_text("x")
+    with node(tmp_path, spec_of("./data")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        result = launcher.result()
+        assert (result.code, result.unstartable) == (126, True)
+        assert "./data cannot be started: Permission denied" in result.sentence
+
+
+def test_a_result_file_appears_only_after_success(tmp_path):
+    farm = spec_of("sh", "-c", "echo {x} > {output}; exit {x}", output="out/{index}.txt")
+    with node(tmp_path, farm) as launcher:
+        launcher.begin()
+        launcher.give(["0"], ["1"])
+        assert sorted(launcher.result().code for _ in range(2)) == [0, 1]
+        assert os.listdir(tmp_path / "work" / "out") == ["0.txt"]
+
+
+def test_success_without_the_result_file_is_a_failure(tmp_path):
+    with node(tmp_path, spec_of("true", "{output}", output="out/{index}.txt")) as launcher:
+        launcher.begin()
+        launcher.give(["0"])
+        result = launcher.result()
+        assert result.code == 1
+        assert "did not write" in result.sentence
+
+
+def test_a_task_over_its_limit_is_stopped_and_has_failed(tmp_path):
+    farm = spec_of("sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait", time_s=0.2)
+    with node(tmp_path, farm) as launcher:
+        launcher.begin()
+        launcher.give(["0"])
+        result = launcher.result()
+        assert result.code == -signal.SIGTERM
+        assert "its limit is 0.2 s" in result.sentence
+
+
+def test_variables_of_a_task(tmp_path):
+    farm = spec_of(
+        "sh",
+        "-c",
+        "echo $MALLETRAIN_TASK $SLURM_ARRAY_TASK_ID $SLURM_ARRAY_TASK_MAX $PBS_ARRAY_INDEX "
+        "$CUDA_VISIBLE_DEVICES $MALLETRAIN_CHECKPOINT_DIR; test -d $MALLETRAIN_CHECKPOINT_DIR",
+        columns=("index",),
+        array_env=True,
+        gpus=2,
+        checkpoint="state/{index}",
+    )
+    with node(tmp_path, farm, devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d")) as launcher:
+        launcher.begin()
+        launcher.give(["7"], ["8"])
+        assert [launcher.result().code for _ in range(2)] == [0, 0]
+        work = tmp_path / "work"
+        lines = sorted((work / "logs" / f"{k}.log").read_text().split() for k in (7, 8))
+        assert [line[:4] for line in lines] == [["0", "7", "99", "7"], ["1", "8", "99", "8"]]
+        assert sorted(line[4] for line in lines) == ["GPU-a,GPU-b", "GPU-c,GPU-d"]
+        assert [line[5] for line in lines] == [f"{work}/state/7", f"{work}/state/8"]
+
+
+def test_index_is_the_number_without_such_a_column():
+    variables = array_variables("j17", spec_of("x"), TaskItem(5, 1, ("a",)))
+    assert variables["SLURM_ARRAY_TASK_ID"] == "5"
+    assert variables["SLURM_ARRAY_JOB_ID"] == "17"
+
+
+def test_the_environment_is_entered_once(tmp_path):
+    enter = ("bash", "-c", f'echo x >> {tmp_path}/times; export A="1\n2"; env -0 > {tmp_path}/v')
+    farm = spec_of("sh", "-c", 'test "$A" = "1\n2"')
+    with node(tmp_path, farm, enter=enter, variables_file=str(tmp_path / "v")) as launcher:
+        launcher.begin()
+        launcher.give(["1"], ["2"], ["3"])
+        assert [launcher.result().code for _ in range(3)] == [0, 0, 0]
+        assert (tmp_path / "times").read_text() == "x\n"
+
+
+def test_an_environment_that_cannot_be_entered_is_unfit(tmp_path):
+    with node(tmp_path, spec_of("true"), enter=("false",), variables_file="v") as launcher:
+        assert launcher.process.wait(PATIENCE_S) == 78
+
+
+def test_a_node_that_is_too_small_is_unfit(tmp_path):
+    with node(tmp_path, spec_of("true", cpus=100_000)) as launcher:
+        assert launcher.process.wait(PATIENCE_S) == 78
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots"),
+    [
+        ({}, 1),
+        ({"cpus": 1}, 16),
+        ({"cpus": 3}, 5),
+        ({"cpus": 1, "gpus": 1}, 4),
+        ({"gpus": 2}, 2),
+        ({"cpus": 1, "memory_bytes": 30}, 3),
+        ({"cpus": 17}, 0),
+        ({"memory_bytes": 101}, 0),
+    ],
+)
+def test_slots_of_a_node(fields, slots):
+    assert slots_of(spec_of("x", **fields), 16, 4, 100) == slots
+
+
+def test_results_are_repeated_until_they_are_acknowledged(tmp_path):
+    with node(tmp_path, spec_of("true")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        [first] = launcher.hear(TaskResults).results
+        launcher.agent.say(messages.TaskQuery("j1"))
+        [again] = launcher.hear(TaskResults).results
+        assert again == first
+        launcher.agent.say(messages.TaskAck("j1", ((0, 1),)))
+        launcher.agent.say(messages.TaskQuery("j1"))
+        until(lambda: launcher.hear(TaskPull).tasks == (), "it is forgotten")
+
+
+def test_items_that_come_twice_run_once(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "echo x >> runs")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        launcher.serial -= 1
+        launcher.give(["1"])
+        assert launcher.result().code == 0
+        launcher.give(["1"], first=1)
+        assert launcher.result().number == 1
+        assert (tmp_path / "work" / "runs").read_text() == "x\nx\n"
+
+
+def test_a_leaving_node_stops_its_tasks_and_says_so(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "echo started > up{index}; sleep 1000")) as launcher:
+        launcher.begin()
+        launcher.give(["1"], ["2"])
+        until((tmp_path / "work" / "up0").exists, "the first task runs")
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=60.0))
+        pull = until(
+            lambda: next((m for m in [launcher.hear(TaskPull)] if not m.tasks), None),
+            "nothing is left",
+        )
+        assert pull.capacity == 0
+        launcher.hear(messages.Drained)
+        assert not (tmp_path / "work" / "up1").exists()
+
+
+def test_an_exit_code_after_a_stop_means_nothing(tmp_path):
+    farm = spec_of("sh", "-c", "trap 'exit 0' TERM; echo > up; while :; do sleep 0.01; done")
+    with node(tmp_path, farm) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        until((tmp_path / "work" / "up").exists, "the task runs")
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=60.0))
+        launcher.hear(messages.Drained)
+        assert launcher.heard == []
+
+
+def test_an_attempt_that_is_not_needed_is_stopped(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "echo > up{index}; test {x} = 0 || sleep 1000")) as it:
+        it.begin()
+        it.give(["1"], ["0"])
+        until((tmp_path / "work" / "up0").exists, "the first task runs")
+        it.agent.say(messages.TaskStop("j1", ((0, 1),)))
+        assert it.result().number == 1
+
+
+def test_what_a_task_leaves_in_its_group_is_killed(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "sleep 1000 & echo $! > pid")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        assert launcher.result().code == 0
+        pid = int((tmp_path / "work" / "pid").read_text())
+        until(
+            lambda: (
+                not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+            ),
+            "it is gone",
+        )
+
+
+def test_a_release_ends_the_launcher_and_its_tasks(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "echo $$ > pid; exec sleep 1000")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        file = tmp_path / "work" / "pid"
+        pid = until(lambda: file.exists() and file.read_text().strip(), "the task runs")
+        launcher.agent.say(messages.Release("j1", 5.0))
+        assert launcher.process.wait(PATIENCE_S) == 0
+        assert not psutil.pid_exists(int(pid))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ class Client:
         self._lock = threading.Lock()
         self._open: list[Connection] = []
         self._functions = FunctionExecutor(self, {})
+        self._executors = weakref.WeakSet([self._functions])
         self._connection()
 
     def _connection(self) -> Connection:
@@ -184,7 +186,10 @@ class Client:
 
     def executor(self, **options: Unpack[FunctionOptions]) -> FunctionExecutor:
         """Returns a :class:`concurrent.futures.Executor` that runs functions as jobs."""
-        return FunctionExecutor(self, options)
+        executor = FunctionExecutor(self, options)
+        with self._lock:
+            self._executors.add(executor)
+        return executor
 
     def job(self, job: str) -> Job:
         """Returns a job by id or name (the newest of several with the same name)."""
@@ -241,9 +246,13 @@ class Client:
 
     def close(self) -> None:
         """Close the connections of all threads; no call may be in progress. Functions continue to
-        run; their futures are not updated.
+        run; their futures, also those of executors, end with an error that says how to get the
+        result.
         """
-        self._functions.leave()
+        with self._lock:
+            executors = list(self._executors)
+        for executor in executors:
+            executor.leave()
         with self._lock:
             for connection in self._open:
                 connection.close()

@@ -18,11 +18,11 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from malletrain.api.copies import copy_snapshot, export_weights, write_log
 from malletrain.api.event_files import write_events
-from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
+from malletrain.api.following import AGAIN_S, ENDED, RETRIED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import result_of
 from malletrain.api.options import limits_of
 from malletrain.api.series import JobMetrics, MetricSeries
-from malletrain.client import ClientError, Unreachable, operations
+from malletrain.client import ClientError, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView, RescaleView
@@ -269,7 +269,7 @@ class Job:
         files = copy_snapshot(self.detail(), self._daemon(), place) if snapshot else []
         if logs:
             for stream in self._asker.do(operations.logs(self.id)).streams:
-                lines = list(self._lines(LogTail(self.id, stream, False)))
+                lines = self._lines(LogTail(self.id, stream, False))
                 files.append(write_log(place, stream, lines))
         return files
 
@@ -340,7 +340,10 @@ def wait_for(asker: Asker, jobs: Iterable[Job], timeout: float | None) -> None:
             news = asker.do(endings.request(remaining_s()))
             for name in endings.receive(news):
                 endings.update(by_id[name].refresh())
-        except Unreachable:
+        except ClientError as error:
+            if error.code not in RETRIED:
+                raise
+            endings.restart()
             if remaining_s() <= 0:
                 raise
             time.sleep(max(0.0, min(AGAIN_S, remaining_s())))

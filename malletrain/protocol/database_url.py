@@ -22,8 +22,15 @@ _URL = re.compile(r"""[A-Za-z][\w+.-]*://[^\s"'\]]*""")
 
 
 def without_passwords(text: str) -> str:
-    """Returns a text with ``***`` in the place of each password of a URL in it."""
-    return _URL.sub(lambda match: without_password(match[0]), text)
+    """Returns a text with ``***`` in the place of each password of a URL in it. A URL without ``@``
+    and parameters has none that could be told from an address.
+    """
+    return _URL.sub(
+        lambda match: (
+            without_password(match[0]) if "@" in match[0] or "=" in match[0] else match[0]
+        ),
+        text,
+    )
 
 
 def without_password(url: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.protocol.database_url import without_password
+from malletrain.protocol.database_url import without_password, without_passwords
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,10 @@ from malletrain.protocol.database_url import without_password
 def test_a_password_is_hidden_and_nothing_else(url, shown):
     assert without_password(url) == (url if shown is None else shown)
     assert "s3" not in without_password(url)
+
+
+def test_passwords_in_a_text_are_hidden():
+    text = 'database = "Pg://ann:s3cret@db/m" of tcp://HOST:PORT, not pg://db/m?password=s3cret.'
+    assert without_passwords(text) == (
+        'database = "Pg://ann:***@db/m" of tcp://HOST:PORT, not pg://db/m?password=***'
+    )

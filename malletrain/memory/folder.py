@@ -28,7 +28,6 @@ from pathlib import Path
 
 from malletrain.protocol.sizes import shown
 
-
 LOCK_TRIES = 100
 LOCK_PAUSE_S = 0.01
 

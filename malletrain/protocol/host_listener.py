@@ -123,9 +123,9 @@ class HostListener:
             self._router.unbind(self._endpoint)
             self.open = False
         elif not self.open and unauthenticated <= MAX_UNAUTHENTICATED // 2:
-            self.open = self._reopen()
+            self.open = self.reopen()
 
-    def _reopen(self) -> bool:
+    def reopen(self) -> bool:
         """Listen again at the same port; at all addresses if this host has lost its address.
         Returns False if another process has the port. Accepted connections stay.
         """

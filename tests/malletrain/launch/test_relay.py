@@ -177,13 +177,13 @@ def opened(kind, folder):
 def test_the_port_opens_again_although_it_was_taken_for_a_while(kind, tmp_path, monkeypatch):
     """When strangers hold the port it is closed. Nothing tells when it is free again."""
     monkeypatch.setattr(host_listener, "MAX_UNAUTHENTICATED", 4)
-    reopen, tried = host_listener.HostListener._reopen, []
+    reopen, tried = host_listener.HostListener.reopen, []
 
     def counted(listener):
         tried.append(reopen(listener))
         return tried[-1]
 
-    monkeypatch.setattr(host_listener.HostListener, "_reopen", counted)
+    monkeypatch.setattr(host_listener.HostListener, "reopen", counted)
 
     def refused():
         try:
@@ -210,14 +210,43 @@ def test_the_port_opens_again_although_it_was_taken_for_a_while(kind, tmp_path, 
             stranger.close()
 
 
-def test_a_listener_whose_address_is_gone_opens_at_all_addresses():
+class Moved:
+    """A router whose host loses the address at which it listens."""
+
+    def __init__(self, router):
+        self.router, self.gone, self.bound = router, "", []
+
+    def __getattr__(self, name):
+        return getattr(self.router, name)
+
+    def bind(self, endpoint):
+        if endpoint == self.gone:
+            raise zmq.ZMQError(errno.EADDRNOTAVAIL)
+        self.router.bind(endpoint)
+        self.bound.append(endpoint)
+
+
+def test_a_listener_whose_address_is_gone_opens_at_all_addresses(monkeypatch):
+    monkeypatch.setattr(host_listener, "MAX_UNAUTHENTICATED", 2)
     context = zmq.Context()
-    listener = host_listener.HostListener(context.socket(zmq.ROUTER), USER_ADDRESS)
+    router = Moved(context.socket(zmq.ROUTER))
+    router.router.curve_server = True
+    router.router.curve_secretkey = KEYS.server_secret
+    router.router.curve_publickey = KEYS.server_public
+    listener = host_listener.HostListener(router, USER_ADDRESS)
+
+    def is_open():
+        listener.read_monitor()
+        return listener.open
+
     try:
-        listener._router.unbind(listener._endpoint)
-        listener._endpoint = f"tcp://203.0.113.7:{listener.port}"  # RFC 5737: nobody's
-        until(listener._reopen, "the old socket is closed and the port is open")
-        assert listener._endpoint == f"tcp://0.0.0.0:{listener.port}"
+        strangers = [socket.create_connection((USER_ADDRESS, listener.port)) for _ in range(2)]
+        until(lambda: not is_open(), "strangers hold the port")
+        router.gone = f"tcp://{USER_ADDRESS}:{listener.port}"
+        for stranger in strangers:
+            stranger.close()
+        until(is_open, "it is open again")
+        assert router.bound[-1] == f"tcp://*:{listener.port}"
         socket.create_connection((USER_ADDRESS, listener.port)).close()
     finally:
         listener.close()

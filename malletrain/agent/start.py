@@ -539,18 +539,19 @@ def _make_mount_points(container: ContainerSpec) -> None:
     sources = {target: source for source, target in container.binds}
     for target in missing_mount_points(sources):
         inner = image / target.lstrip("/")
-        if inner.exists():
-            continue
         reason = "a symbolic link there leads out of the image"
         try:
+            # Outside the image something may exist at the end of the link. The runtime refuses it.
             if inner.resolve().is_relative_to(image.resolve()):
+                if inner.exists():
+                    continue
                 directory = inner if os.path.isdir(sources[target]) else inner.parent
                 directory.mkdir(parents=True, exist_ok=True)
                 if directory != inner:
                     inner.touch()
                 continue
-        except OSError as error:
-            reason = str(error.strerror)
+        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            reason = str(getattr(error, "strerror", None) or "links there lead in a circle")
         raise UnusableSoftware(
             f"The container image {image} has no mount point {target}, and the agent cannot "
             f"create it ({reason}). Create it when you build the image."

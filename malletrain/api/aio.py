@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from malletrain.api.copies import copy_snapshot, export_weights, write_log
 from malletrain.api.event_files import write_events
-from malletrain.api.following import AGAIN_S, ENDED, Endings, LogTail, overdue, stream_of
+from malletrain.api.following import AGAIN_S, ENDED, RETRIED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.session import AioSession, ClientSession, place_of
-from malletrain.client import ClientError, Unreachable, operations
+from malletrain.client import ClientError, operations
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.identity.keys import user_name
@@ -335,7 +335,10 @@ async def wait_for(session: ClientSession, jobs: Sequence[AsyncJob], timeout: fl
             news = await session.do(endings.request(remaining_s()))
             for name in endings.receive(news):
                 endings.update(await by_id[name].refresh())
-        except Unreachable:
+        except ClientError as error:
+            if error.code not in RETRIED:
+                raise
+            endings.restart()
             if remaining_s() <= 0:
                 raise
             await session.sleep(max(0.0, min(AGAIN_S, remaining_s())))

@@ -5,6 +5,8 @@ coroutines of :class:`malletrain.api.aio.AsyncClient` and waits for them.
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -52,6 +54,9 @@ class Client:
         self._session = BlockingSession(connect)
         self._client = AsyncClient(self.state_dir, timeout_s=timeout_s, session=self._session)
         self._functions = FunctionExecutor(self, {})
+        self._executors = weakref.WeakSet([self._functions])
+        self._lock = threading.Lock()
+        """Held while executors are added."""
 
     def do(self, operation: Operation[T]) -> T:
         """Carry out one operation of :mod:`malletrain.client.operations`."""
@@ -142,7 +147,10 @@ class Client:
 
     def executor(self, **options: Unpack[FunctionOptions]) -> FunctionExecutor:
         """Returns a :class:`concurrent.futures.Executor` that runs functions as jobs."""
-        return FunctionExecutor(self, options)
+        executor = FunctionExecutor(self, options)
+        with self._lock:
+            self._executors.add(executor)
+        return executor
 
     def job(self, job: str) -> Job:
         """Returns a job by id or name (the newest of several with the same name)."""
@@ -200,9 +208,13 @@ class Client:
 
     def close(self) -> None:
         """Close the connections of all threads; no call may be in progress. Functions continue to
-        run; their futures are not updated.
+        run; their futures, also those of executors, end with an error that says how to get the
+        result.
         """
-        self._functions.leave()
+        with self._lock:
+            executors = list(self._executors)
+        for executor in executors:
+            executor.leave()
         finish(self._client.close())
 
     def __enter__(self) -> Client:

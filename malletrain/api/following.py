@@ -18,6 +18,8 @@ LISTEN_S = 5.0
 """Time that the daemon is asked to wait for news, seconds."""
 AGAIN_S = 1.0
 """Time between two attempts to reach a daemon that is gone, seconds."""
+RETRIED = frozenset(("unreachable", "busy"))
+"""Codes of errors after which the daemon is asked again while a job's end is awaited."""
 PACE_S = 0.3
 """Time between two requests for a log if the daemon answers at once, seconds."""
 LOG_BYTES = 256 * 1024
@@ -25,38 +27,60 @@ LOG_BYTES = 256 * 1024
 
 class Endings:
     """Tracks which of some jobs have not ended yet. Call :meth:`request` and :meth:`receive` in
-    turn, and :meth:`update` for each job that :meth:`receive` returns.
+    turn, and :meth:`update` for each job that :meth:`receive` returns. A job whose state could not
+    be requested then is returned again.
     """
 
     def __init__(self, jobs: Iterable[str]) -> None:
         self.waiting = dict.fromkeys(jobs)
         """Ids of the jobs that are not known to have ended."""
+        self._due = dict.fromkeys(self.waiting)
+        """Ids of the jobs whose state has to be requested."""
         self._since = 0
         self._listening = False
+
+    def add(self, job: str) -> None:
+        """Track one more job. It may have ended already. Can be called from another thread."""
+        self.waiting[job] = None
+        self._due[job] = None
 
     def request(self, max_wait_s: float) -> Operation[list[EventView]]:
         """Returns the request for news; the first one only finds the current position in
         the log."""
         if not self._listening:
             return operations.events(since=-1, limit=1)
-        return operations.events(
-            since=self._since, limit=1000, wait_s=max(0.0, min(LISTEN_S, max_wait_s))
-        )
+        wait_s = 0.0 if self._due else max(0.0, min(LISTEN_S, max_wait_s))
+        return operations.events(since=self._since, limit=1000, wait_s=wait_s)
 
     def receive(self, news: Sequence[EventView]) -> list[str]:
         """Returns the jobs whose state to request after these news; all jobs at the first call."""
-        if news:
-            self._since = news[-1].seq
         if not self._listening:
             self._listening = True
-            return list(self.waiting)
-        ended = {event.job for event in news if event.kind in ENDINGS}
-        return [job for job in self.waiting if job in ended]
+            self._since = news[-1].seq if news else 0
+            self._due.update(self.waiting)
+        else:
+            if news:
+                self._since = news[-1].seq
+            ended = {event.job for event in news if event.kind in ENDINGS}
+            self._due.update((job, None) for job in list(self.waiting) if job in ended)
+        return list(self._due)
 
     def update(self, view: JobView) -> None:
         """Set the state of one of the jobs."""
+        self._due.pop(view.id, None)
         if view.state in ENDED:
             self.waiting.pop(view.id, None)
+
+    def drop(self, job: str) -> None:
+        """Track a job no longer."""
+        self._due.pop(job, None)
+        self.waiting.pop(job, None)
+
+    def restart(self) -> None:
+        """Begin again with the state of every job: the daemon was away, and its log may be another
+        one, such as that of a restored database.
+        """
+        self._listening = False
 
 
 class LogTail:

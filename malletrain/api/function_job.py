@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import re
 import time
 import uuid
@@ -112,27 +113,57 @@ def result_of(detail: JobDetail) -> Any:
 
     Raises:
         FunctionLost: there is no result; the sentence says why.
-        ClientError: the job does not run a function.
+        ClientError: the job does not run a function, or its files cannot be read.
         BaseException: what the function raised.
     """
-    folder = Path(str(detail.spec.get("script", ""))).parent
-    if not (folder / FUNCTION).is_file():
-        raise ClientError(
-            f"Job {detail.job.id} ({detail.job.name}) is a script's and not a function's, so it "
-            "has no result; read its logs or its files."
-        )
-    if os.stat(folder).st_uid != os.getuid():  # unpickling runs code
-        raise ClientError(
-            f"The result of job {detail.job.id} is {detail.job.owner}'s, in {folder}; reading it "
-            "would run code of its owner as you."
-        )
     job = detail.job
-    result = outcome(folder, job.id, job.state == "completed")
-    until = time.monotonic() + MAX_VISIBILITY_DELAY_S
-    while result is None and job.state == "completed" and time.monotonic() < until:
-        time.sleep(0.2)
+    folder = Path(str(detail.spec.get("script", ""))).parent
+    try:
+        _check_folder(folder, detail)
         result = outcome(folder, job.id, job.state == "completed")
+        until = time.monotonic() + MAX_VISIBILITY_DELAY_S
+        while result is None and job.state == "completed" and time.monotonic() < until:
+            time.sleep(0.2)
+            result = outcome(folder, job.id, job.state == "completed")
+    except OSError as error:
+        raise ClientError(
+            f"The result of job {job.id} ({job.name}) cannot be read: {error.filename or folder}: "
+            f"{error.strerror or error}."
+        ) from error
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        raise FunctionLost(
+            f"The result of job {job.id} ({job.name}) in {folder} is damaged "
+            f"({type(error).__name__}: {error}). Submit the function again."
+        ) from error
     if result is None or job.state == "cancelled":
         why = job.reason or detail.failure.strip() or "nothing more is known"
         raise FunctionLost(f"Job {job.id} ({job.name}) was {job.state} without a result: {why}")
     return result.result()
+
+
+def _check_folder(folder: Path, detail: JobDetail) -> None:
+    """Check that ``folder`` is that of a function of this user.
+
+    Raises:
+        FunctionLost: it is no longer there.
+        ClientError: it is not the folder of a function, or it is another user's.
+        OSError: it cannot be read.
+    """
+    job = detail.job
+    try:
+        os.stat(folder / FUNCTION)
+    except (FileNotFoundError, NotADirectoryError):
+        if folder.parts[-len(FOLDER.parts) - 1 : -1] == FOLDER.parts and not folder.exists():
+            raise FunctionLost(
+                f"The folder {folder} of the function of job {job.id} ({job.name}) is not there: "
+                "it was deleted, and the result with it, or this machine does not see it."
+            ) from None
+        raise ClientError(
+            f"Job {job.id} ({job.name}) is a script's and not a function's, so it has no result; "
+            "read its logs or its files."
+        ) from None
+    if os.stat(folder).st_uid != os.getuid():  # unpickling runs code
+        raise ClientError(
+            f"The result of job {job.id} is {job.owner}'s, in {folder}; reading it would run code "
+            "of its owner as you."
+        )

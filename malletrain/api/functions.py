@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +16,11 @@ from malletrain.api.following import AGAIN_S, ENDED, Endings
 from malletrain.api.function_job import function_spec, result_of
 from malletrain.api.job import Job
 from malletrain.api.options import FunctionOptions
-from malletrain.client import Unreachable
+from malletrain.client import ClientError
+from malletrain.client.errors import TRANSIENT
 from malletrain.client.operations import Operation
 from malletrain.protocol.messages import JobSpec
+from malletrain.training.functions import FunctionLost
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class FunctionFuture(Future[R]):
 
     def __init__(self, job: Job) -> None:
         super().__init__()
+        self._ending = threading.RLock()
         self.job = job
         """The job: its state, logs, metrics."""
 
@@ -57,19 +60,33 @@ class FunctionFuture(Future[R]):
         return self.cancelled()
 
     def resolve(self) -> None:
-        """Set the outcome of the job, which has ended."""
+        """Set the outcome of the job, which has ended. Can be called from several threads.
+
+        Raises:
+            malletrain.client.ClientError: the daemon cannot say now how the job ended.
+        """
         if self.done():
             return
         if self.job.view.state == "cancelled":
-            if super().cancel():
-                self.set_running_or_notify_cancel()
+            with self._ending:
+                if not self.done() and super().cancel():
+                    self.set_running_or_notify_cancel()
             return
+        detail = self.job.detail()
         try:
-            self.set_result(result_of(self.job.detail()))
-        except Unreachable:
-            raise
+            result = result_of(detail)
         except BaseException as error:
-            self.set_exception(error)
+            self.fail(error)
+            return
+        with self._ending:
+            if not self.done():
+                self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Set an exception as the outcome, unless there is one."""
+        with self._ending:
+            if not self.done():
+                self.set_exception(error)
 
 
 class FunctionExecutor(Executor):
@@ -116,30 +133,43 @@ class FunctionExecutor(Executor):
             spec = function_spec(function, args, named, merged)
             future: FunctionFuture[R] = FunctionFuture(self._client.submit_spec(spec))
             self._futures[future.job.id] = future
-            self._endings.waiting[future.job.id] = None
+            self._endings.add(future.job.id)
             self._work.set()
             return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more functions. With ``wait``, return when all have ended."""
+        """Accept no more functions. With ``wait``, return when all have ended.
+
+        Raises:
+            malletrain.client.ClientError: a job could not be cancelled. All others are.
+        """
         with self._lock:
             self._is_shut_down = True
             futures, thread = list(self._futures.values()), self._thread
-        if cancel_futures:
-            for future in futures:
-                future.cancel()
         self._work.set()
+        if cancel_futures:
+            _cancel_all(futures)
         if wait and thread is not None:
             thread.join()
 
     def leave(self) -> None:
-        """Stop watching the functions that have not ended."""
+        """Stop watching the functions that have not ended. Their futures end with an error that
+        says so; the jobs continue.
+        """
         with self._lock:
             self._is_shut_down, thread = True, self._thread
+            futures = list(self._futures.values())
             self._futures.clear()
         self._work.set()
         if thread is not None:
             thread.join()
+        for future in futures:
+            future.fail(
+                ClientError(
+                    f"The client was closed before {_job(future)} ended. The job continues; "
+                    f'Client().job("{future.job.id}").result() waits for its result.'
+                )
+            )
 
     def _start_watching(self) -> None:
         """Start the thread that watches for ended jobs, from the current position in the log."""
@@ -159,14 +189,61 @@ class FunctionExecutor(Executor):
                 continue
             try:
                 news = self._client.do(self._endings.request(LISTEN_S))
-                for name in self._endings.receive(news):
-                    self._resolve_if_ended(name)
-            except Unreachable:  # such as during a restart of the daemon
+            except Exception as error:
+                if not _is_transient(error):
+                    for name in list(self._futures):
+                        self._fail(name, error)
+                    continue
+                self._endings.restart()
                 time.sleep(AGAIN_S)
+                continue
+            for name in self._endings.receive(news):
+                self._resolve_if_ended(name)
 
     def _resolve_if_ended(self, name: str) -> None:
+        """Set the outcome of a job's future if the job has ended. If the daemon cannot say so now,
+        the job stays due.
+        """
         future = self._futures.get(name)
-        if future is not None and future.job.refresh().state in ENDED:
-            future.resolve()
+        if future is None:
+            self._endings.drop(name)
+            return
+        try:
+            if future.job.refresh().state in ENDED:
+                future.resolve()
+                self._futures.pop(name, None)
             self._endings.update(future.job.view)
-            self._futures.pop(name, None)
+        except Exception as error:
+            if _is_transient(error):
+                time.sleep(AGAIN_S)
+            else:
+                self._fail(name, error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """End the future of a job about which the daemon says no more."""
+        self._endings.drop(name)
+        future = self._futures.pop(name, None)
+        if future is not None:
+            lost = FunctionLost(f"What becomes of {_job(future)} is not known any more: {error}")
+            lost.__cause__ = error
+            future.fail(lost)
+
+
+def _job(future: FunctionFuture[Any]) -> str:
+    return f"job {future.job.id} ({future.job.name})"
+
+
+def _is_transient(error: Exception) -> bool:
+    return isinstance(error, ClientError) and error.code in TRANSIENT
+
+
+def _cancel_all(futures: Iterable[FunctionFuture[Any]]) -> None:
+    """Cancel all futures. Raises the first error after the last one."""
+    first: ClientError | None = None
+    for future in futures:
+        try:
+            future.cancel()
+        except ClientError as error:
+            first = first or error
+    if first is not None:
+        raise first

@@ -124,7 +124,7 @@ class JobMetrics(Mapping[str, MetricSeries]):
 
 def write_csv(file: Path, metrics: JobMetrics) -> Path:
     """Write all values as CSV, times in seconds since the epoch; returns the file."""
-    with file.open("w", newline="") as out:
+    with file.open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
         writer.writerow(COLUMNS)
         writer.writerows(metrics.rows())

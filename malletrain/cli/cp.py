@@ -42,7 +42,9 @@ def cp(
     except SnapshotError as error:
         raise Refused(f"{error} Its logs: malletrain cp {job} {folder} --logs") from None
     except OSError as error:
-        raise Refused(f"{error.filename or folder} cannot be copied: {error.strerror}.") from None
+        raise Refused(
+            f"{error.filename or folder} cannot be copied: {error.strerror or error}."
+        ) from None
     if as_json:
         print_json([str(file) for file in files])
         return

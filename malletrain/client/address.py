@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from malletrain.client.errors import ClientError, Unreachable
+from malletrain.client.errors import UNAUTHENTICATED, ClientError, Unreachable
 from malletrain.identity.keys import CLIENT, own_key, read_key, user_name
 from malletrain.identity.state_directory import (
     INFO,
@@ -62,7 +62,8 @@ class Address:
         return ClientError(
             f"The daemon at {self.endpoint} does not know your key.{reason} Give its operators "
             "this line for their list of users: "
-            f"{user_name()} {self.public_key.decode('ascii')}"
+            f"{user_name()} {self.public_key.decode('ascii')}",
+            UNAUTHENTICATED,
         )
 
 

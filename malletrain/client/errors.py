@@ -8,10 +8,15 @@ UNAUTHENTICATED = "unauthenticated"
 """The code of a daemon's answer to a client whose key it does not know."""
 
 
+TRANSIENT = frozenset(("unreachable", "busy", "internal"))
+"""Codes of errors that say nothing about the request itself: the daemon is away, has too many
+requests, or failed. The same request may succeed later.
+"""
+
+
 class ClientError(RuntimeError):
     """The daemon refused, or could not be reached. The text is a sentence; ``code``: refused |
-    usage
-    | internal | unreachable | unauthenticated.
+    usage | busy | internal | unreachable | unauthenticated.
     """
 
     def __init__(self, sentence: str, code: str = "refused", data: Any = None) -> None:

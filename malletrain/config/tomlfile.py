@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from malletrain.protocol.database_url import without_passwords
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -133,7 +135,8 @@ def _explain(error: str, rows: list[str]) -> tuple[str, int]:
                 f'"{mistake["value"]}".'
             )
             break
-    return f"This is not valid TOML: {what[:1].lower()}{what[1:]}.{hint}", line
+    sentence = f"This is not valid TOML: {what[:1].lower()}{what[1:]}.{hint}"
+    return without_passwords(sentence), line
 
 
 def _is_isolated_error(rows: list[str], line: int) -> bool:

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from malletrain.config.tomlfile import Problem, TomlText
 from malletrain.config.units import format_duration, format_size
+from malletrain.protocol.database_url import without_passwords
 
 
 class Quantity(NamedTuple):
@@ -94,7 +95,7 @@ def _problem(details: ErrorDetails, toml: TomlText, model: type[BaseModel]) -> P
         ),
     }
     message = sentences[kind]() if kind in sentences else details["msg"].rstrip(".") + "."
-    return Problem(toml.line_of(loc), key, message)
+    return Problem(toml.line_of(loc), key, without_passwords(message))
 
 
 def _section_at(table: type[BaseModel] | None, part: str) -> type[BaseModel] | None:

@@ -173,10 +173,10 @@ class _Relay:
         try:
             while self._running:
                 self._resume_accepting()
-                timeout_ms = None if self._paused_until is None else _PAUSE_MS
-                for source, events in self._poller.poll(timeout_ms):
+                for source, events in self._poller.poll(self._timeout_ms()):
                     if handler := self._handlers.get(source):
                         handler(events)
+                self._on_turn()
         finally:
             self._listener.close()
             for end in list(self._ends):
@@ -184,6 +184,13 @@ class _Relay:
             self._close_sockets()
             os.close(self._stop)
             self._context.destroy(linger=0)
+
+    def _timeout_ms(self) -> int | None:
+        """Returns the maximum time until the next turn, ms; None for no limit."""
+        return None if self._paused_until is None else _PAUSE_MS
+
+    def _on_turn(self) -> None:
+        """Do what the subclass does in each turn."""
 
     def _end(self, own: socket.socket) -> _End:
         def discard() -> None:
@@ -256,6 +263,14 @@ class ServingRelay(_Relay):
         self.watch(zap, self._answer_zap)
         self.watch(router, self._receive)
         self._thread.start()
+
+    def _timeout_ms(self) -> int | None:
+        paused_ms, wait_s = super()._timeout_ms(), self._host_listener.wait_s
+        return paused_ms if wait_s is None or paused_ms is not None else int(wait_s * 1000)
+
+    def _on_turn(self) -> None:
+        if not self._host_listener.open:
+            self._host_listener.read_monitor()
 
     def _answer_zap(self, _: int) -> None:
         """Answer a ZAP request: may this key connect? (rfc.zeromq.org/spec/27)"""

@@ -22,23 +22,35 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from malletrain.protocol.sizes import shown
 
+LOCK_TRIES = 100
+LOCK_PAUSE_S = 0.01
+
 
 def lock_folder(folder: Path) -> None:
-    """Lock ``folder`` until this process ends.
+    """Lock ``folder``, which this process has created, until this process ends.
+
+    Another process that asks :func:`is_locked` holds the lock for a moment. Without a further try
+    the folder would stay unlocked, and would be removed while it is used.
 
     Raises:
         OSError: the folder cannot be opened.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # never closed
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # no locks here
-        os.close(fd)
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+        except OSError:  # no locks here
+            break
+    os.close(fd)
 
 
 def is_locked(folder: Path) -> bool:

@@ -108,12 +108,10 @@ class Keeper:
             poller = zmq.Poller()
             for socket in (zap, self._router, self._stop, listener.monitor):
                 poller.register(socket, zmq.POLLIN)
-            while self._stop not in (
-                ready := dict(poller.poll(_POLL_MS if self._incoming else None))
-            ):
+            while self._stop not in (ready := dict(poller.poll(self._timeout_ms(listener)))):
                 if zap in ready:
                     zap.send_multipart(self._keys.answered(zap.recv_multipart()))
-                if listener.monitor in ready:
+                if listener.monitor in ready or not listener.open:
                     listener.read_monitor()
                 if self._router in ready:
                     self._handle(self._router.recv_multipart())
@@ -123,6 +121,12 @@ class Keeper:
             log.warning("no snapshots of other nodes can be taken or given: %s", error)
         finally:
             context.destroy(linger=0)
+
+    def _timeout_ms(self, listener: HostListener) -> int | None:
+        """Return the maximum time until the next turn, ms; None for no limit."""
+        if listener.wait_s is not None:
+            return int(listener.wait_s * 1000)
+        return _POLL_MS if self._incoming else None
 
     def _handle(self, frames: list[bytes]) -> None:
         peer = frames[0]
@@ -185,10 +189,10 @@ class Keeper:
     def _end(self, key: tuple[bytes, str], arriving: _IncomingFile, total: int) -> None:
         if (arriving.got, arriving.total) != (arriving.size, total):
             raise ValueError(f"{key[1]} did not arrive as it was sent.")
+        reached(FaultPoint.KEEPER_TAKES)
+        os.replace(arriving.temporary, arriving.final)  # if it fails, the file is removed
         del self._incoming[key]
         os.close(arriving.file)
-        reached(FaultPoint.KEEPER_TAKES)
-        os.replace(arriving.temporary, arriving.final)
 
     def _abort_idle(self) -> None:
         oldest = time.monotonic() - IDLE_S

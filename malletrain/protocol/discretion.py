@@ -2,8 +2,9 @@
 view for users who may not manage the job. Pure.
 
 Every user sees which jobs exist and their state. Output of a script (notices, error messages,
-metrics) and its arguments are for its owner and for operators (docs/several-users.md). The daemon
-decides who may manage a job; for users whom a proxy authenticates, the page does.
+metrics), its arguments and its owner's goals are for its owner and for operators
+(docs/several-users.md). The daemon decides who may manage a job; for users whom a proxy
+authenticates, the page does.
 """
 
 from __future__ import annotations
@@ -19,8 +20,14 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_FAILED: "The job failed.",
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
+    EventKind.NODE_REJECTED: "The job could not start on the node.",
+    EventKind.JOB_EXTENDED: "The job's goals were changed.",
+    EventKind.GOAL_STANDING: "The standing of the job's goals changed.",
+    EventKind.BUDGET_SPENT: "The job has used up its budget.",
 }
-"""Kinds of events that quote a script → the sentence that other users read instead."""
+"""Kinds of events that quote a script or tell an owner's goals → the sentence that other users read
+instead.
+"""
 FAILED_REASON = "it failed; its owner sees why"
 _HIDDEN_SPEC_FIELDS: dict[str, object] = {
     "args": [],
@@ -28,6 +35,10 @@ _HIDDEN_SPEC_FIELDS: dict[str, object] = {
     "setup": None,
     "software": None,
     "notify": [],
+    "key": "",
+    "deadline": None,
+    "budget_nh": None,
+    "work": None,
 }
 """Fields of a job's specification that only its owner sees → the value that others get."""
 

@@ -7,6 +7,7 @@ relays with the key retry many times a second.
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections import deque
@@ -19,8 +20,16 @@ MAX_UNAUTHENTICATED = 128
 """Maximum number of simultaneous connections that have not proved the key."""
 _HANDSHAKE_MS = 10_000
 """Time in which a connection must prove the key, milliseconds."""
+REOPEN_S = 0.5
+"""Interval at which a closed listener tries to open again, seconds. No event announces that its
+port or its address is free again.
+"""
 _BACKLOG = 100
 """Maximum number of connections that wait to be accepted; ZeroMQ's default."""
+
+
+_ADDRESS_IS_GONE = (errno.EADDRNOTAVAIL, errno.ENODEV)
+"""Errors of a bind to an address that is not, or no longer, this host's."""
 
 
 def listening(address: str) -> socket.socket:
@@ -90,8 +99,16 @@ class HostListener:
         except (OSError, zmq.ZMQError):
             router.bind("tcp://*:*")
 
+    @property
+    def wait_s(self) -> float | None:
+        """Maximum time until the next call of :meth:`read_monitor`, seconds; None if the monitor
+        tells when it is due."""
+        return None if self.open else REOPEN_S
+
     def read_monitor(self, _: int = 0) -> None:
-        """Read the socket's monitor: connections that were accepted, authenticated or closed."""
+        """Read the socket's monitor: connections that were accepted, authenticated or closed. Call
+        it when the monitor is readable, and after :attr:`wait_s`.
+        """
         now = time.monotonic()
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())
@@ -106,11 +123,22 @@ class HostListener:
             self._router.unbind(self._endpoint)
             self.open = False
         elif not self.open and unauthenticated <= MAX_UNAUTHENTICATED // 2:
+            self.open = self.reopen()
+
+    def reopen(self) -> bool:
+        """Listen again at the same port; at all addresses if this host has lost its address.
+        Returns False if another process has the port. Accepted connections stay.
+        """
+        for endpoint in dict.fromkeys((self._endpoint, f"tcp://*:{self.port}")):
             try:
-                self._router.bind(self._endpoint)
-                self.open = True
-            except zmq.ZMQError:
-                pass  # another process has the port; accepted connections stay
+                self._router.bind(endpoint)
+            except zmq.ZMQError as error:
+                if error.errno not in _ADDRESS_IS_GONE:
+                    return False
+                continue
+            self._endpoint = self._router.get_string(zmq.LAST_ENDPOINT)
+            return True
+        return False
 
     def _unauthenticated(self, now: float) -> int:
         """Returns an upper bound on the number of connections that have not proved the key.

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy.engine import make_url
-
+from malletrain.store.database import StoreError, parse_url, shown_url
 from malletrain.store.migrations import versions
+from malletrain.store.rows import is_json
 from malletrain.store.schema import HEAD, metadata
 
 BUSY_S = 30.0
@@ -152,28 +152,31 @@ def export(url: str, out: TextIO) -> None:
     with _open(_file_of(url)) as connection:
         connection.row_factory = sqlite3.Row
         connection.execute("BEGIN")  # a consistent snapshot
-        for name in EXPORTED:
-            table = metadata.tables[name]
+        for table in (metadata.tables[name] for name in EXPORTED):
             key = ", ".join(column.name for column in table.primary_key)
-            for row in connection.execute(f"SELECT * FROM {name} ORDER BY {key}"):
-                fields = {column: _value(row[column]) for column in row.keys()}  # noqa: SIM118
-                out.write(json.dumps({"table": name, **fields}) + "\n")
+            for row in connection.execute(f"SELECT * FROM {table.name} ORDER BY {key}"):
+                fields = {name: _value(name, row[name]) for name in row.keys()}  # noqa: SIM118
+                out.write(json.dumps({"table": table.name, **fields}) + "\n")
 
 
-def _value(value: Any) -> Any:
+def _value(column: str, value: Any) -> Any:
     """Return the value of a column. JSON columns are text in SQLite and are decoded."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
+    if is_json(column) and isinstance(value, str):
         with contextlib.suppress(ValueError):
             return json.loads(value)
     return value
 
 
 def _file_of(url: str, must_exist: bool = True) -> Path:
-    parsed = make_url(url)
+    try:
+        parsed = parse_url(url)
+    except StoreError as error:
+        raise CopyError(str(error)) from None
     if parsed.get_backend_name() != "sqlite" or not parsed.database:
-        shown = parsed.render_as_string(hide_password=True)
-        raise CopyError(f"{shown} is not an SQLite file; use the tools of that database (pg_dump).")
-    path = Path(parsed.database)
+        raise CopyError(
+            f"{shown_url(parsed)} is not an SQLite file; use the tools of that database (pg_dump)."
+        )
+    path = Path(os.path.realpath(parsed.database))  # SQLite's side files are beside the file itself
     if must_exist and not path.exists():
         raise CopyError(f"There is no database at {path}; has the daemon run with this file?")
     return path
@@ -181,6 +184,8 @@ def _file_of(url: str, must_exist: bool = True) -> Path:
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[sqlite3.Connection]:
+    if not path.is_file():  # SQLite would create it
+        raise CopyError(f"There is no file {path}.")
     try:
         connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         try:

@@ -16,6 +16,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from malletrain.protocol.database_url import without_password
+
 BUSY_TIMEOUT_MS = 10_000
 """Maximum time for which a transaction waits for another process that writes."""
 SERVER_WAITS = {
@@ -81,7 +83,7 @@ def open_engine(url: str) -> Engine:
     try:
         # A server may have been restarted since the last transaction, so a connection is tested
         # before it is used.
-        engine_url = make_url(url)
+        engine_url = parse_url(url)
         options: dict[str, Any] = (
             {"connect_args": {"timeout": BUSY_TIMEOUT_MS / 1000}}
             if url.startswith("sqlite")
@@ -89,10 +91,7 @@ def open_engine(url: str) -> Engine:
         )
         engine = create_engine(engine_url, **options)
     except (ArgumentError, NoSuchModuleError) as error:
-        raise StoreError(
-            f'"{url}" is not the URL of a database that SQLAlchemy knows: {error}. Correct '
-            "[daemon] database."
-        ) from None
+        raise _unusable(url, error) from None
     except ModuleNotFoundError as error:
         raise StoreError(
             f'The driver "{error.name}" for the database is not installed; install it (for '
@@ -105,6 +104,29 @@ def open_engine(url: str) -> Engine:
     elif engine.dialect.name == "postgresql" and _LOCKS not in str(engine_url.query.get("options")):
         event.listen(engine, "begin", _begin_postgresql)
     return engine
+
+
+def parse_url(url: str) -> URL:
+    """Return the parts of the SQLAlchemy URL ``url``. Raises StoreError if it has none."""
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError) as error:
+        why = error if isinstance(error, ArgumentError) else "its port is not a number"
+        raise _unusable(url, why) from None
+
+
+def shown_url(url: URL | str) -> str:
+    """Return the URL without its password, for messages."""
+    text = url if isinstance(url, str) else url.render_as_string(hide_password=True)
+    return without_password(text)
+
+
+def _unusable(url: str, why: object) -> StoreError:
+    return StoreError(
+        f'"{shown_url(url)}" is not the URL of a database that SQLAlchemy knows: '
+        f"{str(why).rstrip('.')}. Correct [daemon] database; in a password, write @ / : as "
+        "%40 %2F %3A."
+    )
 
 
 def _waits(url: URL) -> dict[str, int]:

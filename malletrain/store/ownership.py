@@ -18,9 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from sqlalchemy.engine import make_url
-
-from malletrain.store.database import StoreError
+from malletrain.store.database import StoreError, parse_url
 from malletrain.store.postgres_lock import PostgresLock
 
 BEAT_S = 5.0
@@ -146,7 +144,7 @@ def own(
 
 
 def _lock_of(url: str, who: str) -> Lock | None:
-    parsed = make_url(url)
+    parsed = parse_url(url)
     if parsed.get_backend_name() == "postgresql":
         return PostgresLock(url, who)
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):

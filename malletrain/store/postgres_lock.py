@@ -12,7 +12,7 @@ import contextlib
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from malletrain.store.database import StoreError, advice, open_engine
+from malletrain.store.database import StoreError, advice, open_engine, shown_url
 
 OWNER, WAITS = 0x4D54, 0x4D55
 """First halves of the keys of the two locks; the second half is that of the schema."""
@@ -103,7 +103,7 @@ class PostgresLock:
 
     @property
     def _url(self) -> str:
-        return self._engine.url.render_as_string(hide_password=True)
+        return shown_url(self._engine.url)
 
     def _open_connection(self) -> Connection:
         """Return the connection with its open transaction."""

@@ -66,6 +66,11 @@ NAN = -sys.float_info.max
 _TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions", "arguments"})
 
 
+def is_json(column: str) -> bool:
+    """Return whether a column has JSON, and not text that may look like it."""
+    return column in _JSON or column == "spec"
+
+
 def encode(row: Any) -> dict[str, Any]:
     """Return the columns of ``row``."""
     return encode_values({name: getattr(row, name) for name in field_names(type(row))})

@@ -27,7 +27,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from malletrain.store import copies, migrations, schema
-from malletrain.store.database import StatementRefused, StoreError, advice, schema_version
+from malletrain.store.database import (
+    StatementRefused,
+    StoreError,
+    advice,
+    schema_version,
+    shown_url,
+)
 from malletrain.store.rows import (
     Named,
     Row,
@@ -65,7 +71,7 @@ class Session:
     @property
     def url(self) -> str:
         """The database's URL without its password."""
-        return self._engine.url.render_as_string(hide_password=True)
+        return shown_url(self._engine.url)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

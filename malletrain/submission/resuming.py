@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from malletrain.protocol import env
+from malletrain.protocol.bounds import JOB_ID
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.submission.error import SpecError
 
@@ -73,7 +74,8 @@ def file_of(source: str) -> str | None:
     Raises:
         SpecError: it is a path at which there is no file.
     """
-    if os.path.exists(source):
+    # A folder with a job's id as its name is not meant: `malletrain cp j3 j3` makes one.
+    if os.path.isfile(source) or (os.path.exists(source) and not JOB_ID.fullmatch(source)):
         return os.path.abspath(source)
     if os.sep in source:
         raise SpecError(f"--resume-from: there is no file {source}.", "resume_from")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.client import ClientError, Connection, operations
+from malletrain.client.errors import TRANSIENT, UNAUTHENTICATED
 from malletrain.client.operations import Operation
 from malletrain.protocol.boot import daemon_of
 from malletrain.protocol.event_kinds import EventKind
@@ -31,7 +32,7 @@ CHANGES = (
 )
 WAIT_S = 10.0
 """Maximum time that the daemon is asked to wait for news, seconds."""
-TRANSIENT_ERRORS = ("unreachable", "internal", "unauthenticated")
+TRANSIENT_ERRORS = TRANSIENT | {UNAUTHENTICATED}
 """Error codes after which a later attempt may succeed."""
 
 

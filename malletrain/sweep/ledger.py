@@ -24,6 +24,7 @@ import sqlalchemy.exc
 import sqlalchemy.pool
 from optuna.trial import FrozenTrial, TrialState
 
+from malletrain.protocol.database_url import without_password
 from malletrain.sweep.search import pruner_of, sampler_of, suggest
 from malletrain.sweep.space import Value
 from malletrain.sweep.spec import STORED, Sweep, SweepError
@@ -91,14 +92,18 @@ def _connected(url: str) -> optuna.storages.RDBStorage:
         # Files, unlike servers, are opened quickly: no connection stays open between two queries.
         options = {"connect_args": {"timeout": 60}, "poolclass": sqlalchemy.pool.NullPool}
     try:
-        engine = sqlalchemy.create_engine(url)
+        engine = sqlalchemy.create_engine(url)  # raises ValueError if its port is no number
         with _folder_lock(engine.url):
             return _opened(engine, url, options)
-    except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
         if isinstance(error, SweepError):
             raise
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SweepError(f"The database of sweeps cannot be opened: {why}") from None
+        if isinstance(error, ValueError):
+            why = "its port is not a number. In a password, write @ / : as %40 %2F %3A."
+        raise SweepError(
+            f"The database of sweeps {without_password(url)} cannot be opened: {why}"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -128,9 +133,9 @@ def _opened(
         engine.dispose()
     if tables and "studies" not in tables:
         raise SweepError(
-            f"The database {engine.url} is another program's. Optuna's tables do not go with "
-            "those of others: give sweeps a database of their own, or on PostgreSQL a schema "
-            "(CREATE SCHEMA sweeps): "
+            f"The database {without_password(url)} is another program's. Optuna's tables "
+            "do not go with those of others: give sweeps a database of their own, or on PostgreSQL "
+            "a schema (CREATE SCHEMA sweeps): "
             "postgresql+psycopg://HOST/NAME?options=-csearch_path%3Dsweeps"
         )
     return optuna.storages.RDBStorage(url, engine_kwargs=options)

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from malletrain.protocol import env
+from malletrain.protocol.bounds import JOB_ID
 from malletrain.training import report
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 
@@ -70,6 +71,14 @@ def owner_in(path: str) -> Owner | None:
     """Return the owner of the snapshot in the file ``path``; None if it cannot be read or names
     none.
     """
+    payload = plain_payload(path)
+    return None if payload is None else owner_of(payload)
+
+
+def plain_payload(path: str) -> dict[str, Any] | None:
+    """Return the plain data of the snapshot in the file ``path``, without its tensors and objects;
+    None if it cannot be read as a snapshot.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             record = next(n for n in archive.namelist() if n.rpartition("/")[2] == _RECORD)
@@ -79,7 +88,7 @@ def owner_in(path: str) -> Owner | None:
         return None
     if not isinstance(payload, dict) or "malletrain_snapshot" not in payload:
         return None
-    return owner_of(payload)
+    return payload
 
 
 FOLDER = "malletrain-snapshots"
@@ -190,14 +199,29 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
         SnapshotError: the path does not exist, or the job has no snapshot, or several, in the
             default folder.
     """
-    folder = os.path.join(workdir, FOLDER)
-    if os.sep in requested or os.path.exists(requested):
+    # A folder with a job's id as its name is not meant: `malletrain cp j3 j3` makes one.
+    is_other_name = os.path.exists(requested) and not JOB_ID.fullmatch(requested)
+    if os.sep in requested or os.path.isfile(requested) or is_other_name:
         if not os.path.exists(requested):
             raise SnapshotError(f"There is no snapshot {requested} to go on from.")
         return os.path.abspath(requested)
-    paths = sorted(
-        glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(requested)}-*", FILE))
-    )
+    return path_of_job(requested, workdir, daemon)
+
+
+def path_of_job(job: str, workdir: str = "", daemon: str = "") -> str:
+    """Return the path of the snapshot of a job in its default folder, whatever files or folders
+    have the job's id as their name.
+
+    Args:
+        job: id of the job.
+        workdir: working folder of the job. Default: that of this process.
+        daemon: name of the job's daemon; empty for any daemon.
+
+    Raises:
+        SnapshotError: the job has no snapshot, or several, in the default folder.
+    """
+    folder = os.path.join(workdir, FOLDER)
+    paths = sorted(glob.glob(os.path.join(glob.escape(folder), f"{glob.escape(job)}-*", FILE)))
     paths_of_others: list[str] = []
     if daemon:
         paths_of_others = [
@@ -210,17 +234,17 @@ def path_of(requested: str, workdir: str = "", daemon: str = "") -> str:
         return os.path.abspath(paths[0])
     if paths:
         raise SnapshotError(
-            f"There are several snapshots of {requested}: {', '.join(paths)}. Name the one to go "
+            f"There are several snapshots of {job}: {', '.join(paths)}. Name the one to go "
             "on from by its path."
         )
     note = (
-        f" ({', '.join(paths_of_others)}: of a job {requested} of another daemon, "
+        f" ({', '.join(paths_of_others)}: of a job {job} of another daemon, "
         "or it does not say of which)"
         if paths_of_others
         else ""
     )
     raise SnapshotError(
-        f"There is no snapshot of job {requested} in {os.path.abspath(folder)}{note}. Name the one "
+        f"There is no snapshot of job {job} in {os.path.abspath(folder)}{note}. Name the one "
         "to go on from by its path."
     )
 

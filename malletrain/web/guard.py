@@ -36,9 +36,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 
@@ -293,7 +292,7 @@ class WebGuard:
         cookie = f"{self._policy.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
         if headers.get("x-forwarded-proto") == "https":
             cookie += "; Secure"
-        page = "./" if scope["path"].endswith("/") else scope["path"].rsplit("/", 1)[-1]
+        page = f"./{quote(scope['path'].rsplit('/', 1)[-1], safe='')}"  # never another site
         location = f"{page}?{rest}" if rest else page
         return 303, ("text/plain", b""), (("location", location), ("set-cookie", cookie))
 
@@ -305,13 +304,10 @@ class WebGuard:
         has_bearer = kind.lower() == "bearer"
         if has_bearer and policy.accepts(bearer.strip()):
             return
-        try:
-            morsel = SimpleCookie(headers.get("cookie", "")).get(policy.cookie)
-        except CookieError:
-            morsel = None
-        if morsel is None:
+        tokens = _cookies(headers.get("cookie", ""), policy.cookie)
+        if not tokens:
             raise WrongToken(401) if has_bearer else RequestDenied(401, NO_TOKEN)
-        if not policy.accepts(morsel.value):
+        if not any(policy.accepts(token) for token in tokens):
             raise WrongToken(401)
 
     def _viewer(self, headers: dict[str, str]) -> Viewer:
@@ -347,6 +343,14 @@ def _headers(scope: Scope) -> dict[str, str]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         joined[key] = f"{joined[key]}, {text}" if key in joined else text
     return joined
+
+
+def _cookies(header: str, name: str) -> list[str]:
+    """Return the values of the cookies of this name. Cookies of other pages of this host, such as
+    those with JSON, do not matter; ``http.cookies`` stops at the first one that it does not know.
+    """
+    pairs = (part.partition("=") for part in header.split(";"))
+    return [value.strip().strip('"') for key, _, value in pairs if key.strip() == name]
 
 
 def _address(scope: Scope, headers: dict[str, str]) -> str:

@@ -18,6 +18,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from scavenger.batch.lease_script import PLACE
+
 KINDS = {
     "slurm": ("sbatch", "scancel", "scontrol", "squeue"),
     "pbs": ("qsub", "qdel", "qsig", "qstat"),
@@ -82,12 +84,15 @@ def read_rules(path: Path, owner: int = 0) -> GateRules:
     agent, script = _words(path, values, "agent"), Path(values.get("script", ""))
     if not agent or not agent[0].startswith("/"):
         raise GateClosed(f"{path}: agent must begin with the full path of a program.")
+    template = _text(script, owner)
+    if f"\n{PLACE}\n" not in template:
+        raise GateClosed(f"{script} is no batch script of leases: it has no line {PLACE}.")
     if len(prefix := values.get("prefix", "malletrain-")) < 4:
         raise GateClosed(f"{path}: prefix must have four characters at least.")
     return GateRules(
         values["kind"],
         agent,
-        _text(script, owner),
+        template,
         prefix,
         _words(path, values, "options"),
         _commands(path, values, owner),

@@ -138,6 +138,7 @@ def test_live_mode_in_a_container(node, software):
         ("no image", "no/image"),
         ("no bind", "/no/bind is to be bound into the container of"),
         ("link", "a symbolic link there leads out of the image"),
+        ("link to something", "a symbolic link there leads out of the image"),
     ],
 )
 def test_an_image_that_is_not_fit_is_told_in_a_sentence(
@@ -153,7 +154,9 @@ def test_an_image_that_is_not_fit_is_told_in_a_sentence(
         environment = messages.SoftwareEnvironment(
             **{**fields_of(environment), "binds": ("/no/bind",)}
         )
-    elif kind == "link":
+    elif kind.startswith("link"):
+        if kind == "link to something":
+            (tmp_path / "below").mkdir()
         (Path(environment.container) / "tmp").rmdir()
         (Path(environment.container) / "data").symlink_to(tmp_path)
         binds = (*environment.binds, f"{tmp_path}:/data/below")

@@ -141,7 +141,7 @@ class FarmOperations:
         arriving: farms whose tasks are being added.
         find: returns the job that a user means by a name or id; arguments: name, user. Raises
             RequestRefused.
-        transaction: opens a transaction of the core as the API does.
+        transaction: opens a transaction as the API does.
     """
 
     def __init__(

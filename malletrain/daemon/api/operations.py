@@ -432,7 +432,8 @@ class Api:
         for event in events:
             if event.job not in visible:
                 row = self._state.store.get_job(event.job)
-                visible[event.job] = row is None or self._state.accounts.may_manage(user, row.owner)
+                owner = "" if row is None else row.owner  # the events of a deleted job stay
+                visible[event.job] = self._state.accounts.may_manage(user, owner)
         return slim([event if visible[event.job] else event_for_others(event) for event in events])
 
     async def _logs(self, user: str, params: Mapping[str, Any]) -> LogView:

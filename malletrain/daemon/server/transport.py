@@ -206,7 +206,9 @@ class Transport:
     def __init__(self, keys: KeyPair, lookup: Callable[[str], str | None]) -> None:
         self._lookup = lookup
         self._receiver: Receiver | None = None
-        self._receive_scheduled = False
+        self._receive_scheduled = self._watch_scheduled = False
+        self._endpoint = ""
+        """The bound address; empty if there is none."""
         self._context = zmq.Context(io_threads=IO_THREADS)
         # On the loop, not in a thread of its own: while the loop is busy such a thread runs only
         # every 5 ms, but it is needed several times per agent, and thousands of agents connect at
@@ -223,7 +225,7 @@ class Transport:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)  # each takes 20 µs per connection
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._monitor = self._open_monitor()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._received: ReceiveQueue[ReceivedMessage] = ReceiveQueue()
         self._turn_was_short = False
@@ -233,6 +235,18 @@ class Transport:
         self._peer_of_connection: dict[int, bytes] = {}
         """Descriptor of a connection → peer that has sent messages over it."""
         self._unread, self._unread_due = Unread(), 0.0
+
+    def _open_monitor(self) -> zmq.Socket[bytes]:
+        """Return a socket for the events of connections. Its queue has no limit: with one, ZeroMQ's
+        thread would wait for space with a lock that ``disable_monitor`` needs, and a flood of
+        connections would keep the daemon from ending.
+        """
+        address = "inproc://connections"
+        self._socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        monitor.rcvhwm = 0
+        monitor.connect(address)
+        return monitor
 
     def bind(self, listen: str) -> str:
         """Bind to ``listen`` (port 0: any free port). Returns the bound address. Connections wait
@@ -250,7 +264,8 @@ class Transport:
                 "[daemon] listen."
             ) from None
         reached(FaultPoint.DAEMON_BOUND)
-        return str(self._socket.get_string(zmq.LAST_ENDPOINT))
+        self._endpoint = str(self._socket.get_string(zmq.LAST_ENDPOINT))
+        return self._endpoint
 
     def serve(self, receiver: Receiver) -> None:
         """Start to receive."""
@@ -280,9 +295,8 @@ class Transport:
         """
         self._remove_readers()
         self._receiver = None
-        # If the monitor's events are not read, ZeroMQ's thread waits for space in their queue and
-        # holds the lock that disable_monitor needs.
-        self._watch()
+        if self._endpoint:  # strangers that connect all the time would keep the monitor's lock
+            self._socket.unbind(self._endpoint)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)
@@ -322,6 +336,12 @@ class Transport:
             self._schedule_receive()
         return True
 
+    def _schedule_watch(self) -> None:
+        """Schedule one :meth:`_watch` in the loop's next round."""
+        if self._loop and not self._watch_scheduled:
+            self._watch_scheduled = True
+            self._loop.call_soon(self._watch)
+
     def _schedule_receive(self) -> None:
         """Schedule one :meth:`_receive` in the loop's next round."""
         if self._loop and not self._receive_scheduled:
@@ -333,7 +353,7 @@ class Transport:
         if self._receiver is None:
             return
         # The monitor wakes its reader only once. A lost wakeup would leave events unread, and
-        # ZeroMQ's thread blocks for ever when their queue is full.
+        # the memory of ended connections would count.
         self._watch()
         with self._receiver.batch():
             more = self._read_batch(self._receiver)
@@ -450,7 +470,15 @@ class Transport:
             self._loop.call_soon(self._admit)
 
     def _watch(self) -> None:
+        """Handle waiting events of the monitor, as many as one turn allows: strangers can connect
+        faster than their connections are counted.
+        """
+        self._watch_scheduled = False
+        until = time.monotonic() + TURN_S
         while not self._monitor.closed and self._monitor.poll(0):
+            if time.monotonic() >= until:
+                self._schedule_watch()
+                return
             event = recv_monitor_message(self._monitor, zmq.DONTWAIT)
             descriptor = int(event["value"])
             if event["event"] == zmq.EVENT_ACCEPTED:

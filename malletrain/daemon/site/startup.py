@@ -24,8 +24,7 @@ from pathlib import Path
 
 import msgspec
 from sqlalchemy import Connection, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from malletrain.config.model import Config
 from malletrain.daemon.site.advertise import AddressError
@@ -37,7 +36,14 @@ from malletrain.identity.state_directory import (
     make_private_dir,
     write_atomically,
 )
-from malletrain.store.database import StoreError, advice, open_engine, schema_version
+from malletrain.store.database import (
+    StoreError,
+    advice,
+    open_engine,
+    parse_url,
+    schema_version,
+    shown_url,
+)
 from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD
 from malletrain.store.store import Store
@@ -74,7 +80,7 @@ def _file(config: Config) -> Path:
 
 
 def _shown_url(config: Config) -> str:
-    return make_url(config.database_url).render_as_string(hide_password=True)
+    return shown_url(parse_url(config.database_url))
 
 
 def _read(path: Path) -> str:
@@ -321,11 +327,11 @@ def database(config: Config) -> Findings:
     migrated. Nothing is created or migrated.
     """
     try:
-        url = make_url(config.database_url)
-    except ArgumentError as error:
-        yield False, f"The URL of the database cannot be read: {error}. Correct [daemon] database."
+        url = parse_url(config.database_url)
+    except StoreError as error:
+        yield False, str(error)
         return
-    shown = url.render_as_string(hide_password=True)
+    shown = shown_url(url)
     file = url.database if url.get_backend_name() == "sqlite" else None
     lost = lost_database(config)
     if file and not Path(file).exists():

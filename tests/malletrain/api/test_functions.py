@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,7 +21,13 @@ from malletrain.training.functions import (
     outcome,
     pack,
 )
-from tests.malletrain.cli.fake_daemon import FakeDaemon, default_answers, event_view, job_view
+from tests.malletrain.cli.fake_daemon import (
+    FakeDaemon,
+    Refuse,
+    default_answers,
+    event_view,
+    job_view,
+)
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -370,3 +377,108 @@ def test_a_function_is_submitted_by_itself_and_its_job_knows_the_result(site):
         site.spec["j1"]["script"] = str(Path.cwd() / "train.py")
         with pytest.raises(ClientError, match="is a script's and not a function's"):
             client.job("j1").result()
+
+
+def flaky(site, op, times, code):
+    """The first ``times`` requests ``op`` for a job fail."""
+    answered, remaining = site.daemon.answers[op], [times]
+
+    def answer(params):
+        if site.ended and remaining[0]:
+            remaining[0] -= 1
+            raise Refuse("Not now.", code)
+        return answered(params)
+
+    site.daemon.answers[op] = answer
+
+
+@pytest.mark.parametrize("code", ["busy", "internal"])
+@pytest.mark.parametrize("op", ["events", "job"])
+def test_a_future_ends_although_the_daemon_could_not_answer_at_once(site, op, code):
+    """The news that the job has ended is read once; its state is asked for after that."""
+    flaky(site, op, 1, code)
+    with Client(site.daemon.state_dir) as client:
+        future = client.submit_function(square, 3)
+        site.end("j1")
+        assert future.result(timeout=PATIENCE_S) == 9
+
+
+def test_a_future_ends_when_its_jobs_event_is_older_than_the_future(site):
+    """The job ends before the answer to its submission is read, and its event passes by."""
+    submit = site.submit
+
+    def submit_and_end(params):
+        answer = submit(params)
+        job = answer["job"].id
+        site.state[job] = "completed" if run(params["spec"]["script"], job=job) == [0] else "failed"
+        return answer
+
+    site.daemon.answers["submit"] = submit_and_end
+    with Client(site.daemon.state_dir) as client:
+        assert client.submit_function(square, 4).result(timeout=PATIENCE_S) == 16
+
+
+def test_a_future_whose_job_is_lost_ends_in_a_sentence(site):
+    with Client(site.daemon.state_dir) as client:
+        lost, other = client.submit_function(square, 2), client.submit_function(square, 3)
+        script = site.spec["j1"]["script"]
+
+        def job(params):
+            if params["job"] == "j1":
+                raise Refuse("There is no job 'j1'; `malletrain status` lists all jobs.")
+            return site.job(params)
+
+        site.daemon.answers["job"] = job
+        site.end("j1", "failed")
+        with pytest.raises(FunctionLost, match=r"job j1 \(square\) is not known .*no job 'j1'"):
+            lost.result(timeout=PATIENCE_S)
+        site.end("j2")
+        assert other.result(timeout=PATIENCE_S) == 9, "the others are still watched"
+        assert Path(script).is_file()
+
+
+def test_a_result_that_cannot_be_read_is_told(site):
+    with Client(site.daemon.state_dir) as client:
+        gone, damaged, locked = (client.submit_function(square, x) for x in (2, 3, 4))
+        for job in ("j1", "j2", "j3"):
+            site.end(job, "" if job != "j1" else "completed")
+        for future in (damaged, locked):
+            assert future.result(timeout=PATIENCE_S)
+        shutil.rmtree(Path(site.spec["j1"]["script"]).parent)
+        (Path(site.spec["j2"]["script"]).parent / "result-j2.pkl").write_bytes(b"\x80\x04")
+        with pytest.raises(FunctionLost, match=r"the function of job j1 \(square\) is not there"):
+            client.job("j1").result()
+        with pytest.raises(FunctionLost, match=r"job j2 \(square\) in .* is damaged"):
+            client.job("j2").result()
+        result = Path(site.spec["j3"]["script"]).parent / "result-j3.pkl"
+        result.unlink()
+        result.mkdir()
+        with pytest.raises(ClientError, match=r"j3 \(square\) cannot be read: .*Is a directory"):
+            client.job("j3").result()
+        assert gone.exception(timeout=PATIENCE_S)
+
+
+def test_futures_of_a_closed_client_end(site):
+    client = Client(site.daemon.state_dir)
+    own, of_executor = client.submit_function(square, 2), client.executor().submit(square, 3)
+    client.close()
+    for number, future in enumerate((own, of_executor), 1):
+        with pytest.raises(ClientError, match=rf'Client\(\)\.job\("j{number}"\)\.result\(\)'):
+            future.result(timeout=PATIENCE_S)
+
+
+def test_all_are_cancelled_although_one_cannot_be(site):
+    cancel = site.cancel
+
+    def refuse_one(params):
+        if params["jobs"] == ["j1"]:
+            raise Refuse("Not now.")
+        return cancel(params)
+
+    site.daemon.answers["cancel"] = refuse_one
+    with Client(site.daemon.state_dir) as client:
+        pool = client.executor()
+        futures = [pool.submit(square, x) for x in (1, 2, 3)]
+        with pytest.raises(ClientError, match="Not now"):
+            pool.shutdown(wait=False, cancel_futures=True)
+        assert [future.cancelled() for future in futures] == [False, True, True]

@@ -297,3 +297,21 @@ def _names_in(toml: str):
 )
 def test_site_configs_are_valid(file):
     assert load_config(file).scheduler.kind in scheduler_kinds()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'database = "Postgresql://m:s3cret@h/m"',
+        "database = postgresql://m:s3cret@h/m",
+        'database = ["postgresql://m:s3cret@h/m"]',
+        'databse = "postgresql://m:s3cret@h/m"',
+        'database = "postgresql://m:s3cret@h/m',
+        '"database = "postgresql://m:s3cret@h/m"',
+    ],
+)
+def test_a_password_in_a_line_that_is_refused_is_not_shown(line):
+    """What is refused goes to terminals and to the journal."""
+    refused = problems(LEAST + f"[daemon]\n{line}\n")
+    assert refused
+    assert "s3cret" not in str(refused)

@@ -209,6 +209,10 @@ class RunningDaemon:
         with self.client() as client:
             return client.job(job).job
 
+    def jobs(self) -> list[Any]:
+        with self.client() as client:
+            return client.jobs()
+
     def events(self) -> list[Any]:
         with self.client() as client:
             return client.events(limit=1000)

@@ -4,6 +4,7 @@ another's.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -312,6 +313,13 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     assert detail.job.metrics == {}
     assert {"job-notice", "workers-failed", "job-failed"} <= {e.kind for e in events}
     assert not [e for e in events if "secret" in repr(e)]
+    fresh.daemon.call(lambda: fresh.daemon.service.core.store.forget(math.inf))
+    until(lambda: job not in {j.id for j in fresh.daemon.jobs()}, "the job is forgotten")
+    for user, secrets in (("bob", 0), ("olga", 3)):
+        with fresh.daemon.client(user) as client:
+            events = [e for e in client.events(limit=1000) if e.job == job]
+        kinds = {e.kind for e in events if "secret" in repr(e)}
+        assert len(kinds) == secrets, f"the log of a job that is no longer stored, for {user}"
 
 
 def test_the_list_of_jobs_fits_into_one_answer_however_many_there_are(fresh):

@@ -318,3 +318,56 @@ def test_who_floods_keeps_nobody_waiting_and_fills_no_memory(flooder):
         flooding.join()
         transport.stop()
     assert set(receiver.let_go) == {flooder}
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_it_closes_while_strangers_connect_all_the_time(transport, served):
+    """ZeroMQ's thread must never wait with the lock that the end needs, whoever reads its events."""
+    over = threading.Event()
+
+    def flood(address):
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                come_and_go(address, 50)
+
+    async def busy():
+        transport.serve(Deaf())
+        await asyncio.sleep(0)
+
+    address = transport.bind("tcp://127.0.0.1:0")
+    come_and_go(address, MANY)
+    floods = [threading.Thread(target=flood, args=(address,)) for _ in range(2)]
+    for thread in floods:
+        thread.start()
+    if served:
+        asyncio.run(busy())
+    closing = threading.Thread(target=transport.stop, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    over.set()
+    for thread in floods:
+        thread.join()
+    assert not closing.is_alive(), "the daemon hangs at its end"
+
+
+def test_other_work_has_its_turn_while_strangers_connect(transport, monkeypatch):
+    """However many connections end, a look at them takes one turn."""
+    looks = []
+
+    async def busy():
+        address = transport.bind("tcp://127.0.0.1:0")
+        come_and_go(address, 100)
+        monkeypatch.setattr(transport_module, "TURN_S", 0.0)
+        transport.serve(Deaf())
+        watch = transport._watch
+
+        def counted():
+            looks.append(1)
+            watch()
+
+        transport._watch = counted
+        while len(looks) < 3:  # each time other work, such as this coroutine, comes between
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(busy(), PATIENCE_S))
+    transport.stop()

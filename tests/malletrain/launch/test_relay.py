@@ -1,5 +1,6 @@
 """The relay when there are too many connections: it neither spins nor forgets who waits."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -11,6 +12,8 @@ import zmq
 from malletrain.launch import round_store
 from malletrain.launch.listeners import USER_ADDRESS, UserListener, listener_pair
 from malletrain.launch.round_store import RoundKeys, ServingRelay
+from malletrain.memory.folder import MemoryFolder
+from malletrain.memory.keeper import Keeper
 from malletrain.protocol import host_listener
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
@@ -153,5 +156,98 @@ def test_strangers_that_hold_the_port_are_sent_off_and_members_get_in(monkeypatc
     finally:
         for call in strangers:
             call.close()
+        listener.close()
+        context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def opened(kind, folder):
+    """A part of a launcher that listens for other hosts; yields its port."""
+    if kind == "relay":
+        relay = ServingRelay(listener_pair(), KEYS, USER_ADDRESS)
+        yield relay.port
+        relay.close()
+    else:
+        keeper = Keeper(MemoryFolder(folder, 1 << 20), b"secret", "j1", USER_ADDRESS)
+        yield int(keeper.address.rpartition(":")[2])
+        keeper.close()
+
+
+@pytest.mark.parametrize("kind", ["relay", "keeper"])
+def test_the_port_opens_again_although_it_was_taken_for_a_while(kind, tmp_path, monkeypatch):
+    """When strangers hold the port it is closed. Nothing tells when it is free again."""
+    monkeypatch.setattr(host_listener, "MAX_UNAUTHENTICATED", 4)
+    reopen, tried = host_listener.HostListener.reopen, []
+
+    def counted(listener):
+        tried.append(reopen(listener))
+        return tried[-1]
+
+    monkeypatch.setattr(host_listener.HostListener, "reopen", counted)
+
+    def refused():
+        try:
+            strangers.append(socket.create_connection((USER_ADDRESS, port)))
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    strangers = []
+    with opened(kind, tmp_path) as port, socket.socket() as other:
+        until(refused, "nobody is let in any more")
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((USER_ADDRESS, port))
+        other.listen()
+        for stranger in strangers:
+            stranger.close()
+        strangers.clear()
+        until(lambda: tried.count(False) >= 3, "it tries to open again while another has the port")
+        assert not any(tried)
+        other.close()
+        until(lambda: any(tried), "it is open again")
+        assert not refused()
+        for stranger in strangers:
+            stranger.close()
+
+
+class Moved:
+    """A router whose host loses the address at which it listens."""
+
+    def __init__(self, router):
+        self.router, self.gone, self.bound = router, "", []
+
+    def __getattr__(self, name):
+        return getattr(self.router, name)
+
+    def bind(self, endpoint):
+        if endpoint == self.gone:
+            raise zmq.ZMQError(errno.EADDRNOTAVAIL)
+        self.router.bind(endpoint)
+        self.bound.append(endpoint)
+
+
+def test_a_listener_whose_address_is_gone_opens_at_all_addresses(monkeypatch):
+    monkeypatch.setattr(host_listener, "MAX_UNAUTHENTICATED", 2)
+    context = zmq.Context()
+    router = Moved(context.socket(zmq.ROUTER))
+    router.router.curve_server = True
+    router.router.curve_secretkey = KEYS.server_secret
+    router.router.curve_publickey = KEYS.server_public
+    listener = host_listener.HostListener(router, USER_ADDRESS)
+
+    def is_open():
+        listener.read_monitor()
+        return listener.open
+
+    try:
+        strangers = [socket.create_connection((USER_ADDRESS, listener.port)) for _ in range(2)]
+        until(lambda: not is_open(), "strangers hold the port")
+        router.gone = f"tcp://{USER_ADDRESS}:{listener.port}"
+        for stranger in strangers:
+            stranger.close()
+        until(is_open, "it is open again")
+        assert router.bound[-1] == f"tcp://*:{listener.port}"
+        socket.create_connection((USER_ADDRESS, listener.port)).close()
+    finally:
         listener.close()
         context.destroy(linger=0)

@@ -1,5 +1,6 @@
 """A folder is kept while its agent lives, also where that cannot be seen by its number."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -8,12 +9,14 @@ import sys
 import pytest
 
 from malletrain.agent.run_dir import private_directory
+from malletrain.memory import folder
 from malletrain.memory.folder import private_folder
 
 LIVING = """
 import os, sys
 from pathlib import Path
 from malletrain.agent.run_dir import private_directory
+from malletrain.memory import folder
 from malletrain.memory.folder import private_folder
 below = Path(sys.argv[1])
 os.write(1, f"{private_directory(below / 'run', 'n1', {})} {private_folder('n1', below)}".encode())
@@ -57,3 +60,13 @@ def test_of_a_living_agent_in_a_container_nothing_is_removed(tmp_path, elsewhere
     private_directory(tmp_path / "run", "n1", {})
     private_folder("n1", tmp_path)
     assert not any(map(os.path.isdir, folders))
+
+
+def test_a_folder_is_locked_although_somebody_looks_whether_it_is(tmp_path, monkeypatch):
+    """The look takes the lock for a moment; a folder that stays unlocked would be removed."""
+    looking = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    monkeypatch.setattr(folder.time, "sleep", lambda seconds: fcntl.flock(looking, fcntl.LOCK_UN))
+    folder.lock_folder(tmp_path)
+    os.close(looking)
+    assert folder.is_locked(tmp_path)

@@ -152,3 +152,39 @@ def test_nothing_is_restored_under_a_daemon(tmp_path):
     assert jobs_in(f"sqlite:///{state}/malletrain.db") == ["one"]
     result = run.invoke(main, ["db", "check", "--config", str(config)])
     assert "1 jobs" in result.output
+
+
+def test_text_that_looks_like_json_is_exported_as_text(store, url):
+    row = new_job(store)
+    store.update_job(row.id, reason='["worker 1 failed"]')
+    out = io.StringIO()
+    export(url, out)
+    assert json.loads(out.getvalue().splitlines()[0])["reason"] == '["worker 1 failed"]'
+
+
+def test_a_copy_that_is_not_there_is_not_made(url, tmp_path):
+    with pytest.raises(CopyError, match="There is no file"):
+        restore(url, tmp_path / "nothing.db")
+    assert not (tmp_path / "nothing.db").exists()
+
+
+def test_a_database_behind_a_link_is_restored_where_it_is(tmp_path):
+    """The database is on a disk of its own; its side files are beside the file, not the link."""
+    disk, state = tmp_path / "disk", tmp_path / "state"
+    disk.mkdir()
+    state.mkdir()
+    link = state / "malletrain.db"
+    link.symlink_to(disk / "malletrain.db")
+    url = f"sqlite:///{link}"
+    with Store.open(url) as store:
+        new_job(store, "one")
+    copy = tmp_path / "copy.db"
+    backup(url, copy)
+    with Store.open(url) as store:
+        new_job(store, "two")
+    restored = restore(url, copy)
+    assert restored is not None
+    assert link.is_symlink()
+    assert restored.parent == disk
+    assert jobs_in(url) == ["one"]
+    assert sorted(jobs_in(f"sqlite:///{restored}")) == ["one", "two"]

@@ -15,6 +15,10 @@ import pytest
 from sqlalchemy import text
 
 from malletrain.store import copies, database
+from malletrain.store.copies import CopyError, check
+from malletrain.store.database import open_engine
+from malletrain.store.ownership import own
+from malletrain.store.session import Session
 from malletrain.store.store import Store, StoreError
 from tests.malletrain.store.conftest import new_job
 
@@ -170,3 +174,34 @@ def test_several_that_open_a_new_database_at_once_all_can(tmp_path):
             gate = threading.Barrier(6)
             job_ids = list(pool.map(opened, [number] * 6, [gate] * 6))
             assert len(set(job_ids)) == 6
+
+
+def parse_and_open(url):
+    """As the daemon does; there is no lock of an unknown kind of database."""
+    with own(url, "me", print):
+        Store.open(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://ann:s3cret@db/m",
+        "postgresql://ann:s3cret@db:port/m",
+        "postgresql://ann:abc/s3cret",
+        "nonsense://ann:s3cret@db",
+        "postgresql+nodriver://ann@/m?password=s3cret",
+    ],
+)
+def test_an_unusable_url_is_told_without_its_password(url):
+    for use in (open_engine, parse_and_open):
+        with pytest.raises(StoreError, match="is not the URL of a database") as refused:
+            use(url)
+        assert "s3cret" not in str(refused.value)
+    with pytest.raises(CopyError, match=r"is not the URL of a database|pg_dump") as refused:
+        check(url)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_password_among_the_parameters_is_not_shown():
+    session = Session(open_engine("postgresql+psycopg://ann@/m?password=s3cret&host=db"))
+    assert session.url == "postgresql+psycopg://ann@/m?host=db&password=***"

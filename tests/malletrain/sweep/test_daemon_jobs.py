@@ -7,6 +7,8 @@ import pytest
 from malletrain.client import Connection
 from malletrain.protocol import messages
 from malletrain.sweep.daemon_jobs import DaemonJobs
+from malletrain.sweep.jobs import JobsAway
+from tests.malletrain.cli.fake_daemon import FakeDaemon, Refuse, default_answers
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S
 
@@ -111,3 +113,22 @@ def test_with_a_daemon_that_knows_no_news_every_job_is_asked_each_time(world, mo
         jobs.wait([job], 0.0)
         world.say(measured(job, (2, 0.4)))
         assert jobs.points(job, "loss", 1) == [(2, 0.4)]
+
+
+@pytest.mark.parametrize("code", ["busy", "internal", "unauthenticated"])
+def test_a_daemon_that_cannot_answer_now_has_not_lost_the_trials(tmp_path, code):
+    """Otherwise a trial that runs would count as lost, and one to cancel would go on."""
+
+    def refuse(params):
+        raise Refuse("Not now.", code)
+
+    fake = FakeDaemon(tmp_path / "state", {**default_answers(), "jobs": lambda params: []})
+    try:
+        fake.answers["job"] = fake.answers["cancel"] = refuse
+        with DaemonJobs(fake.state_dir) as jobs:
+            with pytest.raises(JobsAway):
+                jobs.look(["j1"])
+            with pytest.raises(JobsAway):
+                jobs.cancel("j1", "pruned")
+    finally:
+        fake.stop()

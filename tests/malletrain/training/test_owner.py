@@ -7,6 +7,7 @@ import torch
 
 from malletrain import Snapshot, SnapshotError
 from malletrain.protocol.worker_channel import SnapshotTaken
+from malletrain.submission.resuming import file_of
 from malletrain.training import owner, snapshot_file
 from tests.malletrain.training.worker_side import as_plain_script, as_worker
 
@@ -207,3 +208,15 @@ def test_to_go_on_from_a_job_is_to_go_on_from_that_of_the_own_daemon(tmp_path, m
         monkeypatch.setenv("MALLETRAIN_RESUME_FROM", path)
         assert Snapshot(facts=facts).restore()
         assert facts == {"who": "d1"}
+
+
+def test_a_folder_with_a_jobs_id_as_its_name_is_not_what_is_gone_on_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "j1").mkdir()
+    own = tmp_path / "malletrain-snapshots" / "j1-train-00000000" / "snapshot.pt"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert owner.path_of("j1") == str(own)
+    assert file_of("j1") is None
+    (tmp_path / "checkpoint-500").mkdir()
+    assert owner.path_of("checkpoint-500") == file_of("checkpoint-500")

@@ -52,6 +52,10 @@ def status(headers, method="GET", **more):
         ({**HOST, "authorization": f"Bearer {TOKEN}"}, 200),
         ({**HOST, "cookie": f"other=1; malletrain-web={TOKEN}"}, 200),
         (HOST, 401),
+        ({**HOST, "cookie": f'theme={{"dark": true}}; malletrain-web={TOKEN}'}, 200),
+        ({**HOST, "cookie": f"path; consent; malletrain-web={TOKEN}"}, 200),
+        ({**HOST, "cookie": f"malletrain-web=old; malletrain-web={TOKEN}"}, 200),
+        ({**HOST, "cookie": f"x-malletrain-web={TOKEN}"}, 401),
         ({**HOST, "cookie": "malletrain-web=wrong"}, 401),
         ({**HOST, "cookie": "malletrain-web="}, 401),
         ({**HOST, "authorization": "Bearer wrong"}, 401),
@@ -100,6 +104,21 @@ def test_a_page_may_come_by_way_of_a_proxy_that_was_named():
 def test_a_header_that_comes_twice_is_neither_of_them():
     twice = [("host", "127.0.0.1"), ("host", "evil.example"), *COOKIE.items()]
     assert ask(twice)[0] == 421
+
+
+@pytest.mark.parametrize(
+    ("path", "location"),
+    [
+        ("/jobs/j1", "./j1?a=b"),
+        ("/jobs/", "./?a=b"),
+        ("/\N{GREEK SMALL LETTER ALPHA}", "./%CE%B1?a=b"),
+        ("/x\r\nset-cookie: a=b", "./x%0D%0Aset-cookie%3A%20a%3Db?a=b"),
+        ("/https:evil.example", "./https%3Aevil.example?a=b"),
+    ],
+)
+def test_the_address_without_the_token_is_one_of_this_page(path, location):
+    code, sent, _ = ask(list(HOST.items()), path=path, query=f"token={TOKEN}&a=b")
+    assert (code, sent["location"]) == (303, location)
 
 
 def test_the_token_moves_from_the_address_into_a_cookie():

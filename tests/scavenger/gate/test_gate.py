@@ -228,3 +228,10 @@ def test_no_rules_no_command_and_a_file_that_is_none(tmp_path, capfd):
     assert "is no TOML" in closed(world, capfd)
     world.path.unlink()
     assert closed(world, capfd) == f"{world.path} cannot be read: No such file or directory."
+
+
+def test_a_script_that_is_not_that_of_leases_is_told(tmp_path, capfd):
+    world = GateWorld(tmp_path / "gate")
+    world.script.write_text("#!/bin/sh\nexec true\n")
+    sentence = f"{world.script} is no batch script of leases: it has no line #MALLETRAIN-LEASE."
+    assert closed(world, capfd, "sbatch") == sentence

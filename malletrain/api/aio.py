@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from malletrain.api.copies import copy_snapshot, export_weights, write_log
+from malletrain.api.copies import copy_snapshot, export_weights, open_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, RETRIED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import function_spec, result_of
@@ -272,8 +272,10 @@ class AsyncJob:
             )
         if logs:
             for stream in (await self._session.do(operations.logs(self.id))).streams:
-                lines = [line async for line in self._lines(LogTail(self.id, stream, False))]
-                files.append(await self._session.run(write_log, place, stream, lines))
+                with open_log(place, stream) as out:
+                    async for line in self._lines(LogTail(self.id, stream, False)):
+                        out.write(f"{line}\n")
+                files.append(Path(out.name))
         return files
 
     async def _daemon(self) -> str:

@@ -11,8 +11,8 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 from malletrain.protocol.views import JobDetail
 from malletrain.submission.resuming import snapshot_paths
@@ -179,10 +179,7 @@ def _shard_folders(snapshot: Path, source: str) -> list[str]:
     return [named] if named else sorted(folders)
 
 
-def write_log(folder: Path, stream: str, lines: Iterable[str]) -> Path:
-    """Write one log; returns its file."""
+def open_log(folder: Path, stream: str) -> TextIO:
+    """Open the file of one log in ``folder`` for writing."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{stream}.log"
-    with open(file, "w", encoding="utf-8") as out:
-        out.writelines(f"{line}\n" for line in lines)
-    return file
+    return (folder / f"{stream}.log").open("w", encoding="utf-8")

@@ -313,7 +313,7 @@ def test_what_a_script_says_is_for_its_owner_and_operators(fresh):
     assert detail.job.metrics == {}
     assert {"job-notice", "workers-failed", "job-failed"} <= {e.kind for e in events}
     assert not [e for e in events if "secret" in repr(e)]
-    fresh.daemon.call(lambda: fresh.daemon.service.core.store.forget(math.inf))
+    fresh.daemon.call(lambda: fresh.daemon.components.state.store.forget(math.inf))
     until(lambda: job not in {j.id for j in fresh.daemon.jobs()}, "the job is forgotten")
     for user, secrets in (("bob", 0), ("olga", 3)):
         with fresh.daemon.client(user) as client:

@@ -5,7 +5,8 @@
 ``--dispatch``: tasks of ``true`` on an embedded cluster, whose nodes have as many slots as this
 machine has cores. Tasks/s are those between the first and the last result. Beside it another client
 asks for ``status`` ten times a second: the median, the 99th percentile and the maximum of its
-waits.
+waits. The nodes' processes have the lowest priority, because on a real site they are not on the
+daemon's host.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.integration.embedded import Site, site
 
 TARGET_PER_S, TARGET_STATUS_MS = 200.0, 100.0
 ROWS_AT_ONCE = 5000
-STATUS_EVERY_S = 0.1
+STATUS_EVERY_S, POLL_S = 0.1, 0.25
 
 
 class StatusClient(threading.Thread):
@@ -56,6 +57,7 @@ def dispatch(tasks: int, nodes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root, site(Path(root), nodes=nodes) as made:
         assert made.daemon is not None
         daemon = psutil.Process(made.daemon.pid)
+        os.setpriority(os.PRIO_PROCESS, made.cluster.pid, 19)  # before it has started a node
         began = time.perf_counter()
         job = farms.empty(made, "", tasks, f"1:{nodes}", words=("true", "{x}"))
         for first in range(0, tasks, ROWS_AT_ONCE):
@@ -63,23 +65,23 @@ def dispatch(tasks: int, nodes: int) -> dict[str, Any]:
             farms.add(made, job, first, rows)
         added_s = time.perf_counter() - began
         with made.client() as client:
-            while not client.job(job).job.samples:
+            done = operations.tasks(job, limit=0)
+            while not (first_count := client.do(done).counts["done"]):
                 time.sleep(0.01)
             first_at, cpu = time.perf_counter(), sum(daemon.cpu_times()[:2])
-            first_count = client.job(job).job.samples
             status = StatusClient(made)
             status.start()
-            while (view := client.job(job).job).ended is None:
-                time.sleep(0.1)
+            while client.do(done).counts["done"] < tasks:
+                time.sleep(POLL_S)
             seconds = time.perf_counter() - first_at
             cpu_s = sum(daemon.cpu_times()[:2]) - cpu
             status.stop()
-            counts = client.do(operations.tasks(job, limit=0)).counts
+            view = made.until_state(job, "completed", "failed")
         return {
             "tasks": tasks,
             "slots": nodes * len(os.sched_getaffinity(0)),
             "state": view.state,
-            "done": counts["done"],
+            "done": int(view.samples),
             "added_s": added_s,
             "seconds": seconds,
             "per_s": (tasks - first_count) / seconds,

@@ -116,6 +116,11 @@ class Components:
     associations: AssociationWatch
     reload: Reload
 
+    def check_waiting(self) -> None:
+        """Start or cancel the jobs that wait for others, or for their tasks."""
+        self.dependencies.check()
+        self.arriving.check()
+
     def close(self) -> None:
         """Cancel all timers."""
         self.message_router.close()

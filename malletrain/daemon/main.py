@@ -513,8 +513,7 @@ class Daemon:
             self.metrics.loop_lag(loop.time() - due)
             look_at_the_clock(components, self._clock)
             components.agent_handlers.watch()
-            components.dependencies.check()
-            components.arriving.check()
+            components.check_waiting()
             self._look_at_users()
             components.message_router.end_waiting()
             with components.transactions.begin():

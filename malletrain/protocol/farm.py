@@ -25,7 +25,7 @@ MAX_COLUMNS = 100
 """Maximum number of values of a task."""
 MAX_ROWS = 10_000
 """Maximum number of tasks that one request adds, and that one answer shows."""
-MAX_TASKS_IN_MESSAGE = 1000
+MAX_TASKS_IN_MESSAGE = 250
 """Maximum number of tasks in a message between a node and the daemon."""
 MAX_HELD = 20_000
 """Maximum number of tasks that a node has: running, waiting there, and ended but not

@@ -124,7 +124,7 @@ class Config(Section):
         """Classes of nodes that the configuration names: kinds of slots, and features that
         distinguish nodes. Nodes with none of these features are of class ``default``.
         """
-        slots = self.scheduler.slurm.slots if self.scheduler.kind == "slurm" else []
+        slots = self.scheduler.table.slot_sections
         return (*(kind.name for kind in slots), *self.gaps.classes)
 
     @field_validator("trainer")

@@ -108,8 +108,38 @@ class SlotSection(Section):
         )
 
 
+def check_distinct(value: list[SlotSection]) -> list[SlotSection]:
+    """Return the kinds of slots. Raises PydanticCustomError if two have one name."""
+    names = [kind.name for kind in value]
+    for name in names:
+        if names.count(name) > 1:
+            raise PydanticCustomError(
+                "slots", "two kinds of slots are called {name}", {"name": name}
+            )
+    return value
+
+
+def check_plain(value: list[SlotSection]) -> list[SlotSection]:
+    """Return the kinds of slots of a scheduler that is not Slurm. Raises PydanticCustomError."""
+    for kind in check_distinct(value):
+        for key_name in ("gpu_type", "gres"):
+            if getattr(kind, key_name):
+                raise PydanticCustomError(
+                    "slots",
+                    "{key} of kind {name} is for Slurm only; remove it",
+                    {"key": key_name, "name": kind.name},
+                )
+    return value
+
+
 class SchedulerTable(Section):
     """Base of the tables of one kind of main scheduler."""
+
+    @property
+    def slot_sections(self) -> list[SlotSection]:
+        """The kinds of slots; empty: leases are whole nodes."""
+        sections: list[SlotSection] = getattr(self, "slots", [])
+        return sections
 
 
 class LocalScheduler(SchedulerTable):
@@ -155,6 +185,23 @@ class LocalScheduler(SchedulerTable):
         True,
         description="Start the embedded cluster together with the daemon if it does not run.",
     )
+    node_gpus: int = key(
+        0,
+        ge=0,
+        le=64,
+        description="GPUs of a virtual node, for slots; numbered from 0 through all virtual nodes, "
+        "whether this machine has them or not.",
+    )
+    node_cpus: int = key(8, ge=1, le=4096, description="Processors of a virtual node, for slots.")
+    node_memory: Size = key("16 GiB", description="Memory of a virtual node, for slots.")
+    slots: list[SlotSection] = Field(
+        default_factory=list, description="Kinds of slots; none: leases are whole nodes."
+    )
+
+    @field_validator("slots")
+    @classmethod
+    def _check_slots(cls, value: list[SlotSection]) -> list[SlotSection]:
+        return check_plain(value)
 
 
 class BatchScheduler(SchedulerTable):
@@ -376,13 +423,7 @@ class SlurmScheduler(BatchScheduler, SlurmLease):
     @field_validator("slots")
     @classmethod
     def _check_slots(cls, value: list[SlotSection], info: ValidationInfo) -> list[SlotSection]:
-        names = [kind.name for kind in value]
-        for name in names:
-            if names.count(name) > 1:
-                raise PydanticCustomError(
-                    "slots", "two kinds of slots are called {name}", {"name": name}
-                )
-        if value and info.data.get("lease_shape") != "single":
+        if check_distinct(value) and info.data.get("lease_shape") != "single":
             raise PydanticCustomError(
                 "slots",
                 'a lease of a slot is a job of its own; remove lease_shape, or set it to "single"',

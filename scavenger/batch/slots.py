@@ -173,6 +173,40 @@ def neighbour_reason(kind: SlotKind, neighbours: Iterable[Neighbour], owner: str
     return ""
 
 
+def kind_finding(
+    kind: SlotKind, hosts: Mapping[str, Amounts], table: str, where: str = ""
+) -> tuple[bool, str]:
+    """Return (works, sentence) about whether hosts can have such slots, for ``malletrain check``.
+
+    Args:
+        kind: the kind.
+        hosts: host → what it has in all, for the hosts on which leases can run.
+        table: the scheduler's table of the configuration, such as ``scheduler.slurm``.
+        where: where leases run, such as a partition; empty: everywhere.
+    """
+    usable = {name: total for name, total in hosts.items() if kind.covers(name)}
+    needs = f"A slot of kind {kind.name} is {described(kind.amounts)}"
+    if not usable:
+        return False, f"{needs}, but none of its hosts is in {where or 'this machine'}."
+    able = [count for total in usable.values() if (count := capacity(total, kind.amounts))]
+    if able:
+        return (
+            True,
+            f"{needs}; {len(able)} of {len(usable)} hosts can have such slots, {sum(able)} in all.",
+        )
+    most = {
+        resource: max(total.get(resource, 0) for total in usable.values())
+        for resource in sorted({name for total in usable.values() for name in total})
+    }
+    short = [name for name, amount in kind.amounts.items() if most.get(name, 0) < amount]
+    what = f"No host has so much {', '.join(short)}" if short else "No host has all of it"
+    return (
+        False,
+        f"{needs}. {what}: of each resource, hosts have at most {described(most)}. Change this "
+        f"kind in [{table}].",
+    )
+
+
 def described(amounts: Amounts) -> str:
     """Return amounts as text: ``1 gpu, 8 cpus, 60 GB``."""
     words = [

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scavenger.embedded.cluster import EmbeddedCluster, Settings
+from scavenger.embedded.hosts import Division
 from scavenger.embedded.layout import Layout, node_names, read_json
 
 
@@ -98,6 +99,13 @@ def parser() -> argparse.ArgumentParser:
         help="chooses nodes of the trace and preemptions without notice",
     )
     p.add_argument(
+        "--slots",
+        default="",
+        metavar="JSON",
+        help="what each node has and its kinds of slots, as MalleTrain passes them (default: whole "
+        "nodes)",
+    )
+    p.add_argument(
         "--lifetime",
         type=float,
         metavar="S",
@@ -120,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         p.error("--grace and --sweep must be 0 or more")
     names = node_names(args.nodes)
     try:
+        division = Division.from_json(args.slots) if args.slots else Division()
         replay = None
         if args.trace is not None:
             from scavenger.embedded.replaying import read_replay
@@ -157,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = Settings(
             layout.root,
             names,
+            division,
             grace_s=args.grace,
             notice_fraction=args.notice_fraction,
             seed=args.seed,

@@ -7,18 +7,19 @@ It is a separate process, so that killing the daemon stops neither it nor the ag
   [--grace 5] [--notice-fraction 0.75]
 
 Without a trace all nodes are always idle. With one, the trace decides
-(:mod:`scavenger.trace.replay`). When a leased node becomes busy, :class:`EmbeddedCluster` preempts
-the lease: it sends SIGTERM to the lease's process and, after the grace time, SIGKILL to all
-processes of the lease. For the fraction without notice it sends SIGKILL to the process at once. It
-communicates with its clients (:mod:`scavenger.embedded.scavenger`) only through files, see
+(:mod:`scavenger.trace.replay`). Nodes can be divided into slots (:mod:`scavenger.embedded.hosts`).
+When a leased node or slot becomes busy, :class:`EmbeddedCluster` preempts the lease: it sends
+SIGTERM to the lease's process and, after the grace time, SIGKILL to all processes of the lease. For
+the fraction without notice it sends SIGKILL to the process at once. It communicates with its
+clients (:mod:`scavenger.embedded.scavenger`) only through files, see
 :mod:`scavenger.embedded.layout`.
 
 :class:`Record` writes these files: state, answers and history. A full disk does not stop the
 cluster. :func:`read_take` checks the requests of clients; the cluster decides whether a node is
 free.
 
-:func:`install` handles the signals of the process: requests to stop, and ended children. On SIGTERM
-the cluster preempts all leases and leaves no process behind. A second SIGTERM skips the grace time.
+On SIGTERM the cluster preempts all leases and leaves no process behind. A second SIGTERM skips the
+grace time.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scavenger.embedded import processes
+from scavenger.embedded.hosts import WHOLE_NODES, Division, VirtualHost
 from scavenger.embedded.layout import (
     FORMAT_VERSION,
     Layout,
@@ -47,6 +50,7 @@ from scavenger.embedded.layout import (
 )
 from scavenger.embedded.lease import LeaseProcess, notice_given
 from scavenger.embedded.lease import start as start_lease
+from scavenger.interface import host_of, kind_of
 
 if TYPE_CHECKING:
     from scavenger.trace.replay import Replay
@@ -157,34 +161,6 @@ def read_take(entry: Any) -> TakeRequest:
     return TakeRequest(lease_id, str(fields.get("node")), argv, env, duration)
 
 
-def install(request_stop: Callable[[], None]) -> int:
-    """Call ``request_stop`` at each request to stop. Wakes the loop at such a request and when a
-    child ends. Returns the descriptor to wait on.
-    """
-    reader, writer = os.pipe()
-    for fd in (reader, writer):
-        os.set_blocking(fd, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-
-    def stop(number: int, frame: object) -> None:
-        request_stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    return reader
-
-
-def drain(fd: int) -> None:
-    """Empty ``fd`` before the next wait."""
-    try:
-        while os.read(fd, 4096):
-            pass
-    except BlockingIOError:
-        pass
-
-
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
 KEEP_ENDED = 256
@@ -199,6 +175,8 @@ class Settings:
     """Directory of the cluster, see :mod:`scavenger.embedded.layout`."""
     nodes: tuple[str, ...]
     """Names of the virtual nodes."""
+    division: Division = WHOLE_NODES
+    """What each node has, and its kinds of slots; none: a lease has a whole node."""
     grace_s: float = 5.0
     """Time from SIGTERM to SIGKILL of a preempted lease."""
     notice_fraction: float = 1.0
@@ -219,13 +197,17 @@ class Settings:
 
 @dataclass
 class VirtualNode:
-    """A virtual node. ``idle_since`` (epoch seconds): start of the current gap, None while the main
-    scheduler uses it.
+    """A virtual node, or a slot of one. ``idle_since`` (epoch seconds): start of the current gap,
+    None while the main scheduler uses it.
     """
 
     name: str
     idle_since: float | None = None
     lease: LeaseProcess | None = None
+    explanation: str = ""
+    """For a slot: what of its host is idle, and why it may not be leased although it is idle."""
+    devices: tuple[int, ...] = ()
+    """Numbers of the GPUs of the slot's lease."""
 
     @property
     def state(self) -> str:
@@ -245,7 +227,17 @@ class EmbeddedCluster:
         self.settings = settings
         self.replay = replay
         self.layout = Layout(settings.directory.resolve())
-        self.nodes = {name: VirtualNode(name) for name in settings.nodes}
+        division = settings.division
+        self.hosts = {
+            name: VirtualHost(name, number, division) for number, name in enumerate(settings.nodes)
+        }
+        self.nodes = {
+            name: VirtualNode(name) for host in settings.nodes for name in division.slots(host)
+        }
+        if replay is not None:
+            units = Counter(host_of(name) for name in replay.trace.names)
+            for name, host in self.hosts.items():
+                host.units = units[name] or 1
         self.leases: dict[str, LeaseProcess] = {}
         self.totals: dict[str, float] = {
             "offered_node_s": 0.0,
@@ -273,14 +265,14 @@ class EmbeddedCluster:
         processes.become_subreaper()
         self._clear_leftovers()
         self._record.open()
-        wake = install(self._request_stop)
+        wake = processes.install(self._request_stop)
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
             while not self._is_finished():
                 self.step(time.monotonic(), time.time())
                 select.select([wake], [], [], POLL_S)
-                drain(wake)
+                processes.drain(wake)
         finally:
             # Also after an error in this process: a main scheduler that ends takes its jobs with
             # it.
@@ -311,7 +303,7 @@ class EmbeddedCluster:
                 self.totals["orphans"] += lease.orphans - before[2]
                 self._dirty = True
             if lease.clean:
-                self._free_node(self.nodes[lease.node])
+                self._free_node(self.nodes[lease.node], wall)
         self._reap(now, wall)
         if self._dirty or now - self._written >= HEARTBEAT_S:
             self._written = now
@@ -340,22 +332,56 @@ class EmbeddedCluster:
 
     def _follow_trace(self, now: float, wall: float) -> None:
         if self.replay is None:
-            for node in self.nodes.values():
-                if node.idle_since is None:
-                    node.idle_since = wall
-                    self._record_change(node)
+            for host in self.hosts.values():
+                if not host.idle_units:
+                    self._change(host, host.units, now, wall)
             return
         if self.replay.time <= 0 and self.layout.hold.exists():
             self._trace_began = now
         for change in self.replay.advance(now - self._trace_began):
-            node = self.nodes[change.node]
-            if change.idle:
-                node.idle_since = wall
-            else:
-                node.idle_since = None
-                self._preempt(node, now, wall)
+            self._change(self.hosts[host_of(change.node)], 1 if change.idle else -1, now, wall)
+
+    def _change(self, host: VirtualHost, units: int, now: float, wall: float) -> None:
+        """Give so many units of the host to main jobs (negative), or take them from main jobs."""
+        was_idle = host.idle_units == host.units
+        host.idle_units += units
+        if host.kinds:
+            staying = [
+                lease.node
+                for lease in self.leases.values()  # in the order in which they began
+                if host_of(lease.node) == host.name
+                and lease.state == "running"
+                and not lease.reason
+            ]
+            for name in host.preempted(staying):
+                self.nodes[name].idle_since = None
+                self._preempt(self.nodes[name], now, wall)
+            self._share_out(host, wall)
+            return
+        node, is_idle = self.nodes[host.name], host.idle_units == host.units
+        if is_idle == was_idle:
+            return
+        if is_idle:
+            node.idle_since = wall
+        else:
+            node.idle_since = None
+            self._preempt(node, now, wall)
+        if node.lease is None:
+            self._record_change(node)
+
+    def _share_out(self, host: VirtualHost, wall: float) -> None:
+        """Update which slots of a host are idle."""
+        nodes = [self.nodes[name] for name in self.settings.division.slots(host.name)]
+        leases = {node.name: node.lease.id for node in nodes if node.lease is not None}
+        since = {node.name: node.idle_since for node in nodes if node.idle_since is not None}
+        for facts in host.facts(leases, since, wall):
+            node = self.nodes[facts.name]
+            before, node.explanation = node.state, facts.beside or facts.state
             if node.lease is None:
+                node.idle_since = None if facts.beside else facts.idle_since
+            if node.state != before:
                 self._record_change(node)
+        self._dirty = True
 
     def _preempt(self, node: VirtualNode, now: float, wall: float) -> None:
         lease = node.lease
@@ -377,8 +403,12 @@ class EmbeddedCluster:
         self._record.log(node.name, "preempted", lease.id, lease.reason)
         self._dirty = True
 
-    def _free_node(self, node: VirtualNode) -> None:
+    def _free_node(self, node: VirtualNode, wall: float) -> None:
+        host = self.hosts[host_of(node.name)]
         node.lease = None
+        if host.kinds:
+            node.devices = ()
+            self._share_out(host, wall)
         self._record_change(node)
 
     def _record_change(self, node: VirtualNode) -> None:
@@ -456,11 +486,23 @@ class EmbeddedCluster:
             raise ClusterRefused("The cluster is stopping.")
         if node.state != "idle":
             raise ClusterRefused(f"Node {node.name} is {node.state}, not idle.")
+        host = self.hosts[host_of(node.name)]
+        env = request.env
+        if host.kinds:
+            node.devices = host.devices(
+                node.name, {other.name: other.devices for other in self.nodes.values()}
+            )
+            env = {
+                **env,
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, node.devices)),
+                "MALLETRAIN_NODE_CLASS": kind_of(node.name),
+                "MALLETRAIN_SLOT": node.name.removeprefix(f"{host.name}/"),
+            }
         lease = start_lease(
             request.id,
             node.name,
             request.argv,
-            request.env,
+            env,
             folder=self.layout.lease_directory(request.id),
             cluster=str(self.layout.root),
             wall=wall,
@@ -469,6 +511,8 @@ class EmbeddedCluster:
         self.leases[request.id] = node.lease = lease
         self.totals["leases"] += 1
         self._record.log(node.name, "leased", request.id)
+        if host.kinds:
+            self._share_out(host, wall)
         self._prune()
         return lease
 
@@ -509,12 +553,14 @@ class EmbeddedCluster:
                 "grace": self.settings.grace_s,
                 "notice_fraction": self.settings.notice_fraction,
                 "seed": self.settings.seed,
+                "slots": self.settings.division.to_json(),
             },
             "nodes": {
                 n.name: {
                     "state": n.state,
                     "idle_since": n.idle_since,
                     "lease": n.lease.id if n.lease else None,
+                    "explanation": n.explanation,
                 }
                 for n in self.nodes.values()
             },

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scavenger.embedded import processes
+from scavenger.embedded.hosts import Division
 from scavenger.embedded.layout import Layout, read_json
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.interface import SchedulerError
@@ -88,6 +89,7 @@ def start_cluster(
     directory: str | os.PathLike[str],
     nodes: int,
     *,
+    division: Division | None = None,
     trace: str | os.PathLike[str] | None = None,
     speedup: float = 1.0,
     start_s: float | None = None,
@@ -105,9 +107,9 @@ def start_cluster(
     """Start a cluster as a process in its own session, which outlives this one, and wait until it
     is ready.
 
-    The options are those of ``python -m scavenger.embedded --help``. ``hold``: the trace stays at
-    its first second until :meth:`ClusterProcess.go_on`. Raises SchedulerError with the cluster's
-    message if it does not start.
+    The options are those of ``python -m scavenger.embedded --help``. ``division``: kinds of slots.
+    ``hold``: the trace stays at its first second until :meth:`ClusterProcess.go_on`. Raises
+    SchedulerError with the cluster's message if it does not start.
     """
     layout = Layout(Path(directory).resolve())
     layout.create()
@@ -138,6 +140,7 @@ def start_cluster(
         "--trace-end": trace_end_s,
         "--start": start_s,
         "--duration": duration_s,
+        "--slots": None if division is None else division.to_json(),
         "--lifetime": lifetime_s,
     }
     argv += [

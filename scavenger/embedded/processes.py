@@ -1,7 +1,8 @@
 """Processes of this machine, read from /proc: which are alive, and which belong to a lease.
 
-Decides only which processes belong together. The caller ends them. Linux only, like the embedded
-cluster.
+Decides only which processes belong together. The caller ends them. :func:`install` handles the
+signals of the cluster's own process: requests to stop, and ended children. Linux only, like the
+embedded cluster.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,6 +137,34 @@ def send(process: Process, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def install(request_stop: Callable[[], None]) -> int:
+    """Call ``request_stop`` at each request to stop. Wakes the loop at such a request and when a
+    child ends. Returns the descriptor to wait on.
+    """
+    reader, writer = os.pipe()
+    for fd in (reader, writer):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def stop(number: int, frame: object) -> None:
+        request_stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return reader
+
+
+def drain(fd: int) -> None:
+    """Empty ``fd`` before the next wait."""
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
 
 
 def _has(pid: int, marks: list[bytes]) -> bool:

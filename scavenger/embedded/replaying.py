@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scavenger.trace.files import read
+from scavenger.trace.amounts import has_amounts
+from scavenger.trace.amounts import parse as parse_amounts
+from scavenger.trace.files import parse, read_text
 from scavenger.trace.replay import AtEnd, Replay, fit
 
 
@@ -22,7 +24,8 @@ def read_replay(
     trace_end_s: float | None = None,
     at_end: AtEnd = "repeat",
 ) -> Replay:
-    """Return the states of ``nodes`` by the trace in ``path``.
+    """Return the states of ``nodes`` by the trace in ``path``. With amounts, they are those of the
+    units of the nodes.
 
     Args:
         path: The trace.
@@ -38,9 +41,17 @@ def read_replay(
         OSError: The file cannot be read.
         ValueError: It is not a trace, or does not fit the options.
     """
-    whole = read(path, duration_s=trace_end_s)
+    text = read_text(path)
+    if has_amounts(text):
+        amounts = parse_amounts(text, duration_s=trace_end_s, where=str(path)).for_nodes(nodes)
+        units = amounts.slots()
+        chosen = fit(
+            units, units.names, speedup=speedup, duration_s=duration_s, start_s=start_s, seed=seed
+        )
+        return Replay(chosen, at_end)
+    whole = parse(text, duration_s=trace_end_s, where=str(path))
     if set(whole.names) < set(nodes):  # nodes without an event are always busy
-        whole = read(path, names=nodes, duration_s=trace_end_s)
+        whole = parse(text, names=nodes, duration_s=trace_end_s, where=str(path))
     cut = fit(
         whole, nodes, speedup=speedup, duration_s=duration_s, start_s=start_s, seed=seed
     )  # fmt: skip

@@ -30,6 +30,8 @@ from scavenger.interface import (
     LeaseState,
     PollResult,
     SchedulerError,
+    host_of,
+    kind_of,
 )
 
 ANSWER_TIMEOUT_S = 60.0
@@ -92,6 +94,8 @@ class LocalScavenger:
                     name,
                     float(n["idle_since"]),
                     None if watch is None else watch.horizon(float(n["idle_since"]), now),
+                    kind_of(name) or "default",
+                    host_of(name) if kind_of(name) else None,
                 )
                 for name, n in nodes.items()
                 if n["state"] == "idle"
@@ -108,7 +112,7 @@ class LocalScavenger:
                         (
                             "idle",
                             n["state"] == "idle",
-                            _SENTENCES[n["state"]].format(lease=n["lease"]),
+                            _sentence(name, n),
                         ),
                     ),
                 )
@@ -264,6 +268,18 @@ class LocalScavenger:
         return dict(answer)
 
 
+def _sentence(name: str, record: Mapping[str, Any]) -> str:
+    sentences = _SLOT_SENTENCES if kind_of(name) else _SENTENCES
+    return sentences[record["state"]].format(
+        lease=record["lease"], explanation=record.get("explanation", "")
+    )
+
+
+_SLOT_SENTENCES = {
+    "idle": "its host is {explanation}",
+    "busy": "the slot is in use or does not fit beside what is in use on its host: {explanation}",
+    "leased": "MalleTrain holds the slot with lease {lease}",
+}
 _SENTENCES = {
     "idle": "the main scheduler does not use the node",
     "busy": "the main scheduler uses the node, or is clearing it",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from scavenger.batch.commands import Commands
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
-from scavenger.batch.slots import HostResources, SlotKind, capacity, described
+from scavenger.batch.slots import HostResources, SlotKind, kind_finding
 from scavenger.interface import SchedulerError
 from scavenger.slurm.hosts import HOSTS, read_hosts
 from scavenger.slurm.job import SlurmLeaseOptions
@@ -54,29 +54,5 @@ def _kind_finding(
 ) -> Finding:
     partitions = [site.partitions[name] for name in lease.partitions if name in site.partitions]
     there = frozenset[str]().union(*(partition.nodes for partition in partitions))
-    usable = {
-        name: use
-        for name, use in hosts.items()
-        if kind.covers(name) and (not partitions or name in there)
-    }
-    needs = f"A slot of kind {kind.name} is {described(kind.amounts)}"
-    if not usable:
-        return False, f"{needs}, but none of its hosts is in {lease.partition or 'any partition'}."
-    counts = {name: capacity(use.total, kind.amounts) for name, use in usable.items()}
-    able = [count for count in counts.values() if count]
-    if able:
-        return (
-            True,
-            f"{needs}; {len(able)} of {len(usable)} hosts can have such slots, {sum(able)} in all.",
-        )
-    most = {
-        resource: max(use.total.get(resource, 0) for use in usable.values())
-        for resource in sorted({name for use in usable.values() for name in use.total})
-    }
-    short = [name for name, amount in kind.amounts.items() if most.get(name, 0) < amount]
-    what = f"No host has so much {', '.join(short)}" if short else "No host has all of it"
-    return (
-        False,
-        f"{needs}. {what}: of each resource, hosts have at most {described(most)}. Change this "
-        "kind in [scheduler.slurm].",
-    )
+    usable = {name: use.total for name, use in hosts.items() if not partitions or name in there}
+    return kind_finding(kind, usable, "scheduler.slurm", lease.partition or "any partition")

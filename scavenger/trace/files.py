@@ -2,6 +2,7 @@
 
 The file is CSV with the header ``time_s,node,event``: seconds from the start, a node name, ``idle``
 or ``busy``. Rows at time 0 are the nodes that are idle at the start; all other nodes are busy then.
+A further column ``amount`` is for shared nodes, see :mod:`scavenger.trace.amounts`.
 The file is compressed if its name ends in ``.gz``. :mod:`scavenger.trace.trace` decides which
 traces are valid.
 """
@@ -40,12 +41,20 @@ def read(
     in order of appearance. ``duration_s``: end of the observation; None: the last event. Raises
     TraceError with the line number of each problem (the first 20), also if the file cannot be read.
     """
+    text = read_text(path)
+    return parse(text, names=names, duration_s=duration_s, where=str(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a trace file, which may be compressed. Raises TraceError if it cannot be
+    read.
+    """
     where = str(path)
     try:
         raw = Path(path).read_bytes()
         if raw[:2] == b"\x1f\x8b":
             raw = gzip.decompress(raw)
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except FileNotFoundError:
         raise TraceError(where, ["There is no such file."]) from None
     except (EOFError, gzip.BadGzipFile) as error:
@@ -58,7 +67,6 @@ def read(
         ) from None
     except OSError as error:
         raise TraceError(where, [f"The file cannot be read: {error.strerror or error}."]) from None
-    return parse(text, names=names, duration_s=duration_s, where=where)
 
 
 def parse(

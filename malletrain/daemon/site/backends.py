@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from malletrain.config.model import Config
-from malletrain.config.schedulers import BatchScheduler, SlotSection
+from malletrain.config.schedulers import BatchScheduler, LocalScheduler, SlotSection
 from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.site.advertise import advertised
 from malletrain.identity.keys import SERVER, KeyFileError, read_key, user_name
@@ -29,8 +29,9 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.hours import parse_hours
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.slots import CPUS, MEMORY_MB, SlotKind
+from scavenger.batch.slots import CPUS, MEMORY_MB, SlotKind, kind_finding
 from scavenger.embedded.cluster_process import start_cluster
+from scavenger.embedded.hosts import GPU, Division
 from scavenger.embedded.layout import node_names
 from scavenger.embedded.replaying import read_replay
 from scavenger.embedded.scavenger import LocalScavenger
@@ -332,6 +333,7 @@ def _prepare_local(config: Config) -> None:
     start_cluster(
         config.cluster_dir,
         local.nodes,
+        division=division(local),
         trace=local.trace,
         speedup=local.speedup,
         grace_s=local.grace,
@@ -353,11 +355,16 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
                 "(jobs resume from their snapshots), or restore [scheduler.local].",
             )
         return
+    names = node_names(local.nodes)
+    for kind in division(local).kinds:
+        hosts = dict.fromkeys(names, division(local).total)
+        works, sentence = kind_finding(kind, hosts, "scheduler.local", "this cluster")
+        yield works, sentence
+        if not works:
+            return
     if local.trace is not None:
         try:
-            read_replay(
-                local.trace, node_names(local.nodes), speedup=local.speedup, seed=local.seed
-            )
+            read_replay(local.trace, names, speedup=local.speedup, seed=local.seed)
         except (OSError, ValueError) as error:
             yield False, f"{error} Correct trace in [scheduler.local]."
             return
@@ -365,6 +372,14 @@ def _can_prepare_local(config: Config) -> Iterator[tuple[bool, str]]:
         True,
         f"An embedded cluster of {local.nodes} nodes will be started in {config.cluster_dir}.",
     )
+
+
+def division(local: LocalScheduler) -> Division:
+    """Return what each virtual node has, and its kinds of slots."""
+    total = {CPUS: local.node_cpus, MEMORY_MB: local.node_memory // 2**20}
+    if local.node_gpus:
+        total = {GPU: local.node_gpus, **total}
+    return Division(total, tuple(map(slot_kind, local.slots))) if local.slots else Division()
 
 
 def _changed_options(config: Config) -> str:
@@ -379,6 +394,7 @@ def _changed_options(config: Config) -> str:
         "grace": local.grace,
         "notice_fraction": local.notice_fraction,
         "seed": local.seed,
+        "slots": division(local).to_json(),
     }
     return ", ".join(
         f"{name} is {_shown(running_options[name])} there and {_shown(value)} in the configuration"

@@ -1,0 +1,108 @@
+"""Slots on a whole site: jobs and the trials of a sweep side by side on one host of the embedded
+cluster, of which a main job takes back one slot.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from scavenger.batch.slots import SlotKind
+from scavenger.embedded.hosts import Division
+from scavenger.interface import host_of
+from scavenger.trace.amounts import HEADER
+from tests.integration.embedded import site
+
+GPU = SlotKind("gpu", {"gpu": 1, "cpus": 2, "memory_mb": 1024})
+HOST = Division({"gpu": 8, "cpus": 16, "memory_mb": 16384}, (GPU,))
+KINDS = """
+[[scheduler.local.slots]]
+name = "gpu"
+gpus = 1
+cpus = 2
+memory = "1 GiB"
+"""
+TRAIN = """
+import os, time, malletrain
+with open(f"devices-{os.environ['MALLETRAIN_JOB']}-{os.getpid()}", "w") as file:
+    file.write(os.environ["CUDA_VISIBLE_DEVICES"])
+while not os.path.exists("go"):
+    time.sleep(0.02)
+    malletrain.report(8)
+malletrain.metric("loss", 0.5, step=1)
+"""
+SWEEP = """
+[sweep]
+metric = "loss"
+trials = 3
+at_once = 3
+every = "200 ms"
+[job]
+script = "train.py"
+nodes = "1"
+kind = "gpu"
+env = { MALLETRAIN_PRELOAD = "0" }
+profile = "off"
+[space]
+x = { low = 0.0, high = 1.0 }
+"""
+
+
+def test_jobs_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"{HEADER}\n0,n1,idle,7\n0,n1,busy,1\n1,n1,busy,1\n")
+    options = {"division": HOST, "trace": trace, "hold": True, "at_end": "hold"}
+    with site(tmp_path / "site", nodes=1, config=KINDS, cluster=options) as made:
+        script = made.script("train.py", TRAIN)
+        jobs = [
+            made.submit(script, nodes=(1, 2), name=name, node_class="gpu", profile=False)
+            for name in ("one", "two")
+        ]
+        made.until(lambda: all(len(made.job(job).nodes) == 2 for job in jobs), "two slots each")
+        with (tmp_path / "engine.log").open("ab") as log:
+            engine = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "malletrain", "sweep", "run"),
+                    *(str(made.script("s.toml", SWEEP)), "--state-dir", str(made.state)),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            made.until(lambda: len(made.workers(script)) == 7, "every slot trains")
+            nodes = nodes_of(made)
+            names = [name for held in nodes.values() for name in held]
+            assert sorted(names) == [f"n1/gpu.{number}" for number in range(7)]
+            assert {host_of(name) for name in names} == {"n1"}
+            devices = [path.read_text() for path in made.work.glob("devices-*")]
+            assert set(devices) <= {str(number) for number in range(8)}
+            with made.client() as client:
+                assert {node.node_class for node in client.nodes()} == {"gpu"}
+
+            made.cluster.go_on()
+            made.until(lambda: made.events("node-lost"), "a lease ends")
+            made.until(lambda: len(nodes_of(made, running=True)) >= 2, "the jobs go on")
+            totals = made.cluster.scavenger().totals()
+            assert totals["preemptions_with_notice"] == 1
+            assert totals["preemptions_without_notice"] == 0
+            assert len(made.agents()) == 6
+            made.script("go", "")
+            for job in jobs:
+                assert made.until_state(job, "completed", "failed").state == "completed"
+                assert made.job(job).tries == 0
+            assert engine.wait() == 0, (tmp_path / "engine.log").read_text()
+        finally:
+            engine.kill()
+            engine.wait()
+        with made.client() as client:
+            assert {job.state for job in client.jobs()} == {"completed"}
+
+
+def nodes_of(made, running=False):
+    """Job → its slots."""
+    with made.client() as client:
+        return {
+            job.name: list(job.nodes)
+            for job in client.jobs()
+            if job.nodes and (not running or job.state == "running")
+        }

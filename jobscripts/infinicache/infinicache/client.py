@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from infinicache import isal
+from infinicache.arguments import as_bytes, checked_key
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
@@ -29,6 +31,17 @@ from infinicache.stripes import StripeLost, StripeReader
 ATTEMPTS = 3
 CALL_S = 30.0
 log = logging.getLogger("infinicache")
+
+
+def _about(key: str, head: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answer ``head`` of a proxy. Raises CacheError if it is about another key."""
+    if head.get("key") != key:
+        raise CacheError(
+            f"A proxy answered about another key than {key!r}; use one version of infinicache "
+            "everywhere."
+        )
+    return head
+
 
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]
 
@@ -65,6 +78,7 @@ class AsyncCache:
         if not addresses:
             raise ValueError("A cache has at least one address; give those of its members.")
         self._peers = Peers(key)
+        self._process, self._is_closed = os.getpid(), False
         self._code = Code(*code) if code else None
         self._stripe_bytes = stripe_bytes
         self._timeout_s = timeout_s
@@ -82,19 +96,31 @@ class AsyncCache:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. The cache cannot be used any more."""
+        self._is_closed = True
         self._peers.close()
+
+    def _enter(self, key: str = "") -> None:
+        """Begin a call. A forked process does not wait for the loads of its parent."""
+        checked_key(key)
+        if self._is_closed:
+            raise CacheError("This cache is closed; make another one.")
+        if os.getpid() != self._process:
+            self._process, self._loading = os.getpid(), {}
 
     # --- the four ---
 
     async def put(self, key: str, value: Buffer, *, code: tuple[int, int] | None = None) -> Receipt:
-        """Store ``value`` under ``key``, in place of what was there.
+        """Store the bytes of ``value`` under ``key``, in place of what was there. An array gives
+        its bytes in the order of C; its shape and type are not stored.
 
-        Raises TooLarge when it does not fit, Unavailable when the cache cannot be reached,
+        Raises TypeError when the key is no text or the value has no bytes (an array of objects, a
+        tensor), TooLarge when it does not fit, Unavailable when the cache cannot be reached,
         CacheError when another put or delete overtook this one. After an error the key is a miss or
         holds ``value``, never what was there before.
         """
-        view = memoryview(value).cast("B")
+        self._enter(key)
+        view = as_bytes(value)
         return await self._put(key, len(view), self._parts(view), code)
 
     async def _parts(self, view: memoryview, stripe_bytes: int = 0) -> AsyncIterator[Buffer]:
@@ -113,11 +139,12 @@ class AsyncCache:
         """As :meth:`put`, for ``size`` bytes that come in pieces: no more than one stripe is held
         at a time.
         """
+        self._enter(key)
 
         async def parts() -> AsyncIterator[Buffer]:
             remaining, buffer = size, bytearray()
             async for piece in pieces:
-                buffer += piece
+                buffer += as_bytes(piece)
                 while len(buffer) >= self._stripe_bytes or (buffer and len(buffer) >= remaining):
                     part = buffer[: min(self._stripe_bytes, remaining)]
                     del buffer[: len(part)]
@@ -152,6 +179,7 @@ class AsyncCache:
         return None if value is None else memoryview(value).toreadonly()
 
     async def _get_or_load(self, key: str, loader: Loader | None, own: bool) -> bytearray | None:
+        self._enter(key)
         value = await self._get(key, own)
         if value is not None or loader is None:
             return value
@@ -168,6 +196,7 @@ class AsyncCache:
         """The object stripe by stripe; nothing on a miss. Raises CacheError when it is lost or
         replaced on the way.
         """
+        self._enter(key)
         place = await self._find(key)
         if place is None:
             return
@@ -191,6 +220,7 @@ class AsyncCache:
 
     async def delete(self, key: str) -> bool:
         """Forget ``key``. Returns whether it was there."""
+        self._enter(key)
         self._near.changed(key)
         try:
             return bool((await self._proxies.ask(key, "delete", key=key))["exists"])
@@ -199,7 +229,8 @@ class AsyncCache:
 
     async def stat(self, key: str) -> Stat | None:
         """What the cache knows of ``key`` without reading it; None on a miss."""
-        head = await self._proxies.ask(key, "find", key=key)
+        self._enter(key)
+        head = _about(key, await self._proxies.ask(key, "find", key=key))
         if not head["exists"]:
             return None
         shape = msgspec.convert(head["shape"], Shape)
@@ -217,6 +248,7 @@ class AsyncCache:
         """What each proxy says of its pool: nodes, objects, bytes, degraded and lost objects, bytes
         moved.
         """
+        self._enter()
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -233,7 +265,7 @@ class AsyncCache:
             await asyncio.sleep(0.05)
 
     async def _find(self, key: str) -> ObjectPlace | None:
-        head = await self._proxies.ask(key, "find", key=key, spread=True)
+        head = _about(key, await self._proxies.ask(key, "find", key=key, spread=True))
         return msgspec.convert(head, ObjectPlace) if head["exists"] else None
 
     async def _report(self, key: str, place: ObjectPlace, bad: dict[int, str]) -> None:
@@ -288,6 +320,7 @@ class AsyncCache:
             copy=copy,
         )
         name = copy or key
+        _about(name, begun)
         shape, version = msgspec.convert(begun["shape"], Shape), begun["version"]
         missing: set[int] = set()
         stripe = 0
@@ -322,11 +355,12 @@ class AsyncCache:
     async def _load(self, key: str, loader: Loader) -> bytearray:
         made = loader(key)
         value: Buffer = await made if inspect.isawaitable(made) else made
+        view = as_bytes(value)
         try:
-            await self.put(key, value)
+            await self.put(key, view)
         except CacheError:  # the value is good, whether it could be kept or not
             pass
-        return value if isinstance(value, bytearray) else bytearray(value)
+        return value if isinstance(value, bytearray) else bytearray(view)
 
     # --- reading ---
 

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from infinicache.isal import Buffer
+from infinicache.objects import CacheError
 
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"IC1\0"
@@ -39,6 +40,10 @@ decode = msgspec.msgpack.Decoder().decode
 
 class ConnectionLost(ConnectionError):
     """The other end is gone, or is not one of ours; the message says which and why."""
+
+
+class KeyRefused(ConnectionLost):
+    """One of both ends does not have the other's key: trying again is of no use."""
 
 
 class CallFailed(RuntimeError):
@@ -63,7 +68,9 @@ class CacheConnection:
         on_message: Callable[[CacheConnection, dict[str, Any], Any], None],
         allocate: Callable[[dict[str, Any], int], Buffer],
         on_close: Callable[[CacheConnection], None],
+        peer_name: str = "a client",
     ) -> None:
+        self._peer_name = peer_name
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock, self._key, self._serves = sock, key, serves
@@ -214,19 +221,24 @@ class CacheConnection:
         return hmac.new(self._key, b"infinicache " + role + nonce, "sha256").digest()
 
     def _shake_hands(self, message: dict[str, Any]) -> None:
+        if message.get("refused") == "key":
+            self.close("it does not accept this client's key", refused=True)
+            return
         if not self._serves and "nonce" in message:
             self.send({"proof": self._proof(b"client", message["nonce"]), "mine": self._nonce})
             return
         role, nonce = (b"client", self._nonce) if self._serves else (b"server", self._nonce)
         if not hmac.compare_digest(message["proof"], self._proof(role, nonce)):
-            self.close("the other end does not have this cache's key")
+            if self._serves:
+                self.send({"refused": "key"})
+            self.close("it does not have this cache's key", refused=True)
             return
         if self._serves:
             self.send({"proof": self._proof(b"server", message["mine"])})
         self.ready.set_result(None)
 
-    def close(self, why: str = "closed here") -> None:
-        """Close; everything queued is lost."""
+    def close(self, why: str = "closed here", *, refused: bool = False) -> None:
+        """Close; everything queued is lost. ``refused``: because of a key."""
         if self.closed:
             return
         self.closed = True
@@ -236,7 +248,8 @@ class CacheConnection:
         self._sock.close()
         self._out.clear()
         if not self.ready.done():
-            self.ready.set_exception(ConnectionLost(f"No connection: {why}."))
+            kind = KeyRefused if refused else ConnectionLost
+            self.ready.set_exception(kind(f"No connection to {self._peer_name}: {why}."))
             self.ready.exception()  # nobody may wait for it
         self._on_close(self)
 
@@ -311,12 +324,15 @@ class PeerConnection:
                 on_message=self._answered,
                 allocate=self._memory,
                 on_close=self._closed,
+                peer_name=self.address,
             )
             try:
                 await asyncio.wait_for(asyncio.shield(made.ready), CONNECT_S)
             except asyncio.TimeoutError:
                 made.close("no handshake in time")
                 raise ConnectionLost(f"{self.address} does not answer as a cache does.") from None
+            if made.closed:  # between the handshake and now
+                raise ConnectionLost(f"The connection to {self.address} was lost.")
             self._connection = made
             return made
 
@@ -346,23 +362,55 @@ class PeerConnection:
 
 
 class Peers:
-    """One :class:`PeerConnection` an address."""
+    """One :class:`PeerConnection` an address, for the running loop of this process.
+
+    A forked process has the sockets and the numbers of requests of its parent: both would read each
+    other's answers. So it makes connections of its own. It leaves those of its parent alone,
+    because the loop that watches them is the parent's, too.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._peers: dict[str, PeerConnection] = {}
+        self._process = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._abandoned: list[dict[str, PeerConnection]] = []
+        self._closed = False
 
     def at(self, address: str) -> PeerConnection:
-        """The peer at ``address``."""
+        """The peer at ``address``.
+
+        Raises:
+            CacheError: these connections are closed, or belong to another loop that still runs.
+        """
+        if self._closed:
+            raise CacheError("This cache is closed; make another one.")
+        loop = asyncio.get_running_loop()
+        if os.getpid() != self._process or (self._loop is not loop and self._is_over()):
+            self._abandoned.append(self._peers)  # else their sockets would be closed one by one
+            self._peers, self._process, self._loop = {}, os.getpid(), loop
+        elif self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise CacheError(
+                "This cache is in use by another event loop; make one in each loop or thread."
+            )
         if address not in self._peers:
             self._peers[address] = PeerConnection(address, self._key)
         return self._peers[address]
 
+    def _is_over(self) -> bool:
+        """Whether the loop of these connections has ended."""
+        return self._loop is not None and self._loop.is_closed()
+
     def forget(self, keep: set[str]) -> None:
         """Close the connections to all addresses but ``keep``."""
+        if os.getpid() != self._process or self._is_over():
+            return
         for address in [a for a in self._peers if a not in keep]:
             self._peers.pop(address).close()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all, and make no more."""
         self.forget(set())
+        self._closed = True

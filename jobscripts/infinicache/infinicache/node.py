@@ -26,6 +26,7 @@ from infinicache.objects import CacheError, Shape
 from infinicache.proxy import Proxy
 from infinicache.server import Server
 from infinicache.store import ChunkStore, Refusal
+from infinicache.stripes import is_chunk
 
 BEAT_S = 0.5
 log = logging.getLogger("infinicache")
@@ -222,7 +223,8 @@ class CacheNode:
             data, crc = self.store.get(key, version, stripe, index)
         except Refusal:
             data, crc = self.backups.store.get(key, version, stripe, index)
-        return {"crc": crc}, [data]
+        # A caller compares what it is with what it asked for: a check sum fits any key.
+        return {"crc": crc, "of": [key, version, stripe, index]}, [data]
 
     def _drop(self, items: list[list[Any]]) -> dict[str, Any]:
         for key, version in items:
@@ -268,7 +270,7 @@ class CacheNode:
                     )
                 except (ConnectionLost, CallFailed):
                     continue
-                if len(body) == size and isal.crc64(body) == head["crc"]:
+                if is_chunk(head, body, (key, version, stripe, source), size):
                     chunks[source] = body
                     moved += size
                 if index in chunks or len(chunks) == form.d:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.connection import CallFailed, ConnectionLost, KeyRefused, Peers
 from infinicache.objects import CacheError, TooLarge, Unavailable
 from infinicache.ring import Ring
 
@@ -34,6 +34,10 @@ class Proxies:
         for address in dict.fromkeys([*self._contacts, *self.addresses]):
             try:
                 head, _ = await self.call(address, "topology")
+            except KeyRefused as error:
+                raise CacheError(
+                    f"{error} Its key is that of its job: malletrain members JOB --key."
+                ) from None
             except (ConnectionLost, CallFailed, Unavailable) as error:
                 failures.append(str(error))
                 continue

@@ -63,6 +63,8 @@ class Proxy:
         self._locks: dict[str, asyncio.Lock] = {}
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._drops: set[asyncio.Future[Any]] = set()
+        """Drops of lost objects that the nodes have not answered yet."""
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """The requests it answers."""
@@ -81,7 +83,7 @@ class Proxy:
 
     def close(self) -> None:
         """Stop the background work."""
-        for task in (*self._tasks, *([self._worker] if self._worker else [])):
+        for task in (*self._tasks, *self._drops, *([self._worker] if self._worker else [])):
             task.cancel()
 
     # --- who is there ---
@@ -120,6 +122,7 @@ class Proxy:
             self._upkeep.soon(degraded)
             if lost:
                 log.warning("%d objects were lost with the node at %s", len(lost), address)
+                self._drop_soon(lost)
         for address, node in self.table.nodes.items():
             node.leaving = address in self._leaving
         self._settle()
@@ -128,8 +131,7 @@ class Proxy:
         if self._settled.is_set() or not self._slots:
             return
         if set(self._members) <= set(self._registered) or time.monotonic() >= self._settle_at:
-            for half in self.table.settle():
-                self._soon(self._drop([half]))
+            self._drop_soon(self.table.settle())
             self._settled.set()
             self._upkeep.look(self.table)
 
@@ -151,12 +153,13 @@ class Proxy:
         stale: list[tuple[str, str, int]] = []
         if slot in self._slots:
             inventory = msgspec.convert(objects, list[StoredObject])
-            degraded, _ = (
+            degraded, lost = (
                 self.table.reconcile(address, inventory)
                 if address in self.table.nodes
                 else ([], [])
             )
             self._upkeep.soon(degraded)
+            self._drop_soon(lost)
             self.table.add_node(address, capacity, self._arrivals.prospect(address, now))
             self.table.nodes[address].leaving = leaving
             stale = self.table.restore(address, inventory, self._settled.is_set())
@@ -215,6 +218,8 @@ class Proxy:
                 key = copy
             else:
                 await self._invalidate(key)
+            if self._drops:
+                await asyncio.wait(self._drops)
             version = max(self.table.newest + 1, time.time_ns())
             evicted: list[Entry] = []
             try:
@@ -227,7 +232,12 @@ class Proxy:
         if not copy:
             taken = entry.shape.share * entry.shape.code.n
             self.demand.wrote(key, size, taken, time.monotonic())
-        return {"version": version, "shape": msgspec.to_builtins(entry.shape), "at": entry.at}
+        return {
+            "key": key,
+            "version": version,
+            "shape": msgspec.to_builtins(entry.shape),
+            "at": entry.at,
+        }
 
     async def _invalidate(self, key: str) -> bool:
         """Have the nodes drop what there is of a key. Raises CacheError where so many do not answer
@@ -247,6 +257,15 @@ class Proxy:
             )
         self.table.remove(key)
         return True
+
+    def _drop_soon(self, entries: Sequence[Entry]) -> None:
+        """Have the nodes drop what is lost or half there. Puts wait for it: until then the memory
+        of its remaining chunks is not free.
+        """
+        if here := [entry for entry in entries if entry.at]:
+            task = asyncio.ensure_future(self._drop(here))
+            self._drops.add(task)
+            task.add_done_callback(self._drops.discard)
 
     async def _drop(self, entries: Sequence[Entry]) -> set[str]:
         """Tell the nodes to drop objects; those that did not hear of it."""
@@ -297,7 +316,7 @@ class Proxy:
         entry = of = self.table.objects.get(key)
         self.demand.read(key, now, of.shape.size if of is not None else 0)
         if entry is None or of is None or not readable(of):
-            return {"exists": False}
+            return {"key": key, "exists": False}
         self.table.touch(of)
         self.heat.read(key, of.shape.size, now)
         another = ""
@@ -305,6 +324,7 @@ class Proxy:
             entry, another = pick(self.table, of, self.heat)
             self.table.touch(entry)
         return {
+            "key": key,
             "exists": True,
             "version": entry.version,
             "shape": msgspec.to_builtins(entry.shape),

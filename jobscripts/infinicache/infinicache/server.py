@@ -43,8 +43,11 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self._handlers, self._key = handlers, key
-        self._connections: set[CacheConnection] = set()
+        self._key = key
+        self.handlers = handlers
+        """Name of a request → the function that answers it."""
+        self.connections: set[CacheConnection] = set()
+        """Open connections."""
         self._tasks: dict[tuple[CacheConnection, int], asyncio.Task[Any]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,7 +73,7 @@ class Server:
             allocate=_memory,
             on_close=self._closed,
         )
-        self._connections.add(made)
+        self.connections.add(made)
         self._loop.call_later(HANDSHAKE_S, self._give_up, made)
 
     @staticmethod
@@ -79,7 +82,7 @@ class Server:
             connection.close("no handshake in time")
 
     def _closed(self, connection: CacheConnection) -> None:
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         for key in [k for k in self._tasks if k[0] is connection]:
             self._tasks.pop(key).cancel()
 
@@ -91,7 +94,7 @@ class Server:
                 task.cancel()
             return
         try:
-            handler = self._handlers.get(op)
+            handler = self.handlers.get(op)
             if handler is None:
                 raise CacheError(
                     f"{op!r} is no request of this cache; use one version of infinicache "
@@ -129,7 +132,7 @@ class Server:
         """Stop listening and close every connection."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from infinicache import isal
 from infinicache.codec import chunk_bytes, rebuild
@@ -24,6 +25,17 @@ class StripeLost(Exception):
     def __init__(self, bad: dict[int, str]) -> None:
         super().__init__()
         self.bad = bad
+
+
+def is_chunk(
+    head: dict[str, Any], body: Buffer, chunk: tuple[str, int, int, int], size: int
+) -> bool:
+    """Whether an answer is the chunk that was asked for, undamaged. ``chunk``: its key, version,
+    stripe and index; ``size``: its bytes.
+    """
+    return (
+        tuple(head.get("of", ())) == chunk and len(body) == size and isal.crc64(body) == head["crc"]
+    )
 
 
 class StripeReader:
@@ -154,7 +166,7 @@ class StripeReader:
             )
         except (ConnectionLost, CallFailed):
             return None
-        return body if len(body) == size and isal.crc64(body) == head["crc"] else None
+        return body if is_chunk(head, body, (key, version, stripe, index), size) else None
 
     def _usual_s(self, size: int) -> float:
         usual = self._usual.get(size.bit_length())

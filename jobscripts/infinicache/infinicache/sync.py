@@ -1,29 +1,50 @@
 """The same cache without asyncio. A :class:`Cache` has an event loop of its own, in the calling
 thread: use one per thread.
+
+A process that is forked, such as a worker of a DataLoader, may go on with the cache of its parent:
+it gets a loop and connections of its own at its first call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import os
+import select
+import selectors
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from infinicache.client import AsyncCache, Loader
 from infinicache.isal import Buffer
-from infinicache.objects import Receipt, Stat
+from infinicache.objects import CacheError, Receipt, Stat
+
+T = TypeVar("T")
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Cache:
     """As :class:`infinicache.AsyncCache`, with methods that wait."""
 
     def __init__(self, addresses: Sequence[str], key: bytes = b"", **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._made_of = (list(addresses), key, options)
+        self._begin()
 
-        async def make() -> AsyncCache:
-            return AsyncCache(addresses, key, **options)
-
-        self._cache = self._loop.run_until_complete(make())
+    def _begin(self) -> None:
+        """Make the loop and the client of this process."""
+        self._process = os.getpid()
+        self._selector = selectors.EpollSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
+        addresses, key, options = self._made_of
+        self._cache = AsyncCache(addresses, key, **options)
         self.counts = self._cache.counts
+        """Gets, and how they ended, in this process."""
 
     def __enter__(self) -> Cache:
         return self
@@ -32,14 +53,52 @@ class Cache:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
-        if not self._loop.is_closed():
-            self._cache.close()
+        """Close all connections. The cache cannot be used any more."""
+        if self._loop.is_closed():
+            return
+        if os.getpid() != self._process:
+            self._leave_parent()
+        self._cache.close()
+        self._loop.close()
+
+    def _leave_parent(self) -> None:
+        """End the loop of the parent process here. What a fork shares with its parent is the
+        kernel's list of watched sockets (epoll(7)): it is replaced by an empty one first, so that
+        nothing here takes the parent's sockets off it.
+        """
+        with select.epoll() as own:
+            os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
+        self._cache.close()
+        if not self._loop.is_running():  # else this process was forked by a loader
             self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run one call.
+
+        Raises:
+            CacheError: this cache is closed, or cannot wait here.
+        """
+        try:
+            if self._loop.is_closed():
+                raise CacheError("This cache is closed; make another one.")
+            if self._loop.is_running():
+                raise CacheError("This cache is in use by another thread; make one in each thread.")
+            if _is_in_loop():
+                raise CacheError("A Cache cannot wait within asyncio; use AsyncCache there.")
+            return self._loop.run_until_complete(work)
+        finally:
+            work.close()
+
+    def _own(self) -> AsyncCache:
+        """The client of this process."""
+        if os.getpid() != self._process and not self._loop.is_closed():
+            self._leave_parent()
+            self._begin()
+        return self._cache
 
     def put(self, key: str, value: Buffer, *, code: tuple[int, int] | None = None) -> Receipt:
         """See :meth:`AsyncCache.put`."""
-        return self._loop.run_until_complete(self._cache.put(key, value, code=code))
+        return self._run(self._own().put(key, value, code=code))
 
     def put_stream(
         self, key: str, size: int, pieces: Iterable[Buffer], *, code: tuple[int, int] | None = None
@@ -50,34 +109,39 @@ class Cache:
             for piece in pieces:
                 yield piece
 
-        return self._loop.run_until_complete(self._cache.put_stream(key, size, feed(), code=code))
+        return self._run(self._own().put_stream(key, size, feed(), code=code))
 
     def get(self, key: str, loader: Loader | None = None) -> bytearray | None:
         """See :meth:`AsyncCache.get`."""
-        return self._loop.run_until_complete(self._cache.get(key, loader))
+        return self._run(self._own().get(key, loader))
 
     def get_view(self, key: str, loader: Loader | None = None) -> memoryview | None:
         """See :meth:`AsyncCache.get_view`."""
-        return self._loop.run_until_complete(self._cache.get_view(key, loader))
+        return self._run(self._own().get_view(key, loader))
 
     def get_stream(self, key: str) -> Iterator[bytearray]:
-        """See :meth:`AsyncCache.get_stream`."""
-        stream = self._cache.get_stream(key)
+        """See :meth:`AsyncCache.get_stream`. It is read in the process in which it was begun."""
+        stream, process = self._own().get_stream(key), os.getpid()
 
         async def following() -> bytearray | None:
             return await anext(stream, None)
 
-        while (part := self._loop.run_until_complete(following())) is not None:
+        while True:
+            if os.getpid() != process:
+                raise CacheError("This stream was begun before a fork; begin another.")
+            part = self._run(following())
+            if part is None:
+                return
             yield part
 
     def delete(self, key: str) -> bool:
         """See :meth:`AsyncCache.delete`."""
-        return self._loop.run_until_complete(self._cache.delete(key))
+        return self._run(self._own().delete(key))
 
     def stat(self, key: str) -> Stat | None:
         """See :meth:`AsyncCache.stat`."""
-        return self._loop.run_until_complete(self._cache.stat(key))
+        return self._run(self._own().stat(key))
 
     def summary(self) -> list[dict[str, Any]]:
         """See :meth:`AsyncCache.summary`."""
-        return self._loop.run_until_complete(self._cache.summary())
+        return self._run(self._own().summary())

@@ -24,6 +24,7 @@ from malletrain.cli.export import export
 from malletrain.cli.goals import extend
 from malletrain.cli.key import key
 from malletrain.cli.logs import logs
+from malletrain.cli.map import map_
 from malletrain.cli.members import members
 from malletrain.cli.nodes import nodes
 from malletrain.cli.operator_actions import drain, exclude, pause, reload, resume
@@ -71,6 +72,7 @@ def main() -> None:
 
 for _command in (
     submit,
+    map_,
     status,
     show,
     logs,

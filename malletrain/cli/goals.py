@@ -16,13 +16,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def goal_options(command: F) -> F:
     """Adds ``--deadline``, ``--budget`` and ``--work``."""
+    work = click.option(
+        "--work",
+        metavar="SAMPLES",
+        help="Total number of samples to train on. Default: from the script's sampler.epochs(N).",
+    )
+    return deadline_and_budget_options(work(command))
+
+
+def deadline_and_budget_options(command: F) -> F:
+    """Adds ``--deadline`` and ``--budget``."""
     for option in (
-        click.option(
-            "--work",
-            metavar="SAMPLES",
-            help="Total number of samples to train on. Default: from the script's "
-            "sampler.epochs(N).",
-        ),
         click.option(
             "--budget",
             metavar="Nnh",

@@ -24,9 +24,17 @@ from malletrain.cli.common import (
     say,
     state_dir_option,
 )
-from malletrain.cli.completion import conda_environments, files, folders, job_names
+from malletrain.cli.completion import files, job_names
 from malletrain.cli.exit_codes import exit_code, exit_code_of_failed
 from malletrain.cli.goals import goal_options, tell_goal
+from malletrain.cli.job_options import (
+    environment_options,
+    kind_option,
+    name_option,
+    notify_option,
+    start_and_end_options,
+    weight_option,
+)
 from malletrain.cli.wait import until_ended
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.submission.output_folders import output_folders
@@ -130,7 +138,6 @@ def _merge(ctx: click.Context, values: dict[str, Any], lines: dict[str, int]) ->
     return line_by_name
 
 
-RUNTIMES = ("apptainer", "singularity", "podman-hpc", "charliecloud", "enroot", "podman")
 MAX_COMPARED_JOBS = 50
 """Maximum number of unfinished jobs, the newest, whose snapshot paths are compared with a new
 job's."""
@@ -193,33 +200,21 @@ def _file_of(params: dict[str, Any]) -> str:
 
 
 @click.command(cls=_BeforeScript, context_settings={"allow_interspersed_args": False})
-@click.option("--name", help="Name of the job. Default: the script's name without its suffix.")
+@name_option
 @click.option(
     "--nodes",
     metavar="MIN:MAX",
     help="Nodes the job can use: N, or MIN:MAX to grow and shrink. Default: 1; for a service "
     "the sizes of its value file.",
 )
-@click.option(
-    "--kind",
-    metavar="KIND",
-    help="Kind of slots, or class of nodes, on which the job runs, such as gpu. Default: any, all "
-    "nodes of one class.",
-)
+@kind_option
 @click.option(
     "--nproc-per-node",
     metavar="N",
     type=int,
     help="Worker processes on each node. Default: one for each GPU, one without GPUs.",
 )
-@click.option(
-    "--weight",
-    metavar="W",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="How much the job counts beside the others.",
-)
+@weight_option
 @click.option(
     "--goal",
     type=click.Choice(["throughput", "efficiency"]),
@@ -234,64 +229,7 @@ def _file_of(params: dict[str, Any]) -> str:
     help='Known scaling curve: CSV with the header "nodes,samples_per_s", or JSON {"1": 120, '
     '"2": 230}. Without it MalleTrain measures.',
 )
-@click.option(
-    "--setup",
-    metavar="CMD",
-    help="Shell command run before Python on each node, in the container if there is one, such as "
-    '"ulimit -n 65536".',
-)
-@click.option(
-    "--module",
-    metavar="NAME",
-    multiple=True,
-    help="Load this environment module on each node before Python starts; once for each.",
-)
-@click.option(
-    "--conda",
-    metavar="ENV",
-    shell_complete=conda_environments,
-    help="Run in this conda environment, by name or path, with its Python.",
-)
-@click.option(
-    "--venv",
-    metavar="DIR",
-    shell_complete=folders,
-    help="Run in this virtual environment, with its Python.",
-)
-@click.option(
-    "--container",
-    metavar="IMAGE",
-    shell_complete=files,
-    help="Run in this container image, with its Python: a file, a directory, or a name that the "
-    "runtime knows. Default: the site's image.",
-)
-@click.option(
-    "--no-container", is_flag=True, help="Run without a container, even if the site configures one."
-)
-@click.option(
-    "--container-runtime",
-    type=click.Choice(RUNTIMES),
-    help="Container runtime. Default: the site's, else the first that the node has.",
-)
-@click.option(
-    "--container-bind",
-    metavar="SRC[:DST]",
-    multiple=True,
-    help="Additional path of the node that the container sees. The working directory, the "
-    "script's and your home are always visible.",
-)
-@click.option(
-    "--env",
-    metavar="K=V",
-    multiple=True,
-    help="Environment variable of the script; K alone passes on its current value.",
-)
-@click.option(
-    "--workdir",
-    metavar="DIR",
-    type=click.Path(),
-    help="Directory the script runs in. Default: the current directory.",
-)
+@environment_options
 @click.option(
     "--launcher",
     type=click.Choice(["builtin", "torchrun"]),
@@ -352,19 +290,7 @@ def _file_of(params: dict[str, Any]) -> str:
     help="Submit a job for each index, such as 1-10, 0-20:5 or 1,4,9. It replaces "
     "{index} in arguments and --env, and is $MALLETRAIN_ARRAY_INDEX in the script.",
 )
-@click.option(
-    "--after",
-    metavar="JOB",
-    multiple=True,
-    shell_complete=job_names(unfinished=True),
-    help="Start only after this job (id or name) has completed; once for each. If one fails or is "
-    "cancelled, this job is cancelled.",
-)
-@click.option(
-    "--time-limit",
-    metavar="TIME",
-    help='Maximum time with nodes, after which the job is cancelled, such as "90 min".',
-)
+@start_and_end_options
 @click.option(
     "--on-hang",
     type=click.Choice(["tell", "restart"]),
@@ -373,14 +299,7 @@ def _file_of(params: dict[str, Any]) -> str:
     help="Action when workers hang, that is, stop reporting: tell you where they hang, or "
     "also restart them, which counts as a failure.",
 )
-@click.option(
-    "--notify",
-    metavar="WHOM",
-    multiple=True,
-    help="Notify of the job's start, end and failure, and of a deadline or budget at risk: a mail "
-    "address, the https:// address of a web hook, or command:CMD on the daemon's host. Only "
-    "some events: end,failure,at-risk=WHOM.",
-)
+@notify_option
 @click.option(
     "--wait",
     is_flag=True,

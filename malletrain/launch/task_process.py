@@ -29,6 +29,7 @@ ARRAY_VARIABLES = (
     "SLURM_ARRAY_TASK_COUNT",
     "SLURM_ARRAY_TASK_MIN",
     "SLURM_ARRAY_TASK_MAX",
+    "SLURM_ARRAY_TASK_STEP",
     "SLURM_ARRAY_JOB_ID",
     "PBS_ARRAY_INDEX",
 )
@@ -51,7 +52,8 @@ def array_variables(job: str, farm: FarmSpec, item: TaskItem) -> dict[str, str]:
     index = str(item.number)
     if INDEX in farm.columns:
         index = item.values[farm.columns.index(INDEX)]
-    values = (index, str(farm.total), "0", str(farm.total - 1), job.removeprefix("j"), index)
+    low, high, step = map(str, farm.array_range or (0, farm.total - 1, 1))
+    values = (index, str(farm.total), low, high, step, job.removeprefix("j"), index)
     return dict(zip(ARRAY_VARIABLES, values, strict=True))
 
 

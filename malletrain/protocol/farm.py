@@ -23,6 +23,8 @@ MAX_TASKS = 1_000_000
 """Maximum number of tasks of a farm."""
 MAX_COLUMNS = 100
 """Maximum number of values of a task."""
+MAX_VALUE_LENGTH = 32 * 1024
+"""Maximum length of one value of a task, in characters."""
 MAX_ROWS = 10_000
 """Maximum number of tasks that one request adds, and that one answer shows."""
 MAX_TASKS_IN_MESSAGE = 250
@@ -69,6 +71,9 @@ class FarmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Pattern of a directory that is created and passed to each try of the task. Empty: none."""
     array_env: bool = False
     """Whether tasks get the variables of a Slurm and a PBS job array."""
+    array_range: tuple[int, int, int] | None = None
+    """Smallest and largest index of that array, and the step between its indices. None: the numbers
+    of the tasks."""
     duplicate_stragglers: bool = False
     """Whether a task that is late is also run on a second node; the first result counts."""
 

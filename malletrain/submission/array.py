@@ -19,8 +19,13 @@ ARRAY_HELP = "indices and ranges of them with commas between, such as 1-10, 0-20
 _PART = re.compile(r"\s*([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?\s*")
 
 
-def indices(text: str) -> tuple[int, ...]:
+def indices(text: str, most: int = MOST_JOBS, what: str = "jobs") -> tuple[int, ...]:
     """Returns the indices of ``--array``, in their order, without duplicates.
+
+    Args:
+        text: indices and ranges of them.
+        most: maximum number of indices.
+        what: what an index stands for, in error messages.
 
     Raises:
         SpecError: the text is not an array, or has too many indices.
@@ -36,8 +41,8 @@ def indices(text: str) -> tuple[int, ...]:
             raise SpecError(
                 f'"{part.strip()}" goes from no index to none; accepted is {ARRAY_HELP}.', "array"
             )
-        if len(indices_) + (last - first) // step >= MOST_JOBS:
-            raise SpecError(f'"{text}" is more than {MOST_JOBS:,} jobs.', "array")
+        if len(indices_) + (last - first) // step >= most:
+            raise SpecError(f'"{text}" is more than {most:,} {what}.', "array")
         indices_.update(dict.fromkeys(range(first, last + 1, step)))
     return tuple(indices_)
 

@@ -160,13 +160,60 @@ def _service_value(
     return {} if str(value) == AUTO else read_value(value)
 
 
-def _name_of(path: Path) -> str:
+def default_name(path: Path) -> str:
     """Returns the default name of a job: its script's name, without the suffix unless that would
     look like a job id.
     """
     stem = path.name if JOB_ID.fullmatch(path.stem) else path.stem
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", stem).strip("-._+")[:64]
     return "job" if not name or JOB_ID.fullmatch(name) else name
+
+
+def checked_name(name: str, stem: str = "run") -> str:
+    """Returns the name of ``--name``. Raises SpecError if a job cannot have it.
+
+    Args:
+        name: the name.
+        stem: end of the name that is proposed instead of one that looks like an id.
+    """
+    if JOB_ID.fullmatch(name):
+        raise SpecError(
+            f'"{name}" looks like the id of a job, so every command would take it for that job; '
+            f"choose another name, such as {name}-{stem}.",
+            "name",
+        )
+    if not NAME.fullmatch(name):
+        raise SpecError(
+            f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the '
+            "characters . _ + -, a letter or digit first.",
+            "name",
+        )
+    return name
+
+
+def checked_weight(weight: float) -> float:
+    """Returns the weight of ``--weight``. Raises SpecError if it is not above 0."""
+    if not (math.isfinite(weight) and weight > 0):
+        raise SpecError(
+            f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that "
+            "of every job by default).",
+            "weight",
+        )
+    return weight
+
+
+def working_directory(text: str | None) -> Path:
+    """Returns the absolute path of ``--workdir``; None: the current directory. Raises SpecError if
+    it does not exist.
+    """
+    directory = Path(os.path.abspath(os.path.expanduser(text or os.getcwd())))
+    if not directory.is_dir():
+        raise SpecError(
+            f"The working directory {directory} does not exist; create it or give another with "
+            "--workdir.",
+            "workdir",
+        )
+    return directory
 
 
 def _python_of(environment: SoftwareEnvironment | None) -> str:
@@ -254,25 +301,10 @@ def build(
         file = str(module_of(script, workdir, own_python)) if as_module else script
     path = script_of(file, own_python=own_python)
     if name is None:
-        name = _name_of(Path(script.rpartition(".")[2] + ".py") if as_module else path)
-    elif JOB_ID.fullmatch(name):
-        raise SpecError(
-            f'"{name}" looks like the id of a job, so every command would take it for that job; '
-            f"choose another name, such as {name}-{path.stem}.",
-            "name",
-        )
-    elif not NAME.fullmatch(name):
-        raise SpecError(
-            f'"{name}" is no name of a job; accepted are 1 to 64 letters, digits and the '
-            "characters . _ + -, a letter or digit first.",
-            "name",
-        )
-    if not (math.isfinite(weight) and weight > 0):
-        raise SpecError(
-            f"A weight of {weight:g} is not possible; accepted is a number above 0 (1 is that "
-            "of every job by default).",
-            "weight",
-        )
+        name = default_name(Path(script.rpartition(".")[2] + ".py") if as_module else path)
+    else:
+        name = checked_name(name, path.stem)
+    weight = checked_weight(weight)
     if nproc_per_node is not None and nproc_per_node < 1:
         raise SpecError(
             f"{nproc_per_node} processes per node is not possible; accepted is 1 or more. Leave "
@@ -285,13 +317,7 @@ def build(
             "live",
             "launcher",
         )
-    directory = Path(os.path.abspath(os.path.expanduser(workdir or os.getcwd())))
-    if not directory.is_dir():
-        raise SpecError(
-            f"The working directory {directory} does not exist; create it or give another with "
-            "--workdir.",
-            "workdir",
-        )
+    directory = working_directory(workdir)
     with about("env"):
         variables = parse_env(env)
     with about("time_limit"):

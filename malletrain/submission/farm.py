@@ -1,0 +1,300 @@
+"""Converts the options of ``malletrain map`` to a checked farm.
+
+Decides the default name and log of a farm, and which command the nodes run. All checks that are
+possible on the submitting machine are made here. Raises
+:class:`malletrain.submission.error.SpecError` with a sentence that says what is accepted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from malletrain.config.units import UnitError, parse_duration, parse_size
+from malletrain.identity.keys import user_name
+from malletrain.protocol.farm import FarmSpec
+from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
+from malletrain.protocol.task_template import OUTPUT, expand, problems
+from malletrain.submission.error import SpecError, about
+from malletrain.submission.goals import parse_budget, parse_deadline
+from malletrain.submission.software import SoftwareOptions, software_of
+from malletrain.submission.spec import (
+    MAX_TIME_LIMIT_S,
+    NO_SOFTWARE,
+    checked_name,
+    checked_weight,
+    default_name,
+    notification,
+    parse_env,
+    parse_nodes,
+    time_limit_of,
+    working_directory,
+)
+
+LOGS = "malletrain-logs"
+"""Folder of the logs of farms, in the working directory."""
+LARGEST_SCRIPT_BYTES = 1024 * 1024
+"""Size up to which the head of a script is read."""
+MAX_PER_TASK = 1_000_000
+"""Maximum number of cores, or GPUs, of a task."""
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of ``malletrain map`` for its tasks."""
+
+    cpus: int | None = None
+    """Cores of a task. None: one task a node at a time."""
+    gpus: int = 0
+    """GPUs of a task."""
+    memory: str | int | None = None
+    """Memory of a task: a size, or bytes."""
+    time: str | float | None = None
+    """Time limit of a try: a duration, or seconds."""
+    retries: int = 0
+    """Number of failures after which a task is tried again."""
+    output: str | None = None
+    """Pattern of the result file."""
+    log: str | None = None
+    """Pattern of the log. ``{name}`` is the farm's name, unless a column has that name."""
+    checkpoint: str | None = None
+    """Pattern of the directory for a task's checkpoints."""
+    array_env: bool = False
+    """Whether tasks get the variables of a job array."""
+    array_range: tuple[int, int, int] | None = None
+    """Smallest and largest index of the array, and its step."""
+    duplicate_stragglers: bool = False
+    """Whether a late task is run a second time elsewhere."""
+
+
+def build_farm(
+    command: Sequence[str],
+    columns: Sequence[str],
+    total: int,
+    tasks: TaskOptions,
+    *,
+    name: str | None = None,
+    nodes: str | None = None,
+    kind: str | None = None,
+    weight: float = 1.0,
+    setup: str | None = None,
+    env: Sequence[str] = (),
+    workdir: str | None = None,
+    after: Sequence[str] = (),
+    time_limit: str | None = None,
+    notify: Sequence[str] = (),
+    software: SoftwareOptions = NO_SOFTWARE,
+    deadline: str | None = None,
+    budget: str | None = None,
+) -> tuple[JobSpec, list[str]]:
+    """Returns the checked farm, and notes for the person who submits it.
+
+    Args:
+        command: words of the command, templates.
+        columns: names of the values of a task.
+        total: number of tasks.
+        tasks: what a task needs and writes.
+        name, nodes, kind, weight, setup, env, workdir, after, time_limit, notify, software,
+            deadline, budget: as for ``malletrain submit``.
+
+    Raises:
+        SpecError: an option or the command is invalid.
+    """
+    with about("nodes"):
+        low, high = parse_nodes(nodes or "1")
+    environment = software_of(software)
+    directory = working_directory(workdir)
+    program, notes = program_of(command[0], environment, bool(setup))
+    words = (program, *command[1:])
+    farm_name = default_name(Path(_named_by(command))) if name is None else checked_name(name)
+    named = {} if "name" in columns else {"name": farm_name}
+    [log] = _with_name([tasks.log or _default_log(farm_name)], columns, named)
+    patterns = {
+        "--log": log,
+        "--output": tasks.output or "",
+        "--checkpoint": tasks.checkpoint or "",
+    }
+    more = (OUTPUT,) if tasks.output else ()
+    if problem := problems(words, columns, more):
+        if not tasks.output and problem.startswith("{output}"):
+            problem = "{output} in the command is the result file; give its name with --output."
+        raise SpecError(problem)
+    for option, pattern in patterns.items():
+        if problem := problems([pattern], columns):
+            raise SpecError(f"{option}: {problem}")
+    if OUTPUT in columns and tasks.output:
+        raise SpecError(f"A column is called {OUTPUT}, as is the result file; rename it.", "output")
+    for option in ("--log", "--output"):
+        pattern = patterns[option]
+        if pattern and total > 1 and not _differs(pattern, columns):
+            raise SpecError(
+                f"{option}: all tasks would write to {pattern}; add {{index}} or a column to its "
+                "name."
+            )
+    if total > 1 and not _differs("\n".join(words), columns, more) and not tasks.array_env:
+        notes.append(
+            "Note: the command has no {name} of a column, so all tasks run the same one; "
+            "$MALLETRAIN_TASK is the number of the task."
+        )
+    farm = FarmSpec(
+        command=words,
+        columns=tuple(columns),
+        total=total,
+        log=log,
+        cpus=_count(tasks.cpus or 0, "cpus"),
+        gpus=_count(tasks.gpus, "gpus"),
+        memory_bytes=_memory(tasks.memory),
+        retries=_count(tasks.retries, "retries"),
+        time_s=_seconds(tasks.time),
+        output=tasks.output or "",
+        checkpoint=tasks.checkpoint or "",
+        array_env=tasks.array_env,
+        array_range=tasks.array_range,
+        duplicate_stragglers=tasks.duplicate_stragglers,
+    )
+    with about("env"):
+        variables = parse_env(env)
+    spec = JobSpec(
+        name=farm_name,
+        owner=user_name(),
+        script=program,
+        workdir=str(directory),
+        python="python",
+        env=variables,
+        setup=setup or None,
+        min_nodes=low,
+        max_nodes=high,
+        nproc_per_node=1,
+        weight=checked_weight(weight),
+        mode="farm",
+        profile=False,
+        software=environment,
+        after=tuple(after),
+        time_limit_s=time_limit_of(time_limit),
+        notify=tuple(notification(text) for text in notify),
+        deadline=None if deadline is None else parse_deadline(deadline),
+        budget_nh=None if budget is None else parse_budget(budget)[0],
+        node_class=kind or "",
+        farm=farm,
+    )
+    return spec, notes
+
+
+def program_of(
+    word: str, environment: SoftwareEnvironment | None, setup: bool
+) -> tuple[str, list[str]]:
+    """Returns the program that the nodes run for the first word of the command, and notes. Without
+    an environment of its own a farm runs the program that this shell would run.
+
+    Raises:
+        SpecError: it is a path, and there is no such program.
+    """
+    if "{" in word or (environment is not None and environment.container):
+        return word, []
+    text = os.path.expanduser(word)
+    in_folder = os.sep not in text and shutil.which(text) is None and os.path.isfile(text)
+    if os.sep in text or in_folder:
+        path = os.path.abspath(text)
+        if os.path.isdir(path):
+            raise SpecError(f"{path} is a directory; after -- comes the command of a task.")
+        if not os.path.exists(path):
+            raise SpecError(f"There is no program {path}; after -- comes the command of a task.")
+        if not os.access(path, os.X_OK):
+            raise SpecError(
+                f"{path} is not executable; make it so with chmod +x, or name the program that "
+                f"reads it, such as: -- bash {word}"
+            )
+        return path, []
+    if environment is not None or setup:
+        return word, []
+    found = shutil.which(text)
+    if found is None:
+        return word, [
+            f"Warning: {word} is not found on this host. If the nodes do not have it either, all "
+            "tasks fail; --module, --conda and --setup make programs known to them."
+        ]
+    return os.path.abspath(found), []
+
+
+def script_words(command: Sequence[str]) -> tuple[list[str], str]:
+    """Returns the command with the interpreter of a script that is not executable, and the text of
+    the script; the command itself and no text if it is not a script.
+    """
+    path = os.path.abspath(os.path.expanduser(command[0]))
+    if os.sep not in command[0] and not os.path.isfile(path):
+        return list(command), ""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(LARGEST_SCRIPT_BYTES).decode(errors="replace")
+    except OSError:
+        return list(command), ""
+    if not text.startswith("#!"):
+        return list(command), ""
+    if os.access(path, os.X_OK):
+        return [path, *command[1:]], text
+    return [*shlex.split(text.splitlines()[0][2:]), path, *command[1:]], text
+
+
+def command_line(spec: FarmSpec, values: Sequence[str], number: int) -> str:
+    """Returns the command of one task as a line for a shell."""
+    more = {}
+    if spec.output:
+        [more[OUTPUT]] = expand([spec.output], spec.columns, values, number)
+    return shlex.join(expand(spec.command, spec.columns, values, number, more))
+
+
+def _named_by(command: Sequence[str]) -> str:
+    """Returns the file from which a farm has its name: the program, or the script that it reads."""
+    interpreters = ("python", "bash", "sh", "perl", "Rscript", "julia", "env")
+    program = os.path.basename(command[0])
+    if len(command) > 1 and program.startswith(interpreters) and "." in command[1]:
+        return command[1] if not command[1].startswith("-") else command[0]
+    return command[0]
+
+
+def _default_log(name: str) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return os.path.join(LOGS, f"{name}-{stamp}", "{index}.log")
+
+
+def _with_name(patterns: list[str], columns: Sequence[str], named: dict[str, str]) -> list[str]:
+    """Returns patterns in which ``{name}`` is replaced by the farm's name."""
+    return [text.replace("{name}", named["name"]) if named else text for text in patterns]
+
+
+def _differs(pattern: str, columns: Sequence[str], more: Sequence[str] = ()) -> bool:
+    """Returns whether a template has a name that may differ from task to task."""
+    extra = dict.fromkeys(more, "")
+    one, other = (
+        expand([pattern], columns, [text] * len(columns), number, extra)
+        for number, text in ((0, "a"), (1, "b"))
+    )
+    return one != other or bool(more and "{output}" in pattern)
+
+
+def _count(number: int, option: str) -> int:
+    if not 0 <= number <= MAX_PER_TASK:
+        raise SpecError(f"--{option} is {number}; accepted is 0 or more.", option)
+    return number
+
+
+def _memory(value: str | int | None) -> int:
+    try:
+        return value if isinstance(value, int) else 0 if value is None else parse_size(value)
+    except UnitError as error:
+        raise SpecError(f"--memory: {error}", "memory") from None
+
+
+def _seconds(value: str | float | None) -> float:
+    try:
+        seconds = parse_duration(value) if isinstance(value, str) else value or 0.0
+    except UnitError as error:
+        raise SpecError(f"--time: {error}", "time") from None
+    if isinstance(value, str) and not 0 < seconds <= MAX_TIME_LIMIT_S:
+        raise SpecError("--time is a time above 0, a year at most.", "time")
+    return seconds

@@ -1,0 +1,212 @@
+"""The ``#SBATCH`` lines at the head of a batch script, as options of ``malletrain map``. Pure.
+
+Decides which of sbatch's options mean something for the tasks of a farm, and what. The others are
+named, so that nobody believes that they are kept. Lines are read up to the first that is neither
+empty nor a comment, as by sbatch (https://slurm.schedmd.com/sbatch.html).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from malletrain.submission.error import SpecError
+
+SHORT = {
+    "a": "array",
+    "c": "cpus-per-task",
+    "D": "chdir",
+    "e": "error",
+    "G": "gpus",
+    "J": "job-name",
+    "n": "ntasks",
+    "N": "nodes",
+    "o": "output",
+    "p": "partition",
+    "t": "time",
+    "A": "account",
+    "q": "qos",
+    "C": "constraint",
+    "L": "licenses",
+    "M": "clusters",
+    "d": "dependency",
+    "b": "begin",
+    "w": "nodelist",
+    "x": "exclude",
+}
+"""sbatch's short options with a value → the long ones."""
+FLAGS = frozenset(
+    (
+        "contiguous",
+        "exclusive",
+        "hold",
+        "ignore-pbs",
+        "no-requeue",
+        "overcommit",
+        "oversubscribe",
+        "parsable",
+        "quiet",
+        "reboot",
+        "requeue",
+        "spread-job",
+        "test-only",
+        "use-min-nodes",
+        "verbose",
+        "wait",
+    )
+)
+"""sbatch's options without a value, or whose value follows an equals sign only."""
+GPUS = frozenset(("gres", "gpus", "gpus-per-task", "gpus-per-node"))
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "": 2**20}
+"""Unit of a size in sbatch's options → bytes."""
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What the head of a batch script says."""
+
+    values: dict[str, object] = field(default_factory=dict)
+    """Option of ``malletrain map`` → its value, as the command line converts it."""
+    ignored: tuple[str, ...] = ()
+    """Options of sbatch that are not used, as they are written."""
+
+
+def batch_options(text: str, where: str) -> BatchOptions:
+    """Returns the options of a batch script.
+
+    Args:
+        text: the script.
+        where: its name, for error messages.
+
+    Raises:
+        SpecError: a line, or the value of an option that is used, cannot be read.
+    """
+    values: dict[str, object] = {}
+    ignored: dict[str, None] = {}
+    cores, per_core = 1, 0
+    for line, name, value in _options(text, where):
+        try:
+            if name == "array":
+                values["array"] = value
+            elif name == "cpus-per-task":
+                values["cpus"] = cores = int(value)
+            elif name == "mem":
+                values["memory_bytes"] = memory_of(value)
+            elif name == "mem-per-cpu":
+                per_core = memory_of(value)
+            elif name == "time":
+                values["time_s"] = time_of(value)
+            elif name in GPUS and (match := re.fullmatch(_GPUS[name], value)):
+                values["gpus"] = int(match[1] or 1)
+            elif name == "job-name":
+                values["name"] = value
+            elif name == "output" and value != "/dev/null":
+                values["log"] = log_of(value)
+            elif name == "chdir":
+                values["workdir"] = value
+            elif name == "export":
+                words = [word for word in value.split(",") if word not in ("ALL", "NONE", "NIL")]
+                values["env"] = tuple(words)
+                if len(words) < len(value.split(",")):
+                    ignored[f"--export={value.split(',')[0]}"] = None
+            else:
+                ignored[f"--{name}={value}" if value else f"--{name}"] = None
+        except ValueError:
+            raise SpecError(
+                f"{where} line {line}: --{name} is {value!r}, which sbatch would not read either."
+            ) from None
+    if per_core and "memory_bytes" not in values:
+        values["memory_bytes"] = per_core * cores
+    return BatchOptions(values, tuple(ignored))
+
+
+_COUNT_OF_TYPE = r"(?:[A-Za-z_][\w.-]*:)?([0-9]{1,6})"
+_GPUS = {
+    "gres": r"(?:gres[:/])?gpu(?::[A-Za-z_][\w.-]*)?(?::([0-9]{1,6}))?",
+    "gpus": _COUNT_OF_TYPE,
+    "gpus-per-task": _COUNT_OF_TYPE,
+    "gpus-per-node": _COUNT_OF_TYPE,
+}
+
+
+def time_of(text: str) -> float:
+    """Returns the seconds of ``--time``: minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s; 0 for no
+    limit.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text in ("UNLIMITED", "INFINITE", "-1", "0"):
+        return 0.0
+    match = re.fullmatch(
+        r"(?:([0-9]{1,4})-)?([0-9]{1,7})(?::([0-9]{1,5}))?(?::([0-9]{1,5}))?", text
+    )
+    if match is None:
+        raise ValueError(text)
+    days, *parts = (int(part) if part is not None else None for part in match.groups())
+    first, second, third = (part or 0 for part in parts)
+    if days is not None:  # d-h:m:s
+        return float(days * 86400 + first * 3600 + second * 60 + third)
+    if parts[2] is not None:  # h:m:s
+        return float(first * 3600 + second * 60 + third)
+    return float(first * 60 + second)
+
+
+def memory_of(text: str) -> int:
+    """Returns the bytes of ``--mem``; without a unit it is in MiB.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    match = re.fullmatch(r"([0-9]{1,12})([KMGT]?)B?", text.upper())
+    if match is None:
+        raise ValueError(text)
+    return int(match[1]) * UNITS[match[2]]
+
+
+def log_of(text: str) -> str:
+    """Returns the pattern of a farm's logs for that of ``--output``: the index of the array is the
+    task's, the job is the farm.
+
+    Raises:
+        ValueError: it has a pattern of a node, or another that a farm does not know.
+    """
+    names = {"a": "{index}", "A": "{name}", "j": "{name}-{index}", "x": "{name}", "%": "%"}
+
+    def name(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            raise ValueError(match[0])
+        return names[match[1]]
+
+    escaped = text.replace("{", "{{").replace("}", "}}")
+    return re.sub(r"%[0-9]*(.?)", name, escaped)
+
+
+def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:
+    """Yields line, long name and value of each option."""
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            return
+        match = re.match(r"#SBATCH\s+(.*)", line)
+        if match is None:
+            continue
+        try:
+            words = shlex.split(match[1], comments=True)
+        except ValueError as error:
+            raise SpecError(f"{where} line {number}: {error}: {stripped[:80]}") from None
+        while words:
+            word = words.pop(0)
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+            elif word.startswith("-") and len(word) > 1:
+                name, value = SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+                equals = value
+            else:
+                raise SpecError(f"{where} line {number}: {word} is no option of sbatch.")
+            follows = not equals and name not in FLAGS and bool(words)
+            if follows and not words[0].startswith("-"):
+                value = words.pop(0)
+            yield number, name, value

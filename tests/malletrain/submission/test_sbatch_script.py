@@ -1,0 +1,89 @@
+"""The head of a batch script: which options of sbatch are used, and as what."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.submission.error import SpecError
+from malletrain.submission.sbatch_script import batch_options, log_of, memory_of, time_of
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=sweep --array=1-100:3%10   # a comment
+#SBATCH -c 4
+#SBATCH --mem-per-cpu 2G
+
+# words
+#SBATCH -t 1-02:30
+#SBATCH --gres=gpu:a100:2
+#SBATCH -o logs/%x-%A_%4a.out
+#SBATCH --partition=gpu -N1
+#SBATCH --exclusive
+#SBATCH --export=ALL,DATA=/scratch,SEED
+echo start
+#SBATCH --time=5
+"""
+
+
+def test_a_batch_script():
+    options = batch_options(SCRIPT, "run.sbatch")
+    assert options.values == {
+        "name": "sweep",
+        "array": "1-100:3%10",
+        "cpus": 4,
+        "memory_bytes": 8 * 2**30,
+        "time_s": 86400 + 2 * 3600 + 30 * 60,
+        "gpus": 2,
+        "log": "logs/{name}-{name}_{index}.out",
+        "env": ("DATA=/scratch", "SEED"),
+    }
+    assert options.ignored == ("--partition=gpu", "--nodes=1", "--exclusive", "--export=ALL")
+
+
+def test_a_script_without_options():
+    assert batch_options("#!/bin/sh\necho\n", "x").values == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("2:00:05", 7205),
+        ("1-0", 86400),
+        ("1-2:3", 93780),
+        ("1-2:3:4", 93784),
+        ("UNLIMITED", 0),
+    ],
+)
+def test_times(text, seconds):
+    assert time_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4000", 4000 * 2**20), ("16G", 2**34), ("1t", 2**40), ("512K", 2**19)]
+)
+def test_memory(text, size):
+    assert memory_of(text) == size
+
+
+def test_logs():
+    assert log_of("slurm-%A_%a.out") == "slurm-{name}_{index}.out"
+    assert log_of("{x}%%%j") == "{{x}}%{name}-{index}"
+    with pytest.raises(ValueError, match="%N"):
+        log_of("%N.out")
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--time=soon", "x line 2: --time is 'soon'"),
+        ("--mem=lots", "--mem is 'lots'"),
+        ("-c many", "--cpus-per-task is 'many'"),
+        ("--output=%N.log", "--output is '%N.log'"),
+        ('--job-name="x', "No closing quotation"),
+        ("job", "job is no option"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(line, sentence):
+    with pytest.raises(SpecError, match=sentence):
+        batch_options(f"#!/bin/sh\n#SBATCH {line}\n", "x")

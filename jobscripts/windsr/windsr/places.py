@@ -91,7 +91,7 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
     """``values`` at the places ``ground``, for the places ``wind``.
 
     Args:
-        wind: where they are wanted.
+        wind: where they are needed.
         ground: where they are.
         values: [rows, columns] of ``ground``.
         name: what has the values, for messages.
@@ -107,14 +107,15 @@ def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) ->
             f"{name} does not say where its points are as the wind does (both need y and x in m, "
             "or latitudes and longitudes), so that heights and winds cannot be brought together."
         )
-    wanted, there = wind[kind], ground[kind]
-    distances, indices = cKDTree(there.reshape(-1, there.shape[-1])).query(
-        wanted.reshape(-1, wanted.shape[-1])
+    targets, sources = wind[kind], ground[kind]
+    distances, indices = cKDTree(sources.reshape(-1, sources.shape[-1])).query(
+        targets.reshape(-1, targets.shape[-1])
     )
-    if distances.max() > TOLERANCE * spacing_of(wanted):
+    if distances.max() > TOLERANCE * spacing_of(targets):
         raise WindsrError(
             f"{name} has other points than the wind: up to {distances.max() / 1000:.3g} km from "
-            f"the nearest one, on a grid of {spacing_of(wanted) / 1000:.3g} km. Bring it to the "
+            f"the nearest one, on a grid of {spacing_of(targets) / 1000:.3g} km. Bring it to the "
             "points of the wind first (cdo remapbil, or xarray's interp_like)."
         )
-    return np.asarray(values).reshape(-1)[indices].reshape(wanted.shape[:2])
+    result: NDArray[Any] = np.asarray(values).reshape(-1)[indices].reshape(targets.shape[:2])
+    return result

@@ -88,8 +88,8 @@ def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
             f"be {factor} times fewer and wider."
         )
     if coarse.located and fine.located:
-        for axis, own, wanted in (("y", coarse.y, fine.y), ("x", coarse.x, fine.x)):
-            off = np.abs(own - wanted.reshape(-1, factor).mean(axis=1)).max()
+        for axis, own, fine_axis in (("y", coarse.y, fine.y), ("x", coarse.x, fine.x)):
+            off = np.abs(own - fine_axis.reshape(-1, factor).mean(axis=1)).max()
             if off > TOLERANCE * coarse.spacing:
                 raise WindsrError(
                     f"{coarse.source} is elsewhere than {fine.source}: its cells are up to "

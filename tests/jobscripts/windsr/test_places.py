@@ -46,8 +46,8 @@ def heights(wind, terrain):
 @pytest.mark.parametrize("turned", [(1, 1), (-1, 1), (1, -1), (-1, -1)])
 def test_a_terrain_in_another_order_is_the_right_way_up(tmp_path, turned):
     y, x = made().y.to_numpy(), made().x.to_numpy()
-    down, left = turned
-    file = terrain_file(tmp_path, GROUND[::down, ::left], y=y[::down], x=x[::left])
+    rows, columns = turned
+    file = terrain_file(tmp_path, GROUND[::rows, ::columns], y=y[::rows], x=x[::columns])
     np.testing.assert_array_equal(heights(wind_file(tmp_path), file), GROUND)
     across = xarray.open_dataset(file).transpose("x", "y")
     across.to_netcdf(tmp_path / "across.nc")
@@ -108,9 +108,9 @@ def test_degrees_may_count_from_elsewhere_and_in_any_order(tmp_path, lon):
     own = winds.assign(orography=(("lat", "lon"), GROUND))
     own.to_netcdf(tmp_path / "own.nc")
     expected = readers.read(tmp_path / "own.nc", Options(spacing=9000.0))
-    found = readers.read(tmp_path / "wind.nc", options)
-    np.testing.assert_array_equal(found.terrain, expected.terrain)
-    np.testing.assert_array_equal(found.wind, expected.wind)
+    fields = readers.read(tmp_path / "wind.nc", options)
+    np.testing.assert_array_equal(fields.terrain, expected.terrain)
+    np.testing.assert_array_equal(fields.wind, expected.wind)
 
 
 def test_a_rotated_pole_is_compared_by_its_true_latitudes(tmp_path):

@@ -278,7 +278,8 @@ def read_observations(
                 f"{times.min()} to {times.max()}."
             )
         row, column = int(np.abs(y - north).argmin()), int(np.abs(x - east).argmin())
-        if abs(y[row] - north) > step / 2 + 1e-6 or abs(x[column] - east) > step / 2 + 1e-6:
+        reach = step / 2 + 1e-6
+        if not (abs(y[row] - north) <= reach and abs(x[column] - east) <= reach):  # NaN, too
             raise WindsrError(
                 f"{path}, line {number}: ({north:g}, {east:g}) m is outside of the grid."
             )

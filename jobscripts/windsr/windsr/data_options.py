@@ -59,7 +59,7 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--terrain-file",
                 type=click.Path(path_type=Path),
-                help="NetCDF with the terrain, where --data has none.",
+                help="NetCDF with the terrain at the points of --data, in any order.",
             ),
             click.option(
                 "--test-day",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from windsr import WindsrError
 from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si
 from windsr.grids import covered, local_metres, regrid
+from windsr.places import LATITUDES, LONGITUDES, Places, brought_to, places_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Options:
             else the file's.
         height: m above ground of the wind, in names such as ``windspeed_100m``.
         units: of wind where the file says none.
-        terrain: a NetCDF file with the terrain on the same grid, where the file itself has none.
+        terrain: a NetCDF file with the terrain at the same points, in any order and perhaps of a
+            larger area.
     """
 
     spacing: float | None = None
@@ -103,7 +105,9 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
     wind, units = _speed_of(dataset, name, options)
     terrain = terrain_of(dataset)
     if options.terrain is not None:
-        terrain = _terrain_file(options.terrain)
+        terrain = _terrain_file(options.terrain, dataset, wind)
+    elif terrain is not None:
+        terrain = _own_terrain(terrain, dataset, wind, name)
     if terrain is None:
         raise WindsrError(
             f"{name} has no terrain (looked for {', '.join(TERRAINS)}); give a file that has "
@@ -144,8 +148,8 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
         points = np.meshgrid(y, x, indexing="ij")
         return regridded(*points, speed, heights, times, options, name)
     lat, lon = (
-        _first(dataset, ("latitude", "lat", "XLAT")),
-        _first(dataset, ("longitude", "lon", "XLONG")),
+        _first(dataset, LATITUDES),
+        _first(dataset, LONGITUDES),
     )
     if lat is None or lon is None:
         raise WindsrError(
@@ -249,16 +253,49 @@ def _times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.date
     return np.asarray(np.broadcast_to(flat, (count,)))
 
 
-def _terrain_file(path: Path) -> Any:
+def _terrain_file(path: Path, dataset: Any, wind: Any) -> Any:
+    """The terrain in a file of its own, at the points of the wind. Raises WindsrError."""
     import xarray
 
     if not path.is_file():
         raise WindsrError(f"There is no terrain file {path}.")
-    with xarray.open_dataset(path) as dataset:
-        terrain = terrain_of(dataset.load())
+    with xarray.open_dataset(path) as ground:
+        terrain = terrain_of(ground.load())
     if terrain is None:
         raise WindsrError(f"{path} has no terrain (looked for {', '.join(TERRAINS)}).")
-    return terrain
+    terrain = terrain.squeeze()
+    if terrain.ndim != 2:
+        raise WindsrError(
+            f"The terrain of {path} has the dimensions {', '.join(map(str, terrain.dims))}; rows "
+            "and columns are needed."
+        )
+    return _at_wind(terrain, places_of(ground, terrain), dataset, wind, f"The terrain of {path}")
+
+
+def _own_terrain(terrain: Any, dataset: Any, wind: Any, name: str) -> Any:
+    """The terrain of the wind's own file, at the points of the wind, where it has dimensions of its
+    own that say where they are. Raises WindsrError.
+    """
+    flat = terrain.squeeze()
+    if flat.ndim != 2 or wind.ndim < 2 or set(flat.dims) <= set(wind.dims):
+        return terrain
+    own = places_of(dataset, flat)
+    if not own.keys() & places_of(dataset, wind):
+        return terrain
+    return _at_wind(flat, own, dataset, wind, f"The terrain of {name}")
+
+
+def _at_wind(terrain: Any, places: Places, dataset: Any, wind: Any, name: str) -> Any:
+    import xarray
+
+    if wind.ndim < 2:
+        return terrain
+    if set(terrain.dims) <= set(wind.dims):
+        wind = wind.transpose(..., *terrain.dims)
+    values = brought_to(places_of(dataset, wind), places, terrain.to_numpy(), name)
+    dims = wind.dims[-2:]
+    coordinates = {dim: wind[dim] for dim in dims if dim in wind.coords}
+    return xarray.DataArray(values, coordinates, dims, terrain.name, terrain.attrs)
 
 
 def _upright(
@@ -283,7 +320,9 @@ def _upright(
         if good[rows, columns].all() and good[rows, columns].size >= good.size / 2:
             speed, heights = speed[:, rows, columns], heights[rows, columns]
             y, x = y[rows], x[columns]
-    return Fields(np.ascontiguousarray(speed), np.ascontiguousarray(heights), times, y, x, name)
+    return Fields(
+        np.ascontiguousarray(speed), np.ascontiguousarray(heights), times, y, x, name, located=True
+    )
 
 
 def regridded(

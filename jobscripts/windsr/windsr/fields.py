@@ -80,6 +80,8 @@ class Fields:
         times: [time] datetime64[s], UTC.
         y, x: [y], [x] float64, m; equally spaced and rising; spacing the same both ways.
         source: where it comes from, for the history of what is written.
+        located: whether y and x are the file's own, so that they can be compared with those of
+            another file of the same projection. Else they begin anywhere.
 
     Raises:
         WindsrError: for shapes that do not fit, values that cannot be, or a grid that is not
@@ -92,6 +94,7 @@ class Fields:
     y: NDArray[np.floating]
     x: NDArray[np.floating]
     source: str
+    located: bool = False
 
     def __post_init__(self) -> None:
         t, rows, columns = self.wind.shape if self.wind.ndim == 3 else (0, 0, 0)

@@ -39,6 +39,7 @@ from windsr.grids import (
     tiles,
 )
 from windsr.methods import Draw, Method, mix
+from windsr.places import TOLERANCE
 from windsr.train import device_here
 from windsr.whole import coarse, cut
 
@@ -86,6 +87,15 @@ def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
             f"({fine.terrain.shape[0]} × {fine.terrain.shape[1]}, {fine.spacing:g} m) they must "
             f"be {factor} times fewer and wider."
         )
+    if coarse.located and fine.located:
+        for axis, own, fine_axis in (("y", coarse.y, fine.y), ("x", coarse.x, fine.x)):
+            off = np.abs(own - fine_axis.reshape(-1, factor).mean(axis=1)).max()
+            if off > TOLERANCE * coarse.spacing:
+                raise WindsrError(
+                    f"{coarse.source} is elsewhere than {fine.source}: its cells are up to "
+                    f"{off / 1000:.3g} km in {axis} from the middle of the {factor} × {factor} "
+                    "points that they should cover. Cut both to one area."
+                )
     return Inputs(coarse.wind, fine.terrain, coarse.times, fine.y, fine.x, coarse.source)
 
 

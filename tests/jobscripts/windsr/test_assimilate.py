@@ -211,3 +211,13 @@ def test_a_bad_line_is_named(tmp_path, text, words):
     table.write_text(text)
     with pytest.raises(WindsrError, match=words):
         read_observations(table, TIMES, AXIS, AXIS)
+
+
+@pytest.mark.parametrize("place", [("nan", "0"), ("0", "nan")])
+def test_an_observation_at_no_number_is_refused(tmp_path, place):
+    table = tmp_path / "observations.csv"
+    y, x = place
+    table.write_text(f"time,y,x,wind_speed\n2020-01-01T00:00:00,{y},{x},5\n")
+    times = np.array(["2020-01-01T00:00:00"], "datetime64[s]")
+    with pytest.raises(WindsrError, match="outside of the grid"):
+        read_observations(table, times, np.arange(3.0), np.arange(3.0))

@@ -1,0 +1,121 @@
+"""Where the points of a variable are, and values of one file brought to the points of another.
+
+Two files may have one grid in another order (north to south, south to north), or one may hold a
+part of the other. Values belong together by their coordinates, never by their place in an array.
+Pure: it opens no file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from windsr import WindsrError
+from windsr.fields import LENGTH_UNITS, to_si
+from windsr.grids import EARTH_RADIUS_M
+
+TOLERANCE = 0.25
+"""Distance, as a share of the grid's spacing, up to which two points are the same: coordinates are
+often rounded.
+"""
+LATITUDES, LONGITUDES = ("latitude", "lat", "XLAT"), ("longitude", "lon", "XLONG")
+Places = dict[str, NDArray[np.float64]]
+"""``projected``: [rows, columns, 2] m; ``geographic``: [rows, columns, 3] m from the Earth's
+centre. What is not known is missing.
+"""
+
+
+def places_of(dataset: Any, variable: Any) -> Places:
+    """Where the points of a variable of an xarray Dataset are; its last two dimensions are rows and
+    columns.
+    """
+    rows, columns = variable.dims[-2:]
+    places: Places = {}
+    axes = [dataset[dim] if dim in dataset.coords else None for dim in (rows, columns)]
+    metres = [
+        to_si(axis.to_numpy(), axis.attrs["units"], LENGTH_UNITS, str(axis.name)).astype(np.float64)
+        for axis in axes
+        if axis is not None and axis.attrs.get("units", "").lower() in LENGTH_UNITS
+    ]
+    if len(metres) == 2:
+        places["projected"] = np.stack(np.meshgrid(*metres, indexing="ij"), axis=-1)
+    lat = _degrees(dataset, variable, "north", LATITUDES)
+    lon = _degrees(dataset, variable, "east", LONGITUDES)
+    if lat is not None and lon is not None:
+        east = np.radians(lon)
+        north = np.radians(lat)
+        vector = [np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)]
+        places["geographic"] = EARTH_RADIUS_M * np.stack(vector, axis=-1)
+    return places
+
+
+def _degrees(
+    dataset: Any, variable: Any, direction: str, names: tuple[str, ...]
+) -> NDArray[np.float64] | None:
+    """[rows, columns] latitudes or longitudes of a variable; None if they are not known."""
+    rows, columns = variable.dims[-2:]
+    own = [c for c in variable.coords.values() if _is_in_degrees(c, direction)]
+    others = [dataset[name] for name in names if name in dataset]
+    for candidate in (*own, *others):
+        degrees = candidate.squeeze()
+        if degrees.ndim not in (1, 2) or not set(degrees.dims) <= {rows, columns}:
+            continue
+        like = variable.isel(dict.fromkeys(variable.dims[:-2], 0), drop=True)
+        return np.asarray(
+            degrees.broadcast_like(like).transpose(rows, columns).to_numpy(), dtype=np.float64
+        )
+    return None
+
+
+def _is_in_degrees(coordinate: Any, direction: str) -> bool:
+    """Whether a coordinate is a latitude (``north``) or longitude (``east``) by its units (CF
+    Conventions, 4.1 and 4.2). Those of a rotated pole are in ``degrees``.
+    """
+    units = str(coordinate.attrs.get("units", "")).lower().replace("_", "")
+    return units in {f"degree{s}{word}" for s in ("", "s") for word in (direction, direction[0])}
+
+
+def spacing_of(places: NDArray[np.float64]) -> float:
+    """m between neighbours; infinity for a single point."""
+    steps = [
+        float(np.median(np.linalg.norm(np.diff(places, axis=axis), axis=-1)))
+        for axis in (0, 1)
+        if places.shape[axis] > 1
+    ]
+    return min(steps, default=float("inf"))
+
+
+def brought_to(wind: Places, ground: Places, values: NDArray[Any], name: str) -> NDArray[Any]:
+    """``values`` at the places ``ground``, for the places ``wind``.
+
+    Args:
+        wind: where they are needed.
+        ground: where they are.
+        values: [rows, columns] of ``ground``.
+        name: what has the values, for messages.
+
+    Raises:
+        WindsrError: it cannot be known where they are, or they are elsewhere.
+    """
+    from scipy.spatial import cKDTree
+
+    kind = next((kind for kind in ("projected", "geographic") if kind in wind.keys() & ground), "")
+    if not kind:
+        raise WindsrError(
+            f"{name} does not say where its points are as the wind does (both need y and x in m, "
+            "or latitudes and longitudes), so that heights and winds cannot be brought together."
+        )
+    targets, sources = wind[kind], ground[kind]
+    distances, indices = cKDTree(sources.reshape(-1, sources.shape[-1])).query(
+        targets.reshape(-1, targets.shape[-1])
+    )
+    if distances.max() > TOLERANCE * spacing_of(targets):
+        raise WindsrError(
+            f"{name} has other points than the wind: up to {distances.max() / 1000:.3g} km from "
+            f"the nearest one, on a grid of {spacing_of(targets) / 1000:.3g} km. Bring it to the "
+            "points of the wind first (cdo remapbil, or xarray's interp_like)."
+        )
+    result: NDArray[Any] = np.asarray(values).reshape(-1)[indices].reshape(targets.shape[:2])
+    return result

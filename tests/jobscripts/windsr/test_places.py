@@ -1,0 +1,165 @@
+"""Heights, winds and coarse fields belong together by their coordinates."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import xarray
+from windsr import WindsrError, queue, readers
+from windsr.datasets import Options
+from windsr.places import brought_to, places_of
+
+from tests.jobscripts.windsr.test_other_models import GROUND, made
+
+KM = 1000.0
+ROWS, COLUMNS = GROUND.shape
+
+
+def wind_file(folder, **changes):
+    """Winds without heights, south to north."""
+    path = folder / "wind.nc"
+    made().drop_vars("terrain").assign_coords(**changes).to_netcdf(path)
+    return path
+
+
+def terrain_file(folder, ground, name="terrain.nc", **coords):
+    path = folder / name
+    file = made()
+    y, x = file.y, file.x
+    array = xarray.DataArray(
+        ground,
+        {
+            "y": ("y", coords.get("y", y.to_numpy()), y.attrs),
+            "x": ("x", coords.get("x", x.to_numpy()), x.attrs),
+        },
+        ("y", "x"),
+        attrs={"units": "m"},
+    )
+    array.to_dataset(name="orography").to_netcdf(path)
+    return path
+
+
+def heights(wind, terrain):
+    return readers.read(wind, Options(terrain=terrain)).terrain
+
+
+@pytest.mark.parametrize("turned", [(1, 1), (-1, 1), (1, -1), (-1, -1)])
+def test_a_terrain_in_another_order_is_the_right_way_up(tmp_path, turned):
+    y, x = made().y.to_numpy(), made().x.to_numpy()
+    rows, columns = turned
+    file = terrain_file(tmp_path, GROUND[::rows, ::columns], y=y[::rows], x=x[::columns])
+    np.testing.assert_array_equal(heights(wind_file(tmp_path), file), GROUND)
+    across = xarray.open_dataset(file).transpose("x", "y")
+    across.to_netcdf(tmp_path / "across.nc")
+    np.testing.assert_array_equal(heights(wind_file(tmp_path), tmp_path / "across.nc"), GROUND)
+
+
+def test_a_terrain_of_a_larger_area_is_cut(tmp_path):
+    y, x = made().y.to_numpy(), made().x.to_numpy()
+    step = y[1] - y[0]
+    rows = np.arange(-3, ROWS + 2) * step + y[0]
+    columns = np.arange(-1, COLUMNS + 4) * step + x[0]
+    ground = np.full((len(rows), len(columns)), 999.0)
+    ground[3 : 3 + ROWS, 1 : 1 + COLUMNS] = GROUND
+    file = terrain_file(tmp_path, ground, y=rows, x=columns)
+    np.testing.assert_array_equal(heights(wind_file(tmp_path), file), GROUND)
+
+
+@pytest.mark.parametrize("axis", ["y", "x"])
+@pytest.mark.parametrize("shift", [0.4, 1, 100])
+def test_a_terrain_elsewhere_is_refused(tmp_path, axis, shift):
+    values = made()[axis].to_numpy()
+    step = values[1] - values[0]
+    file = terrain_file(tmp_path, GROUND, **{axis: values + shift * step})
+    with pytest.raises(WindsrError, match=r"other points than the wind: up to .* km from"):
+        heights(wind_file(tmp_path), file)
+
+
+def test_a_terrain_that_says_nothing_of_its_place_is_refused(tmp_path):
+    file = xarray.Dataset({"orography": (("y", "x"), GROUND, {"units": "m"})})
+    file.to_netcdf(tmp_path / "bare.nc")
+    with pytest.raises(WindsrError, match="does not say where its points are"):
+        heights(wind_file(tmp_path), tmp_path / "bare.nc")
+
+
+LAT, LON = -40 - 0.1 * np.arange(ROWS), 355 + 0.1 * np.arange(COLUMNS)
+
+
+def degrees(name, values, lat, lon, dims=("lat", "lon")):
+    return xarray.Dataset(
+        {name: (("time", *dims) if values.ndim == 3 else dims, values, {})},
+        {
+            "lat": ("lat", lat, {"units": "degrees_north"}),
+            "lon": ("lon", lon, {"units": "degrees_east"}),
+            **({"time": made().time} if values.ndim == 3 else {}),
+        },
+    )
+
+
+@pytest.mark.parametrize("lon", [LON, LON - 360, LON % 360])
+def test_degrees_may_count_from_elsewhere_and_in_any_order(tmp_path, lon):
+    """Southern hemisphere, descending latitudes, across the meridian of Greenwich."""
+    speed = made().wind_speed.to_numpy()
+    winds = degrees("wind_speed", speed, LAT, LON)
+    winds.wind_speed.attrs["units"] = "m s-1"
+    winds.to_netcdf(tmp_path / "wind.nc")
+    degrees("orography", GROUND[::-1], LAT[::-1], lon).to_netcdf(tmp_path / "terrain.nc")
+    options = Options(spacing=9000.0, terrain=tmp_path / "terrain.nc")
+    own = winds.assign(orography=(("lat", "lon"), GROUND))
+    own.to_netcdf(tmp_path / "own.nc")
+    expected = readers.read(tmp_path / "own.nc", Options(spacing=9000.0))
+    fields = readers.read(tmp_path / "wind.nc", options)
+    np.testing.assert_array_equal(fields.terrain, expected.terrain)
+    np.testing.assert_array_equal(fields.wind, expected.wind)
+
+
+def test_a_rotated_pole_is_compared_by_its_true_latitudes(tmp_path):
+    rlat, rlon = np.meshgrid(0.1 * np.arange(ROWS), 0.1 * np.arange(COLUMNS), indexing="ij")
+    lat, lon = 45 + rlat + 0.02 * rlon, 5 + rlon - 0.03 * rlat
+
+    def file(name, values, lat, lon, dims):
+        coords = {"lat": (dims[-2:], lat, {"units": "degrees_north"})}
+        coords["lon"] = (dims[-2:], lon, {"units": "degrees_east"})
+        for dim, count in zip(dims[-2:], lat.shape, strict=True):
+            coords[dim] = (dim, 0.1 * np.arange(count), {"units": "degrees"})
+        return xarray.Dataset({name: (dims, values)}, coords)
+
+    winds = file(
+        "wind_speed", made().wind_speed.to_numpy(), lat, lon, ("time", "rlat", "rlon")
+    ).assign_coords(time=made().time)
+    turned = file("orography", GROUND[::-1], lat[::-1], lon[::-1], ("rlat", "rlon"))
+    values = brought_to(
+        places_of(winds, winds.wind_speed),
+        places_of(turned, turned.orography),
+        turned.orography.to_numpy(),
+        "it",
+    )
+    np.testing.assert_array_equal(values, GROUND)
+
+
+def test_a_terrain_in_the_same_file_with_dimensions_of_its_own(tmp_path):
+    y, x = made().y, made().x
+    file = made().drop_vars("terrain")
+    file["orography"] = (("y2", "x2"), GROUND[::-1], {"units": "m"})
+    file = file.assign_coords(
+        y2=("y2", y.to_numpy()[::-1], y.attrs), x2=("x2", x.to_numpy(), x.attrs)
+    )
+    file.to_netcdf(tmp_path / "file.nc")
+    np.testing.assert_array_equal(readers.read(tmp_path / "file.nc").terrain, GROUND)
+
+
+def test_coarse_fields_elsewhere_are_refused(tmp_path):
+    made().to_netcdf(tmp_path / "fine.nc")
+    fine = readers.read(tmp_path / "fine.nc")
+    coarse = dataclasses.replace(
+        fine,
+        wind=fine.wind[:, ::2, ::2],
+        terrain=fine.terrain[::2, ::2],
+        y=fine.y.reshape(-1, 2).mean(axis=1),
+        x=fine.x.reshape(-1, 2).mean(axis=1),
+    )
+    assert queue.from_coarse(coarse, fine, 2).low.shape == (2, ROWS // 2, COLUMNS // 2)
+    for axis in ("y", "x"):
+        shifted = dataclasses.replace(coarse, **{axis: getattr(coarse, axis) + 250 * KM})
+        with pytest.raises(WindsrError, match=f"up to 250 km in {axis}"):
+            queue.from_coarse(shifted, fine, 2)

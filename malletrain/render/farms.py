@@ -63,7 +63,7 @@ def tasks(view: TasksView, now: float) -> RenderableType:
         Column("", note=True),
     )
     for task in view.tasks:
-        table.add(
+        table.add_row(
             str(task.number),
             values(view.columns, task),
             Text(task.state, STYLES.get(task.state, "")),

@@ -35,6 +35,7 @@ from malletrain.cli.simulate import simulate
 from malletrain.cli.status import show, status
 from malletrain.cli.submit import cancel, submit
 from malletrain.cli.sweep import sweep
+from malletrain.cli.tasks import retry, tasks
 from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
@@ -78,6 +79,8 @@ for _command in (
     logs,
     wait,
     cancel,
+    tasks,
+    retry,
     requeue,
     sweep,
     extend,

@@ -12,6 +12,7 @@ import click
 from malletrain.cli.common import asking, json_option, print_json_line, say, state_dir_option
 from malletrain.cli.completion import job_names
 from malletrain.cli.exit_codes import exit_code
+from malletrain.cli.tasks import print_log
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
@@ -54,6 +55,13 @@ PACE_S = 0.3
 @click.option(
     "--service", is_flag=True, help="The logs of a service's processes, one node after another."
 )
+@click.option(
+    "--task",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The log of this task of a farm, where this host sees its file; else the end of the "
+    "output of a failed one.",
+)
 @state_dir_option
 @json_option
 def logs(
@@ -63,6 +71,7 @@ def logs(
     tail: int | None,
     launcher: bool,
     service: bool,
+    task: int | None,
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -75,10 +84,15 @@ def logs(
       malletrain logs train -f --rank 3
       malletrain logs train --tail 20
       malletrain logs train --launcher
+      malletrain logs study --task 17
 
     With --json, one object per piece: text, cursor, streams. Exit codes of -f: 0 the job completed,
     1 it failed, 3 it was cancelled.
     """
+    if task is not None:
+        with asking(state_dir) as client:
+            code = print_log(client, job, task, follow)
+        click.get_current_context().exit(code)
     stream = "launcher" if launcher else "service" if service else f"rank{rank}"
     cursor, wrote, newline, code, name = "", False, True, 0, job
     with asking(state_dir) as client:

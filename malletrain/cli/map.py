@@ -8,11 +8,12 @@ the options.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -321,7 +322,7 @@ def _opened(
         except OSError as error:
             raise SpecError(f"--tasks: {tasks} cannot be read: {error.strerror}.") from None
     else:
-        stdin: BinaryIO = click.get_binary_stream("stdin")
+        stdin = sys.stdin.buffer
         if stdin.isatty():
             raise SpecError(
                 "There are no tasks: give --tasks FILE, --each PATTERN or --array LIST, or write "

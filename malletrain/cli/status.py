@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -208,17 +209,24 @@ def show(
       malletrain show train
       malletrain show train --plot loss --over time
     """
-    from malletrain.render import tables
+    from malletrain.client import ClientError, operations
+    from malletrain.render import farms, tables
 
     if plots:
         _plot(job, plots, over, state_dir, as_json)
         return
     with asking(state_dir) as client:
         detail = client.job(job)
+        view = None
+        if detail.spec.get("farm") is not None:
+            with contextlib.suppress(ClientError):  # the tasks of others are not shown
+                view = client.do(operations.tasks(detail.job.id, limit=0))
     if as_json:
         print_json(detail)
-    else:
-        print_text(tables.job(detail))
+        return
+    print_text(tables.job(detail))
+    if view is not None:
+        print_text(farms.farm(view, time.time()))
 
 
 def _plot(

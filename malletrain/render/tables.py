@@ -7,6 +7,7 @@ each size. The numbers come from the daemon.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -319,10 +320,15 @@ def _facts(detail: JobDetail) -> Table:
         word.append(f"  {plain(j.reason)}", "default")
     fact("Job", f"{j.name} ({j.id}) of {j.owner}")
     fact("State", word)
-    fact("Script", " ".join([str(spec.get("script", "")), *map(str, spec.get("args", ()))]))
+    farm = spec.get("farm")
+    if farm:
+        fact("Command", shlex.join(map(str, farm.get("command", ()))))
+    else:
+        fact("Script", " ".join([str(spec.get("script", "")), *map(str, spec.get("args", ()))]))
     fact("Directory", str(spec.get("workdir", "")))
     python = str(spec.get("python", ""))
-    fact("Python", "that of the environment" if python == "python" else python)
+    if not farm:
+        fact("Python", "that of the environment" if python == "python" else python)
     if spec.get("setup"):
         fact("Setup", str(spec["setup"]))
     for label, value in _software(spec.get("software") or {}):
@@ -333,12 +339,15 @@ def _facts(detail: JobDetail) -> Table:
         if processes
         else "a process for each GPU"
     )
+    if farm:
+        cores = int(farm.get("cpus", 0))
+        shown = f"{cores} core{'s' if cores > 1 else ''} a task" if cores else "a task a node"
     fact("Nodes", f"{span(j.min_nodes, j.max_nodes)} wanted, {shown}")
     if spec.get("node_class"):
         fact("Kind", str(spec["node_class"]))
     fact("Now on", f"{len(j.nodes)}: {named(j.nodes)}" if j.nodes else "no node")
     fact("Goal", f"{spec.get('goal', 'throughput')}, weight {float(spec.get('weight', 1.0)):g}")
-    fact("Samples", f"{count(j.samples)}, now {rate(j.rate)}")
+    fact("Tasks done" if farm else "Samples", f"{count(j.samples)}, now {rate(j.rate)}")
     if j.goal is not None:
         now = time.time()
         for label, text in goals.facts(j.goal, now, ended=j.ended is not None):

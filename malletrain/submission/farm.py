@@ -251,10 +251,11 @@ def command_line(spec: FarmSpec, values: Sequence[str], number: int) -> str:
 def _named_by(command: Sequence[str]) -> str:
     """Returns the file from which a farm has its name: the program, or the script that it reads."""
     interpreters = ("python", "bash", "sh", "perl", "Rscript", "julia", "env")
-    program = os.path.basename(command[0])
-    if len(command) > 1 and program.startswith(interpreters) and "." in command[1]:
-        return command[1] if not command[1].startswith("-") else command[0]
-    return command[0]
+    if not os.path.basename(command[0]).startswith(interpreters):
+        return command[0]
+    words = (word for word in command[1:] if not word.startswith("-"))
+    script = next(words, "")
+    return script if os.path.isfile(os.path.expanduser(script)) else command[0]
 
 
 def _default_log(name: str) -> str:

@@ -1,0 +1,192 @@
+"""``malletrain map``: where tasks come from, what is refused, and what the daemon is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tests.malletrain.cli.fake_daemon import Refuse, detail, job_view
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def farm_of(daemon):
+    """The specification and the tasks that the daemon gets."""
+    specs, rows = [], []
+
+    def submit(params):
+        specs.append(params["spec"])
+        return {"job": job_view(id="j1", name=params["spec"]["name"], state="queued")}
+
+    def add_tasks(params):
+        assert params["first"] == len(rows)
+        rows.extend(params["rows"])
+        return {"present": len(rows)}
+
+    daemon.answers.update(
+        submit=submit,
+        add_tasks=add_tasks,
+        job=lambda params: detail(job=job_view(id="j1", name=specs[0]["name"], state="queued")),
+    )
+    return specs, rows
+
+
+def test_rows_of_a_table(run, daemon, here):
+    specs, rows = farm_of(daemon)
+    (here / "runs.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
+    done = run(
+        *("map", "--tasks", "runs.csv", "--nodes", "1:4", "--cpus", 2, "--memory", "1 GB"),
+        *("--time", "30 min", "--retries", 1, "--output", "out/{seed}.txt", "--name", "study"),
+        *("--", "sh", "-c", "echo {lr} > {output}"),
+    )
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == (
+        "Submitted study as job j1 with 2 tasks. Follow it with: malletrain tasks j1 --follow\n"
+    )
+    assert rows == [["0.1", "1"], ["0.2", "2"]]
+    spec, farm = specs[0], specs[0]["farm"]
+    assert (spec["mode"], spec["max_nodes"]) == ("farm", 4)
+    assert (farm["columns"], farm["total"]) == (["lr", "seed"], 2)
+    assert farm["command"][1:] == ["-c", "echo {lr} > {output}"]
+    assert os.path.isabs(farm["command"][0])
+    assert (farm["cpus"], farm["memory_bytes"], farm["time_s"]) == (2, 10**9, 1800)
+    assert (farm["retries"], farm["output"]) == (1, "out/{seed}.txt")
+    assert farm["log"].startswith("malletrain-logs/study-")
+    assert farm["log"].endswith("/{index}.log")
+
+
+def test_files_lines_and_indices(run, daemon, here):
+    for name in ("a10.nc", "a2.nc"):
+        (here / name).touch()
+    specs, rows = farm_of(daemon)
+    assert run("map", "--each", "*.nc", "--", "cat", "{}").exit_code == 0
+    assert (specs[-1]["farm"]["columns"], rows) == (["path"], [["a2.nc"], ["a10.nc"]])
+    specs, rows = farm_of(daemon)
+    assert run("map", "--each", "a10.nc", "a2.nc", "--", "cat", "{path}").exit_code == 0
+    assert rows == [["a2.nc"], ["a10.nc"]]
+    specs, rows = farm_of(daemon)
+    assert run("map", "--", "cat", "{}", input="x\ny z\n").exit_code == 0
+    assert rows == [["x"], ["y z"]]
+    specs, rows = farm_of(daemon)
+    assert run("map", "--tasks", "-", "--", "cat", "{a}", input='{"a": 1}\n').exit_code == 0
+    assert rows == [["1"]]
+    specs, rows = farm_of(daemon)
+    done = run("map", "--array", "2-8:3%2", "--array-env", "--", "true")
+    assert "%2 of --array is left out" in done.stderr
+    assert rows == [["2"], ["5"], ["8"]]
+    assert (specs[-1]["farm"]["array_env"], specs[-1]["farm"]["array_range"]) == (True, [2, 8, 3])
+
+
+def test_a_batch_script_runs_unchanged(run, daemon, here):
+    specs, rows = farm_of(daemon)
+    script = here / "array.sbatch"
+    script.write_text(
+        "#!/bin/bash -l\n#SBATCH --array=1-3 -c 2 --time=10 -p gpu\n"
+        "#SBATCH -o log/%A_%a.out\necho\n"
+    )
+    done = run("map", "--nodes", "1:2", "--cpus", 4, "--", "array.sbatch", "x")
+    assert done.exit_code == 0, done.stderr
+    assert "left out: --partition=gpu." in done.stderr
+    farm = specs[0]["farm"]
+    assert farm["command"][-3:] == ["-l", str(script), "x"]
+    assert os.path.basename(farm["command"][0]) == "bash"
+    assert (farm["cpus"], farm["time_s"], farm["array_env"]) == (4, 600, True)
+    assert farm["log"] == "log/array_{index}.out"
+    assert (specs[0]["name"], rows) == ("array", [["1"], ["2"], ["3"]])
+
+
+def test_a_dry_run_asks_no_daemon(run, daemon, here):
+    done = run(
+        *("map", "--array", "1-5", "--output", "r/{index}", "--dry-run", "--"),
+        *("sh", "-c", "echo '{index}' {{x}} >{output}"),
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert lines[0].endswith("""sh -c 'echo '"'"'1'"'"' {x} >r/1'""")
+    assert lines[3] == "5 tasks, 2 more than these."
+    assert daemon.seen == []
+    done = run("map", "--array", "7", "--dry-run", "--json", "--", "/bin/true", "{index}")
+    assert json.loads(done.stdout) == {"tasks": 1, "commands": ["/bin/true 7"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--array", "1-3", "echo"], "The command of a task stands after --"),
+        (["--array", "1-3", "--"], "There is no command after --"),
+        (["--array", "1-3", "--", "echo", "{lr}"], "{lr} in '{lr}' is no column of the tasks"),
+        (["--array", "1-3", "--each", "*", "--", "echo"], "use one of them"),
+        (["x", "--array", "1-3", "--", "echo"], "x stands before --"),
+        (["--tasks", "none.csv", "--", "echo"], "none.csv cannot be read: No such file"),
+        (["--tasks", "empty.csv", "--", "echo"], "empty.csv is empty"),
+        (["--array", "1-3", "--", "./none"], "There is no program"),
+        (["--array", "1-3", "--", "./empty.csv"], "is not executable"),
+        (["--array", "1-3", "--log", "x.log", "--", "echo"], "all tasks would write to x.log"),
+        (["--array", "1-3", "--", "echo", "{output}"], "give its name with --output"),
+        (["--array", "1-3", "--time", "5", "--", "echo"], "--time: \"5\" has no unit"),
+        (["--array", "1-3", "--memory", "5", "--", "echo"], "--memory: \"5\" has no unit"),
+        (["--array", "1-3", "--cpus", "-1", "--", "echo"], "--cpus is -1"),
+        (["--array", "1-3", "--nodes", "0", "--", "echo"], "asks for 0 nodes"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(run, daemon, here, words, sentence):
+    (here / "empty.csv").touch()
+    done = run("map", *words)
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+    assert daemon.seen == []
+
+
+def test_warnings(run, daemon, here):
+    farm_of(daemon)
+    done = run("map", "--array", "1-3", "--", "no-such-program", "{index}")
+    assert "no-such-program is not found on this host" in done.stderr
+    farm_of(daemon)
+    done = run("map", "--array", "1-3", "--module", "tool", "--", "no-such-program", "x")
+    assert "not found" not in done.stderr
+    assert "all tasks run the same one" in done.stderr
+
+
+def test_a_farm_whose_tasks_are_refused_is_cancelled(run, daemon, here):
+    farm_of(daemon)
+    cancelled = []
+
+    def refuse(params):
+        raise Refuse("The farm takes no more tasks.")
+
+    def cancel(params):
+        cancelled.append(params["jobs"])
+        return {"results": [{"job": "j1", "ok": True, "sentence": "Cancelled."}]}
+
+    daemon.answers.update(add_tasks=refuse, cancel=cancel)
+    done = run("map", "--array", "1-3", "--", "echo", "{index}")
+    assert done.exit_code == 1
+    assert "The farm takes no more tasks." in done.stderr
+    assert cancelled == [["j1"]]
+
+
+def test_ctrl_c_while_tasks_are_added_cancels_the_farm(run, daemon, here, monkeypatch):
+    farm_of(daemon)
+    cancelled = []
+
+    def cancel(params):
+        cancelled.append(params["jobs"])
+        return {"results": [{"job": "j1", "ok": True, "sentence": "Cancelled."}]}
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    daemon.answers.update(cancel=cancel)
+    monkeypatch.setattr("malletrain.client.task_upload.upload", interrupted)
+    done = run("map", "--array", "1-3", "--", "echo", "{index}")
+    assert done.exit_code == 130
+    assert "not all of its tasks were added" in done.stderr
+    assert cancelled == [["j1"]]

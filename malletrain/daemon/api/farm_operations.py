@@ -29,6 +29,9 @@ from malletrain.store.records import JobRow, TaskRow
 
 ARRIVAL_LIMIT_S = 600.0
 """Time without a new task after which a farm whose tasks are being added is cancelled, seconds."""
+MAX_ROW_BYTES = 12_000
+"""Maximum size of the values of a task, UTF-8. A message to a node has up to MAX_TASKS_IN_MESSAGE
+tasks."""
 MAX_ANSWER_CHARACTERS = 1_000_000
 """Maximum length of the texts in one answer."""
 CANCELLED = "cancelled"
@@ -270,10 +273,12 @@ def rows_problem(farm: FarmSpec, first: int, rows: Sequence[Sequence[str]], pres
     for number, row in enumerate(rows, first):
         if len(row) != len(farm.columns):
             return f"Task {number} has {len(row)} values; the farm has {len(farm.columns)} columns."
-        if any(len(value) > MAX_VALUE_LENGTH or "\0" in value for value in row):
+        if any("\0" in value for value in row):
+            return f"A value of task {number} contains a NUL character."
+        if sum(len(value.encode("utf-8", "replace")) for value in row) > MAX_ROW_BYTES:
             return (
-                f"A value of task {number} is longer than {MAX_VALUE_LENGTH} characters, or "
-                "contains a NUL character."
+                f"The values of task {number} have more than {MAX_ROW_BYTES:,} bytes; put long "
+                "ones into a file and name that."
             )
     return ""
 

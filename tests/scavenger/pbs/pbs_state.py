@@ -56,8 +56,8 @@ def has_room(state, job, host) -> bool:
     if not shares(state, job) or not all(shares(state, other) for other in there):
         return False
     [vnode] = [v for v, node in state["nodes"].items() if node["host"] == host]
-    has, wanted = amounts(state["nodes"][vnode]["resources"]), chunk(job)
-    return all(u + wanted[name] <= has[name] for name, u in assigned(state, vnode).items())
+    total, needed = amounts(state["nodes"][vnode]["resources"]), chunk(job)
+    return all(u + needed[name] <= total[name] for name, u in assigned(state, vnode).items())
 
 
 @contextlib.contextmanager

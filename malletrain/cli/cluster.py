@@ -59,10 +59,12 @@ def status(config_file: Path, as_json: bool) -> None:
             }
         )
         return
+    from scavenger.embedded.scavenger import describe_size
+
     counts = Counter(nodes.values())
     summary = ", ".join(f"{counts[state]} {state}" for state in ("leased", "idle", "busy"))
     click.echo(
-        f"An embedded cluster of {len(nodes)} nodes runs in {running.directory} (process "
+        f"An embedded cluster of {describe_size(nodes)} runs in {running.directory} (process "
         f"{running.pid}): {summary}."
     )
     for name, value in options.items():

@@ -233,10 +233,23 @@ def simulation_options(command: F) -> F:
     metavar="N",
     help="Draw N of the trace's nodes at random.  [default: all]",
 )
+@click.option(
+    "--slot",
+    default="1",
+    show_default=True,
+    metavar="N|node",
+    help="For a trace with amounts (CSV time_s,node,event,amount): units, such as GPUs, of a slot; "
+    "node: whole nodes. Sizes of jobs then count slots.",
+)
 @simulation_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def simulate(
-    trace_file: Path, node_list: Path | None, nodes: int | None, as_json: bool, **options: Any
+    trace_file: Path,
+    node_list: Path | None,
+    nodes: int | None,
+    slot: str,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Run model jobs on a trace of idle nodes: the daemon's own controller and allocator, with a
     virtual clock.
@@ -250,15 +263,21 @@ def simulate(
       malletrain simulate --trace week1.csv.gz --workload nas --policy equal --json
       malletrain simulate --trace week1.csv.gz --jobs cluster.swf.gz --hours 24
       malletrain simulate --trace week1.csv.gz --config site.toml --t-fwd 300
+      malletrain simulate --trace gpus.csv.gz --slot 1
     """
     from malletrain.sim.engine import simulate as run
     from malletrain.sim.report import table
     from malletrain.sim.workloads import WorkloadError
+    from scavenger.trace.amounts import read_slots
     from scavenger.trace.checks import TraceError
-    from scavenger.trace.files import read, read_names
+    from scavenger.trace.files import read_names
 
+    if slot != "node" and not (slot.isdecimal() and int(slot)):
+        raise Refused(f'--slot {slot}: give a number of units from 1, or "node" for whole nodes.')
+    units = None if slot == "node" else int(slot)
     try:
-        trace = read(trace_file, names=read_names(node_list) if node_list else None)
+        names = read_names(node_list) if node_list else None
+        trace = read_slots(trace_file, units, names=names)
         if nodes is not None:
             trace = trace.sample(nodes, options["seed"])
         settings = settings_of(options)

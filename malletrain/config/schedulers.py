@@ -488,6 +488,14 @@ class PbsScheduler(BatchScheduler, PbsLease):
         description="Ask PBS through its commands or through its Python bindings (pbs_ifl); "
         "auto: the bindings where they can be imported.",
     )
+    slots: list[SlotSection] = Field(
+        default_factory=list, description="Kinds of slots; none: leases are whole nodes."
+    )
+
+    @field_validator("slots")
+    @classmethod
+    def _check_slots(cls, value: list[SlotSection]) -> list[SlotSection]:
+        return check_plain(value)
 
 
 class SchedulerSection(Section):

@@ -35,6 +35,7 @@ from malletrain.protocol.views import (
 )
 from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
+from malletrain.render.hosts import host_sentences
 from malletrain.render.palette import STATE_STYLES
 from malletrain.render.text import (
     clock,
@@ -465,7 +466,14 @@ def nodes(
         for k, (rule, passed, why) in enumerate(n.rules):
             answer = Text("yes", "green") if passed else Text("no", "red")
             rules.add_row(plain(n.node) if k == 0 else "", plain(rule), answer, plain(why))
-    return Group(made, Text("\nWhich idle nodes may be taken, rule by rule", "bold"), rules)
+    heading = Text("\nWhich idle nodes may be taken, rule by rule", "bold")
+    hosts = host_sentences(rows)
+    if not hosts:
+        return Group(made, heading, rules)
+    on_hosts = FittedTable(Column("HOST"), Column("SLOTS", note=True))
+    for host, sentence in hosts:
+        on_hosts.add_row(plain(host), plain(sentence))
+    return Group(made, Text("\nWhat is idle on each host", "bold"), on_hosts, heading, rules)
 
 
 @dataclass(frozen=True)

@@ -405,11 +405,12 @@ class EmbeddedCluster:
 
     def _free_node(self, node: VirtualNode, wall: float) -> None:
         host = self.hosts[host_of(node.name)]
-        node.lease = None
+        node.lease, node.devices = None, ()
+        before = node.state
         if host.kinds:
-            node.devices = ()
             self._share_out(host, wall)
-        self._record_change(node)
+        if node.state == before:
+            self._record_change(node)
 
     def _record_change(self, node: VirtualNode) -> None:
         self._record.log(node.name, node.state)

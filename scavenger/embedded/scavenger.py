@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +164,12 @@ class LocalScavenger:
         except SchedulerError as error:
             return [(False, str(error))]
         age = time.time() - float(state["time"])
+        size = describe_size(state["nodes"])
         findings = [
             (
                 True,
-                f"An embedded cluster of {len(state['nodes'])} nodes runs in {self.layout.root} "
-                f"(process {state['pid']}).",
+                f"An embedded cluster of {size} runs in {self.layout.root} (process "
+                f"{state['pid']}).",
             )
         ]
         try:
@@ -266,6 +267,18 @@ class LocalScavenger:
         if not answer["ok"]:
             raise SchedulerError(f"The embedded cluster refused: {answer['error']}")
         return dict(answer)
+
+
+def describe_size(nodes: Collection[str]) -> str:
+    """Return ``6 nodes``, or ``2 nodes with 8 slots``.
+
+    Args:
+        nodes: names of the nodes and slots of a cluster.
+    """
+    hosts = {host_of(name) for name in nodes}
+    slots = sum(bool(kind_of(name)) for name in nodes)
+    size = f"{len(hosts)} node{'s' if len(hosts) != 1 else ''}"
+    return f"{size} with {slots} slots" if slots else size
 
 
 def _sentence(name: str, record: Mapping[str, Any]) -> str:

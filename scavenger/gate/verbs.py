@@ -134,6 +134,10 @@ SBATCH = (
     r"--time-min=[0-9]{1,6}",
     r"--deadline=now\+[0-9]{1,9}seconds",
     r"--signal=(?:B:)?TERM@[0-9]{1,5}",
+    # The part of a host that is a slot.
+    r"--cpus-per-task=[0-9]{1,5}",
+    r"--mem=[0-9]{1,9}M",
+    r"--gres=[A-Za-z0-9_.:-]{1,100}(?:,[A-Za-z0-9_.:-]{1,100})*",
 )
 QSUB = (
     r"-f",
@@ -146,6 +150,7 @@ QSUB = (
     r"-R oe",
     r"-l select=1:host=[A-Za-z0-9_.-]{1,255}(?::[A-Za-z0-9_.]+=[A-Za-z0-9_.+-]+)*",
     rf"-l (?:min_|max_)?walltime={HOUR}",
+    r"-l place=free:shared",  # of a slot
 )
 REQUIRED_OPTIONS = {
     "sbatch": ("--parsable", "--job-name", "--output", "--time", "--chdir"),

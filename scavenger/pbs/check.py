@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from scavenger.batch.lease_ledger import LeaseJob
@@ -17,9 +17,11 @@ from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.limits import job_limit
 from scavenger.batch.look import Finding
 from scavenger.batch.settings import BatchSettings
+from scavenger.batch.slots import kind_finding
 from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.job import PLAIN_SHELL, PbsLeaseOptions, qsub, sum_of
+from scavenger.pbs.hosts import FORCED, read_hosts, slot_chunk
+from scavenger.pbs.job import PLAIN_SHELL, SHARED_PLACE, PbsLeaseOptions, qsub, sum_of
 from scavenger.pbs.parse import number_of
 from scavenger.pbs.site import PbsSite, limit_of
 from scavenger.pbs.source import PbsSource, Reservations
@@ -353,7 +355,28 @@ def _nodes(inputs: PbsCheckInputs) -> Iterator[Finding]:
             f"PBS has {len(hosts)} hosts with {len(nodes)} vnodes; {len(usable_hosts)} take jobs "
             f"of queue {queue}.",
         )
-        yield from _limits(inputs, usable_hosts)
+        if inputs.settings.slots:
+            names = [name for name, vnodes in hosts.items() if vnodes in usable_hosts]
+            yield from _slots(inputs, {name: hosts[name] for name in names})
+        else:
+            yield from _limits(inputs, usable_hosts)
+
+
+def _slots(inputs: PbsCheckInputs, hosts: Mapping[str, HostVnodes]) -> Iterator[Finding]:
+    """Check that hosts can have the site's kinds of slots. ``hosts``: those that leases may use."""
+    use = read_hosts(hosts)
+    totals = {name: host.total for name, host in use.items()}
+    for kind in inputs.settings.slots:
+        yield kind_finding(
+            kind, totals, "scheduler.pbs", f"queue {inputs.settings.lease.queue or '(default)'}"
+        )
+    alone = [n for n, vnodes in hosts.items() if any(v.sharing in FORCED for _, v in vnodes)]
+    if alone:
+        yield (
+            len(alone) < len(hosts),
+            f"PBS lets no two jobs share {len(alone)} of {len(hosts)} hosts (sharing of their "
+            "vnodes), so that they have no slots.",
+        )
 
 
 def _permission(inputs: PbsCheckInputs) -> Iterator[Finding]:
@@ -363,14 +386,22 @@ def _permission(inputs: PbsCheckInputs) -> Iterator[Finding]:
     queue = inputs.site.queues.get(s.lease.queue)
     if queue is not None and queue.min_walltime_s is not None:
         limit_s = max(limit_s, queue.min_walltime_s)
-    select = ":".join(
-        filter(None, ["1", "ncpus=1" if "ncpus" in s.lease.resources else "", s.lease.select])
-    )
+    resources = ["ncpus=1"] if "ncpus" in s.lease.resources else []
+    if s.slots:
+        resources = slot_chunk(s.slots[0].amounts)
+    select = ":".join(filter(None, ["1", *resources, s.lease.select]))
     name = s.prefix + "check"
     try:
         script = lease_script(s.template, Part("", ["true"], {}))
         argv = [
-            *qsub(s, name=name, select=select, limit_s=limit_s, rerunnable=inputs.site.requeues),
+            *qsub(
+                s,
+                name=name,
+                select=select,
+                limit_s=limit_s,
+                rerunnable=inputs.site.requeues,
+                place=SHARED_PLACE if s.slots else "",
+            ),
             "-h",
         ]
         job_id = inputs.submitter.submit(argv, script, None)

@@ -21,6 +21,8 @@ from scavenger.pbs.state import HostVnodes
 MAX_NAME = 230
 """Maximum length of a job name in the oldest supported PBS (pbs_ifl.h, PBS_MAXJOBNAME)."""
 PLAIN_SHELL = "/bin/sh"
+SHARED_PLACE = "free:shared"
+"""Placement of a slot: beside other jobs, also where vnodes are exclusive by default."""
 _SIZE = re.compile(r"(\d+)([kmgtp]?)([bw]?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _JOB_ID = (re.compile(r"(\d+(?:\[\d*\])?\.\S+)"), re.compile(r"(\d+(?:\[\d*\])?)"))
@@ -65,16 +67,26 @@ def select_of(options: PbsLeaseOptions, host: str, vnodes: HostVnodes) -> str:
         host: name of the host.
         vnodes: its vnodes.
     """
+    totals = [
+        (name, sum_of(name, [node.resources_available for _, node in vnodes]))
+        for name in options.resources
+    ]
+    return chunk_of(options, host, [f"{name}={total}" for name, total in totals if total])
+
+
+def chunk_of(options: PbsLeaseOptions, host: str, resources: Sequence[str]) -> str:
+    """Return the chunk of a lease on a host with these resources. Raises SchedulerError for a name
+    that PBS could not distinguish from the rest of the chunk.
+
+    Args:
+        options: the site's options of lease jobs.
+        host: name of the host.
+        resources: ``name=value`` of each resource.
+    """
     if not _WORD.fullmatch(host):
         raise SchedulerError(f"The name of host {host!r} cannot stand in a request to PBS")
-    words = ["1", f"host={host}"]
-    for name in options.resources:
-        total = sum_of(name, [node.resources_available for _, node in vnodes])
-        if total:
-            words.append(f"{name}={total}")
-    if options.select:
-        words.append(options.select)
-    return ":".join(words)
+    words = ["1", f"host={host}", *resources]
+    return ":".join([*words, options.select] if options.select else words)
 
 
 def sum_of(name: str, parts: Sequence[Mapping[str, Any]]) -> str:
@@ -103,8 +115,10 @@ def qsub(
     select: str,
     limit_s: float,
     rerunnable: bool,
+    place: str = "",
 ) -> list[str]:
     """Return the command that submits one lease. Its script is read from standard input.
+    ``place``: placement of the job; empty: that of the site's options.
 
     ``-f``: qsub leaves no process behind. ``-R``: PBS copies no output back. Otherwise it keeps the
     node until scp has failed three times, which took 90 s (OpenPBS 23.06 on several hosts, to
@@ -134,7 +148,7 @@ def qsub(
         "-l",
         f"select={select}",
         "-l",
-        f"place={options.place}",
+        f"place={place or options.place}",
     ]
     if settings.time_min_s is not None and settings.time_min_s < limit_s:
         # PBS chooses the walltime, so that the job ends before the next one starts

@@ -205,6 +205,8 @@ class RawNode(msgspec.Struct):
     comment: Any = ""
     queue: Any = ""
     resources_available: dict[str, Any] = {}
+    resources_assigned: dict[str, Any] = {}
+    sharing: Any = ""
 
 
 class _Nodes(msgspec.Struct):
@@ -276,6 +278,8 @@ class PbsJobTable(NamedTuple):
     """Jobs of others with an expected start."""
     ours: list[PbsJob]
     """All jobs with our prefix in their names."""
+    running: list[PbsJob]
+    """Jobs of others that have vnodes, if they were asked for."""
 
 
 class PbsReservation(NamedTuple):
@@ -305,11 +309,15 @@ def checked_nodes(nodes: dict[str, RawNode]) -> dict[str, RawNode]:
     return nodes
 
 
-def read_jobs(text: str, prefix: str) -> PbsJobTable:
-    """Parse ``qstat -f -F json``. ``prefix``: beginning of the names of our jobs. Raises
-    SchedulerError if the text has another form.
+def read_jobs(text: str, prefix: str, with_running: bool = False) -> PbsJobTable:
+    """Parse ``qstat -f -F json``. Raises SchedulerError if the text has another form.
+
+    Args:
+        text: the output.
+        prefix: beginning of the names of our jobs.
+        with_running: whether to return the running jobs of others.
     """
-    return job_table(decode(text, _Jobs, "qstat").Jobs, prefix)
+    return job_table(decode(text, _Jobs, "qstat").Jobs, prefix, with_running)
 
 
 def read_ended(text: str, prefix: str, mark: str = DSV_MARK) -> PbsJobTable:
@@ -342,9 +350,11 @@ def number_in(job_id: str) -> str:
     return job_id.partition(".")[0]
 
 
-def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
-    """Return the relevant jobs: ours, and those of others with an expected start."""
-    table = PbsJobTable([], [])
+def job_table(raw: Mapping[str, RawJob], prefix: str, with_running: bool = False) -> PbsJobTable:
+    """Return the relevant jobs: ours, those of others with an expected start, and, if asked for,
+    those of others that have vnodes.
+    """
+    table = PbsJobTable([], [], [])
     for job_id, job in raw.items():
         name = job.Job_Name
         if isinstance(name, str) and name.startswith(prefix):
@@ -353,6 +363,8 @@ def job_table(raw: Mapping[str, RawJob], prefix: str) -> PbsJobTable:
             pbs_job = _job(job_id, job)
             if pbs_job.start is not None and pbs_job.planned_on:
                 table.pending.append(pbs_job)
+        elif with_running and job.exec_vnode and job.job_state in ("R", "E", "S", "U"):
+            table.running.append(_job(job_id, job))
     return table
 
 

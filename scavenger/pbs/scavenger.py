@@ -24,13 +24,24 @@ from scavenger.batch.hold import PreemptionHold
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
+from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
+from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
-from scavenger.interface import Lease, LeaseState
+from scavenger.interface import Lease, LeaseState, host_of, kind_of
 from scavenger.pbs.check import PbsCheckInputs, findings
-from scavenger.pbs.job import PBS, PbsLeaseOptions, qsub, select_of
-from scavenger.pbs.parse import DSV_MARK, PbsJob, number_in, read_ended, read_unknown
+from scavenger.pbs.hosts import read_hosts, slot_chunk
+from scavenger.pbs.job import PBS, SHARED_PLACE, PbsLeaseOptions, chunk_of, qsub, select_of
+from scavenger.pbs.parse import (
+    DSV_MARK,
+    PbsJob,
+    PbsJobTable,
+    number_in,
+    planned_uses,
+    read_ended,
+    read_unknown,
+)
 from scavenger.pbs.site import KILL_DELAY_S, PbsSite, ask_site
 from scavenger.pbs.source import (
     Api,
@@ -48,6 +59,7 @@ from scavenger.pbs.state import (
     PbsSnapshot,
     by_host,
     end_reason,
+    in_slot,
     is_preempted,
     ledger_entry,
     node_facts,
@@ -117,16 +129,20 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
 
     def _read(self, site: PbsSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
-        nodes, jobs = self.source.read(s.prefix)
+        with_running = any(kind.beside != ANY for kind in s.slots)
+        nodes, jobs = self.source.read(s.prefix, with_running)
         reservations = self.reservations.of(nodes, now)
         own = own_jobs(jobs.ours, s.prefix, self.ledger.user_of, PENDING_STATES, ENDED_STATES)
         ended = self._ask_of_missing(own)
+        own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
         reading = PbsSnapshot(hosts, jobs.pending, own, reservations)
         facts = node_facts(
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
+        if s.slots:
+            facts = self._slots(facts, hosts, jobs, own, now)
         gone = self._find_gone(own, ended, now)
         given_up = self.ledger.given_up
         if any(
@@ -150,6 +166,37 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             leave=leave,
             urgent=bool(preempting),
         )
+
+    def _slots(
+        self,
+        facts: Mapping[str, NodeFacts],
+        hosts: Mapping[str, HostVnodes],
+        jobs: PbsJobTable,
+        own: Mapping[str, PbsJob],
+        now: float,
+    ) -> dict[str, NodeFacts]:
+        """Return slot → its facts, and those of hosts without slots unchanged."""
+        s = self.settings
+        leased: dict[str, dict[str, LeasedSlot]] = {}
+        for lease, job in own.items():
+            if job.state not in ENDED_STATES and kind_of(job.host):
+                slot = LeasedSlot(lease, job.state not in PENDING_STATES)
+                leased.setdefault(host_of(job.host), {})[job.host] = slot
+        use = read_hosts(hosts, jobs.running)
+        planned = planned_uses(jobs.pending)
+        slots: dict[str, NodeFacts] = {}
+        for name, host in facts.items():
+            if not any(kind.covers(name) for kind in s.slots):
+                slots[name] = host
+                continue
+            starts = [planned[vnode] for vnode, _ in hosts[name] if vnode in planned]
+            host = host._replace(planned=bool(starts), planned_at=min(starts, default=None))
+            on_host = leased.get(name, {})
+            for one in slot_facts(
+                host, use[name], s.slots, on_host, self._idle_since, now, s.owner
+            ):
+                slots[one.name] = one
+        return slots
 
     def _missing(self, own: Mapping[str, PbsJob]) -> dict[str, LeaseJob]:
         """Return the leases of the last poll that are not in ``own``."""
@@ -272,15 +319,22 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
     def _submission(self, spec: LeaseSpec, site: PbsSite) -> tuple[list[str], bytes]:
         lease = self.settings.lease
         rerunnable = site.requeues if lease.rerunnable == "auto" else lease.rerunnable == "yes"
-        select = select_of(lease, spec.node, self._hosts[spec.node])
+        env = {**spec.env, "MALLETRAIN_OUTPUT": str(spec.output or "/dev/null")}
+        if spec.slot is None:
+            select, place = select_of(lease, spec.node, self._hosts[spec.node]), ""
+        else:
+            amounts = spec.slot.amounts
+            select, place = chunk_of(lease, spec.host, slot_chunk(amounts)), SHARED_PLACE
+            gpus = amounts.get("gpu", 0)
+            env |= {"MALLETRAIN_GPUS": str(gpus), **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""})}
         argv = qsub(
             self.settings,
             name=spec.name,
             select=select,
             limit_s=spec.limit_s,
             rerunnable=rerunnable,
+            place=place,
         )
-        env = {**spec.env, "MALLETRAIN_OUTPUT": str(spec.output or "/dev/null")}
         part = Part(spec.node, spec.argv, env, keep_at_home=spec.keep_at_home)
         return argv, lease_script(self.settings.template, part)
 

@@ -35,7 +35,10 @@ from scavenger.pbs.parse import (
     reservations_of,
 )
 
-NODE_ATTRIBUTES = ("state", "jobs", "resv", "comment", "queue", "resources_available")
+NODE_ATTRIBUTES = (
+    *("state", "jobs", "resv", "comment", "queue", "sharing"),
+    *("resources_available", "resources_assigned"),
+)
 PROGRAM = (sys.executable, "-I", str(Path(__file__).with_name("ask_pbs_ifl.py")))
 
 
@@ -66,7 +69,9 @@ class BindingsSource:
         result = self.commands.run(self._argv)
         return "" if result.status == 0 else result.complaint or "pbs_ifl cannot be imported"
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
+    def read(
+        self, prefix: str, with_running: bool = False
+    ) -> tuple[dict[str, RawNode], PbsJobTable]:
         """Return the present vnodes and jobs. Raises SchedulerError."""
         attributes = (",".join(JOB_ATTRIBUTES), ",".join(NODE_ATTRIBUTES))
         text = self.commands.ask([*self._argv, *attributes])
@@ -77,7 +82,7 @@ class BindingsSource:
                 f"The answer of PBS's Python bindings cannot be understood: {error}. Nothing was "
                 "changed."
             ) from None
-        return checked_nodes(answer.nodes), job_table(answer.jobs, prefix)
+        return checked_nodes(answer.nodes), job_table(answer.jobs, prefix, with_running)
 
 
 Api = Literal["auto", "commands", "bindings"]
@@ -102,9 +107,14 @@ class PbsSource(Protocol):
 
     name: str
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
-        """Return the present vnodes and jobs. ``prefix``: beginning of the names of our jobs.
-        Raises SchedulerError.
+    def read(
+        self, prefix: str, with_running: bool = False
+    ) -> tuple[dict[str, RawNode], PbsJobTable]:
+        """Return the present vnodes and jobs. Raises SchedulerError.
+
+        Args:
+            prefix: beginning of the names of our jobs.
+            with_running: whether to return the running jobs of others.
         """
         ...
 
@@ -117,7 +127,9 @@ class PbsCommandSource:
     def __init__(self, commands: Commands) -> None:
         self.commands = commands
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
+    def read(
+        self, prefix: str, with_running: bool = False
+    ) -> tuple[dict[str, RawNode], PbsJobTable]:
         """See :class:`PbsSource`.
 
         Reads jobs first. A lease that starts between the commands then shows as waiting for a busy
@@ -125,7 +137,7 @@ class PbsCommandSource:
         """
         jobs = self.commands.ask(["qstat", "-f", "-F", "json"])
         nodes = self.commands.ask(["pbsnodes", "-av", "-F", "json"])
-        return read_nodes(nodes), read_jobs(jobs, prefix)
+        return read_nodes(nodes), read_jobs(jobs, prefix, with_running)
 
 
 class Reservations:

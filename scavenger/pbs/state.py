@@ -14,7 +14,7 @@ from typing import NamedTuple
 from scavenger.batch.commands import shorten
 from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
-from scavenger.interface import Lease, LeaseState
+from scavenger.interface import Lease, LeaseState, kind_of
 from scavenger.pbs.parse import (
     PbsJob,
     PbsReservation,
@@ -97,6 +97,16 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
         host = resources.get("host")
         hosts.setdefault(text_of(host) if host else name.partition("[")[0], []).append((name, node))
     return hosts
+
+
+def in_slot(job: PbsJob, node: str) -> PbsJob:
+    """Return one of our jobs with the name of its slot in place of its host.
+
+    Args:
+        job: the job.
+        node: node or slot of its lease; empty if it is not known.
+    """
+    return job._replace(host=node) if kind_of(node) else job
 
 
 def terminated_by(job: PbsJob) -> str:

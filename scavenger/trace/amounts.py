@@ -232,8 +232,8 @@ def _merged(
             )
             continue
         idle[which] += amount
-        known = in_use[which] + idle[which] if at == 0 else idle[which]
-        sizes[which] = max(sizes[which], known)
+        units = in_use[which] + idle[which] if at == 0 else idle[which]
+        sizes[which] = max(sizes[which], units)
     if problems:
         raise _errors(where, problems)
     changes = [(at, which, amount) for (at, which), amount in merged.items() if amount]

@@ -71,7 +71,7 @@ def test_jobs_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_pat
         try:
             made.until(lambda: len(made.workers(script)) == 7, "every slot trains")
             nodes = nodes_of(made)
-            names = [name for held in nodes.values() for name in held]
+            names = [name for slots in nodes.values() for name in slots]
             assert sorted(names) == [f"n1/gpu.{number}" for number in range(7)]
             assert {host_of(name) for name in names} == {"n1"}
             devices = [path.read_text() for path in made.work.glob("devices-*")]

@@ -97,7 +97,8 @@ def pbs_settings(config: Config) -> BatchSettings[pbs_job.PbsLeaseOptions]:
     """Return the settings of the scavenger of PBS."""
     settings = _settings(config, "pbs", config.scheduler.pbs, pbs_job.PbsLeaseOptions)
     shell = settings.lease.shell or str(shipped("jobscripts/pbs/shell.sh").resolve())
-    return replace(settings, lease=replace(settings.lease, shell=shell))
+    slots = tuple(map(slot_kind, config.scheduler.pbs.slots))
+    return replace(settings, lease=replace(settings.lease, shell=shell), slots=slots)
 
 
 def _settings(

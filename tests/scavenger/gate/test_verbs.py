@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from scavenger.batch.slots import SlotKind
 from scavenger.batch.submission import Shrink
 from scavenger.gate.rules import GateClosed, GateRules
 from scavenger.gate.verbs import gated
-from scavenger.pbs.job import qsub
+from scavenger.pbs.hosts import slot_chunk
+from scavenger.pbs.job import SHARED_PLACE, chunk_of, qsub
 from scavenger.slurm.job import sbatch, sbatch_shared, shrink
-from tests.scavenger.gate.gate_world import AGENT, NAMES, OPTIONS, lease_spec, settings
+from tests.scavenger.gate.gate_world import AGENT, NAMES, OPTIONS, PBS, lease_spec, settings
 
 RULES = {
     kind: GateRules(
@@ -169,3 +171,25 @@ def test_commands_say_their_version_and_need_a_place_in_the_rules():
     assert passes(["scontrol", "update", "JobId=1", "NodeList=n1"], commands=few) is None
     with pytest.raises(GateClosed, match=r"scancel is not let through; what is: sbatch\."):
         gated(["scancel", "1"], replace(RULES["slurm"], commands=few))
+
+
+def test_leases_of_slots_get_through_where_the_rules_demand_no_whole_nodes():
+    gpu = SlotKind("gpu", {"gpu": 1, "shard": 4, "cpus": 8, "memory_mb": 61440})
+    slurm = sbatch(settings(), replace(lease_spec(node="n7/gpu.3"), slot=gpu), False)
+    pbs = qsub(
+        settings("pbs"),
+        name="malletrain-0a1b2c3d-l7",
+        select=chunk_of(PBS, "n7.example.org", slot_chunk(gpu.amounts)),
+        limit_s=3600.0,
+        rerunnable=False,
+        place=SHARED_PLACE,
+    )
+    shared = {
+        "slurm": ("--partition=preemptable", "--comment=a b"),
+        "pbs": ("-S /opt/shell.sh", "-q scavenge"),
+    }
+    for kind, words in (("slurm", slurm), ("pbs", pbs)):
+        assert passes(words, kind, options=shared[kind]), words
+        assert not passes(words, kind), "these rules demand whole nodes"
+    for word in ("--gres=gpu:1 --uid=0", "--mem=1M;id", "--cpus-per-task=x"):
+        assert not passes([*slurm, word], options=shared["slurm"])

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 
-from pbs_state import SERVER, USER
+from pbs_state import SERVER, USER, assigned, shares
 
 
 def show(what, kind, state) -> None:
@@ -140,7 +140,10 @@ def pbsnodes(state, args) -> int:
     now, vnodes = time.time(), {}
     for vnode, node in state["nodes"].items():
         jobs = [n for n, j in state["jobs"].items() if j["state"] in "RES" and vnode in j["vnodes"]]
-        busy = any(state["jobs"][n]["state"] in "RE" for n in jobs)
+        used = assigned(state, vnode)
+        busy = any(
+            state["jobs"][n]["state"] in "RE" and not shares(state, state["jobs"][n]) for n in jobs
+        )
         words = ([] if node["state"] == "free" else [node["state"]]) + (
             ["job-exclusive"] if busy else []
         )
@@ -162,9 +165,9 @@ def pbsnodes(state, args) -> int:
             made["resv"] = ", ".join(node["resv"])
         made.update(
             resources_available=node["resources"],
-            resources_assigned={},
+            resources_assigned={n: f"{v}kb" if n == "mem" else v for n, v in used.items() if v},
             resv_enable="True",
-            sharing="default_excl",
+            sharing=state["sharing"],
         )
         if node.get("comment"):
             made["comment"] = node["comment"]

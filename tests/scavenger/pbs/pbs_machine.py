@@ -8,7 +8,8 @@ Jobs are real processes: a top shell in a session of its own reads the name of t
 standard input, as MoM starts it, and signals go to every process of that session (openpbs,
 resmom/linux/mom_mach.c, kill_session). Preemption is by deleting, requeuing or suspending; who does
 not leave within the queue's kill_delay is killed. What it prints has the form of the recordings of
-OpenPBS 23.06. Only whole hosts are given out. Standard library only.
+OpenPBS 23.06. Whole hosts are given out, and parts of hosts with one vnode to jobs that share.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # it runs as a script, without the repository
 
 from pbs_commands import COMMANDS, died, qsub
-from pbs_state import KILL_DELAY_S, SERVER, USER, state_of
+from pbs_state import KILL_DELAY_S, SERVER, USER, has_room, size_kb, state_of
 
 
 class Machine:
@@ -107,7 +108,7 @@ class Machine:
         )
         for number, job in waiting:
             job.pop("estimated", None)
-            free = [h for h in free_hosts(state, now) if fits(state, job, h)]
+            free = [h for h in free_hosts(state, now, job) if fits(state, job, h)]
             if len(free) >= job["count"]:
                 self.start(state, number, job, free[: job["count"]], now)
             elif not self.preempt(state, job, free, now) and state["strict_ordering"]:
@@ -186,6 +187,8 @@ class Machine:
         for number, other in victims:
             if len(on_their_way) >= job["count"]:
                 break
+            if any(host in on_their_way for host in other["hosts"]):
+                continue
             if way := next(
                 (
                     w
@@ -228,18 +231,16 @@ def fits(state, job, host) -> bool:
     return job["host"] in ("", host) and size_kb(memory) <= whole
 
 
-def size_kb(text: str) -> int:
-    number, unit = int(text.rstrip("kmgb")), text.lstrip("0123456789")
-    return number * 1024 ** ("b", "kb", "mb", "gb").index(unit) // 1024
-
-
-def free_hosts(state, now) -> list[str]:
-    """Hosts on which a job may start, in order."""
+def free_hosts(state, now, wanting=None) -> list[str]:
+    """Hosts on which a job may start, in order: those without jobs, or, for the job ``wanting``,
+    those with room for it.
+    """
     taken = {
         host
         for job in state["jobs"].values()
         if job["state"] in "RE"
         for host in job.get("hosts", [])
+        if wanting is None or not has_room(state, wanting, host)
     }
     bad = {n["host"] for n in state["nodes"].values() if n["state"] != "free"}
     for name, resv in state["resv"].items():

@@ -27,7 +27,7 @@ def lacking(world):
     running(made, one, "l1", "l2")
     whole, cut = one.source.read, set()
 
-    def read(prefix):
+    def read(prefix, with_running=False):
         nodes, jobs = whole(prefix)
         ours = [job for job in jobs.ours if job.name.removeprefix(prefix) not in cut]
         return nodes, jobs._replace(ours=ours)

@@ -20,9 +20,10 @@ TEXT = f"""{HEADER}
 
 def gaps(trace):
     """Slot → its idle intervals."""
-    found = trace.gaps()
+    gaps_of_trace = trace.gaps()
     intervals = {}
-    for slot, begin, end in zip(found.node, found.start.tolist(), found.end.tolist(), strict=True):
+    begins, ends = gaps_of_trace.start.tolist(), gaps_of_trace.end.tolist()
+    for slot, begin, end in zip(gaps_of_trace.node, begins, ends, strict=True):
         intervals.setdefault(trace.names[slot], []).append((begin, end))
     return intervals
 

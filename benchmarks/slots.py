@@ -1,0 +1,245 @@
+"""What slots are worth: trials that share a host, and the harvest on a log of GPU jobs.
+
+    python -m benchmarks.slots --trials [--steps 20] [--json]
+    python -m benchmarks.slots --log philly_jobs.csv.gz [--json]
+
+``--trials``: a sweep of eight trials of one slot each on one host of the embedded cluster, once
+with eight slots on the host and once with the whole host as the unit of leases, where the trials
+run one after another. A trial takes ``--steps`` steps of a second, in which it sleeps. Measured is
+the time from the start of the sweep to its end. Target: 0.2 of the time without slots.
+
+``--log``: the GPUs that the jobs of a log leave idle, and what leases of one GPU and of whole hosts
+harvest of them. The log (CSV, columns timestamp, duration, num_gpus, cluster) names no hosts. So
+its jobs are placed on hosts of ``--per-host`` GPUs of their cluster: on the host with the fewest
+idle GPUs that suffice, larger jobs on idle hosts and the rest of them as a smaller job. A cluster
+has as many hosts as it needs for no job to wait. ``idle`` counts all idle GPU-hours, ``slots`` and
+``whole_hosts`` those in gaps longer than a minute of single GPUs and of whole hosts. ``harvested``:
+the daemon's controller on ``--hours`` in the middle, with as many malleable jobs as it can use
+(``malletrain simulate``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import heapq
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from malletrain.sim.engine import simulate
+from malletrain.sim.policies import POLICIES
+from malletrain.sim.settings import SimSettings
+from malletrain.sim.throughput import built_in
+from malletrain.sim.workloads import hpo
+from scavenger.batch.slots import SlotKind
+from scavenger.embedded.hosts import Division
+from scavenger.trace.amounts import HEADER, parse
+from scavenger.trace.trace import Trace
+from tests.integration.embedded import site
+
+TRIALS = 8
+TARGET = 0.2
+TRAIN = """
+import sys, time, malletrain
+for step in range(int(sys.argv[1])):
+    time.sleep(1)
+    malletrain.report(8)
+malletrain.metric("loss", 0.5, step=1)
+"""
+SWEEP = """
+[sweep]
+metric = "loss"
+trials = {trials}
+at_once = {trials}
+every = "500 ms"
+[job]
+script = "train.py"
+args = ["{steps}"]
+nodes = "1"
+env = {{ MALLETRAIN_PRELOAD = "0" }}
+profile = "off"
+[space]
+x = {{ low = 0.0, high = 1.0 }}
+"""
+SLOTS = """
+[[scheduler.local.slots]]
+name = "gpu"
+gpus = 1
+cpus = 1
+memory = "1 GiB"
+"""
+GPU = SlotKind("gpu", {"gpu": 1, "cpus": 1, "memory_mb": 1024})
+HOST = Division({"gpu": TRIALS, "cpus": TRIALS, "memory_mb": TRIALS * 1024}, (GPU,))
+
+
+def sweep_s(folder: Path, steps: int, with_slots: bool) -> float:
+    """Return the time that the sweep takes, seconds."""
+    options: dict[str, Any] = {"division": HOST} if with_slots else {}
+    config = SLOTS if with_slots else ""
+    with site(folder, nodes=1, config=config, cluster=options) as made:
+        made.script("train.py", TRAIN)
+        file = made.script("s.toml", SWEEP.format(trials=TRIALS, steps=steps))
+        words = ["sweep", "run", str(file), "--state-dir", str(made.state)]
+        began = time.perf_counter()
+        with (folder / "sweep.log").open("wb") as log:
+            subprocess.run(
+                [sys.executable, "-m", "malletrain", *words], stdout=log, stderr=log, check=True
+            )
+        return time.perf_counter() - began
+
+
+def trials(steps: int) -> dict[str, Any]:
+    """Return the figures of ``--trials``."""
+    with tempfile.TemporaryDirectory() as folder:
+        slots = sweep_s(Path(folder) / "slots", steps, with_slots=True)
+        whole = sweep_s(Path(folder) / "whole", steps, with_slots=False)
+    return {
+        "trials": TRIALS,
+        "trial_s": steps,
+        "slots_s": round(slots, 1),
+        "whole_host_s": round(whole, 1),
+        "ratio": round(slots / whole, 3),
+        "target": TARGET,
+    }
+
+
+class PlacedCluster:
+    """Hosts of one cluster, on which jobs are placed as they begin."""
+
+    def __init__(self, name: str, per_host: int) -> None:
+        self.name = name
+        self.per_host = per_host
+        self.idle: list[int] = []
+        """Idle GPUs of each host."""
+
+    def place(self, gpus: int) -> list[tuple[int, int]]:
+        """Return (host, GPUs) of each part of a job, and take them."""
+        parts = []
+        while gpus > 0:
+            part = min(gpus, self.per_host)
+            fitting = [host for host, idle in enumerate(self.idle) if idle >= part]
+            if not fitting:
+                fitting = [len(self.idle)]
+                self.idle.append(self.per_host)
+            host = min(fitting, key=lambda host: self.idle[host])
+            self.idle[host] -= part
+            parts.append((host, part))
+            gpus -= part
+        return parts
+
+    def release(self, parts: list[tuple[int, int]]) -> None:
+        """Give back the GPUs of a job that ends."""
+        for host, part in parts:
+            self.idle[host] += part
+
+
+def amount_rows(log: Path, per_host: int) -> str:
+    """Return a trace with amounts: the idle GPUs of the hosts on which the log's jobs are placed.
+    Raises SystemExit if the log cannot be read.
+    """
+    try:
+        with gzip.open(log, "rt", newline="") as file:
+            jobs = sorted(
+                (
+                    datetime.fromisoformat(row["timestamp"]).timestamp(),
+                    float(row["duration"]),
+                    int(row["num_gpus"]),
+                    row["cluster"],
+                )
+                for row in csv.DictReader(file)
+            )
+    except (OSError, KeyError, ValueError) as error:
+        raise SystemExit(
+            f"The log {log} cannot be read ({error!r}); it needs the columns timestamp, duration, "
+            "num_gpus and cluster, and gzip."
+        ) from error
+    origin = jobs[0][0]
+    clusters: dict[str, PlacedCluster] = {}
+    ends: list[tuple[float, int, PlacedCluster, list[tuple[int, int]]]] = []
+    rows: list[tuple[float, str, str, int]] = []
+
+    def end_until(now: float) -> None:
+        while ends and ends[0][0] <= now:
+            at, _, cluster, parts = heapq.heappop(ends)
+            cluster.release(parts)
+            rows.extend((at, f"{cluster.name}-{host}", "idle", gpus) for host, gpus in parts)
+
+    for number, (begin, duration, gpus, name) in enumerate(jobs):
+        if gpus < 1 or duration <= 0:
+            continue
+        at = begin - origin + 1.0  # the hosts are idle before
+        end_until(at)
+        cluster = clusters.setdefault(name, PlacedCluster(name, per_host))
+        parts = cluster.place(gpus)
+        rows += [(at, f"{name}-{host}", "busy", part) for host, part in parts]
+        heapq.heappush(ends, (at + duration, number, cluster, parts))
+    last = rows[-1][0]
+    end_until(last)
+    hosts = [f"{c.name}-{host}" for c in clusters.values() for host in range(len(c.idle))]
+    begins = [(0.0, host, "idle", per_host) for host in hosts]
+    lines = [f"{t:g},{host},{event},{gpus}" for t, host, event, gpus in [*begins, *sorted(rows)]]
+    return "\n".join([HEADER, *lines])
+
+
+def gap_hours(trace: Trace, gpus: int) -> float:
+    """Return the GPU-hours in gaps of more than a minute."""
+    lengths = trace.gaps().length
+    return float(lengths[lengths > 60.0].sum()) * gpus / 3600.0
+
+
+def harvest(log: Path, per_host: int, hours: float) -> dict[str, Any]:
+    """Return the figures of ``--log``."""
+    amounts = parse(amount_rows(log, per_host), where=str(log))
+    gpus, hosts = amounts.slots(kind="gpu"), amounts.whole_nodes()
+    idle = float(gpus.gaps().length.sum()) / 3600.0
+    figures: dict[str, Any] = {
+        "hosts": len(hosts.names),
+        "gpus": len(gpus.names),
+        "days": round(amounts.duration_s / 86400.0, 1),
+        "idle_gpu_hours": round(idle),
+        "slots": round(gap_hours(gpus, 1) / idle, 3),
+        "whole_hosts": round(gap_hours(hosts, per_host) / idle, 3),
+    }
+    start = amounts.duration_s / 2
+    for name, trace, size in (("slots", gpus, 1), ("whole_hosts", hosts, per_host)):
+        cut = trace.window(start, start + hours * 3600.0)
+        jobs = hpo(built_in(64), 1000, 0)
+        result = simulate(cut, jobs, SimSettings(POLICIES["malletrain"], max_running=100))
+        used = result.equivalent_nodes * result.hours * result.harvested_fraction * size
+        figures[f"harvested_gpu_hours_{name}"] = round(used)
+    figures["simulated_hours"] = hours
+    idle_there = gpus.window(start, start + hours * 3600.0).gaps().length.sum() / 3600.0
+    figures["idle_gpu_hours_simulated"] = round(float(idle_there))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--trials", action="store_true", help="eight trials on one host")
+    what.add_argument("--log", type=Path, metavar="FILE", help="a log of GPU jobs with hosts")
+    parser.add_argument("--steps", type=int, default=20, help="seconds that a trial takes")
+    parser.add_argument("--per-host", type=int, default=8, help="GPUs of a host, for --log")
+    parser.add_argument("--hours", type=float, default=12.0, help="simulated hours of --log")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    figures = trials(args.steps) if args.trials else harvest(args.log, args.per_host, args.hours)
+    if args.json:
+        print(json.dumps(figures))
+        return
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -99,12 +99,14 @@ class ForwardedLog:
             return 0
 
     def chunk(self, node: str) -> LogChunk | None:
-        """Returns the next chunk; None if there is none."""
+        """Returns the next chunk; None if there is none. Raises OSError if the file is there and
+        cannot be read now, such as without free file descriptors.
+        """
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.acked_bytes)
                 data = file.read(CHUNK_BYTES)
-        except OSError:
+        except FileNotFoundError:
             return None
         if not data:
             return None
@@ -187,7 +189,10 @@ class LogForwarder:
         if at_limit:
             file.acked_bytes = max(file.acked_bytes, file.size())  # the daemon stores no more of it
             file.free_acked()
-        chunk = None if at_limit else file.chunk(self.node)
+        try:
+            chunk = None if at_limit else file.chunk(self.node)
+        except OSError:  # it is not dropped: the daemon does not have it
+            return
         if chunk is not None:
             file.sent_end = chunk.offset + len(chunk.data)
             file.sent_at = now if self.send(chunk) else None

@@ -77,6 +77,7 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
       malletrain sweep run lr.toml --name second --detach
     """
     with _sentences():
+        from malletrain.sweep import process
         from malletrain.sweep.ledger import Ledger, open_storage, storage_url
         from malletrain.sweep.spec import load_sweep
         from malletrain.sweep.trials import check
@@ -89,7 +90,8 @@ def run(file: Path, name: str | None, detach: bool, storage: str, state_dir: Pat
         home = _home(state_dir)
         url = storage_url(storage or made.sweep.storage, home)
         with open_storage(url) as opened:
-            ledger = Ledger.create(opened, made)
+            with process.alone(home, made.sweep.name):  # two would give its jobs different keys
+                ledger = Ledger.create(opened, made)
             click.echo(
                 f"Sweep {ledger.name}: {_trials(ledger.target_trials)} of {made.job.script}."
             )

@@ -248,6 +248,8 @@ class ServingRelay(_Relay):
         super().__init__(user_listener)
         self._keys = keys
         self._streams: dict[tuple[bytes, bytes], _End] = {}
+        self._newest: dict[bytes, bytes] = {}
+        """Peer → number of the stream that it began last; numbers rise."""
         zap = self._context.socket(zmq.REP)
         zap.bind(ZAP)
         self._zap = zap
@@ -310,7 +312,12 @@ class ServingRelay(_Relay):
 
     def _handle_frame(self, peer: bytes, number: bytes, data: bytes) -> None:
         inner = self._streams.get((peer, number))
-        if inner is None and data:
+        is_new = number > self._newest.get(peer, b"")
+        if is_new:
+            self._newest[peer] = number
+        # What arrives on a stream that has ended here is the rest of it: the other relay does not
+        # know of its end yet. It must not begin a connection to the store.
+        if inner is None and data and is_new:
 
             def send_back(answer: bytes) -> None:
                 if not answer:

@@ -138,7 +138,8 @@ def kill_descendants(
         spared: returns the pids that are not killed.
 
     Returns:
-        The remaining descendants. (A process in uninterruptible sleep cannot be killed.)
+        The remaining descendants. (A process in uninterruptible sleep cannot be killed, and one
+        that has become another user, as under sudo, may not be.)
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -147,7 +148,7 @@ def kill_descendants(
         for pid in remaining:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 pass
         if not remaining or time.monotonic() > deadline:
             return remaining

@@ -37,8 +37,9 @@ def run_sweep(
         say(sentence)
     home = state_dir or default_state_dir()
     with open_storage(storage_url(sweep.sweep.storage, home)) as storage:
-        ledger = _create_or_resume(storage, sweep)
-        with process.alone(home, ledger.name), DaemonJobs(state_dir) as jobs:
+        # Two that created it at once would give its jobs different keys.
+        with process.alone(home, sweep.sweep.name), DaemonJobs(state_dir) as jobs:
+            ledger = _create_or_resume(storage, sweep)
             process.run(ledger, jobs, say)
         return ledger.study
 

@@ -23,6 +23,8 @@ from malletrain.sweep.ledger import Ledger
 from malletrain.sweep.spec import SweepError
 from malletrain.sweep.trials import delete_losers, job_of
 
+LOCK_TRIES, LOCK_PAUSE_S = 20, 0.01
+"""Attempts to lock a sweep, and the time between two, seconds."""
 REST_S = 0.05
 """Minimum time between two turns, seconds."""
 AWAY_S = 5.0
@@ -48,9 +50,7 @@ def alone(state_dir: Path, name: str) -> Iterator[None]:
     make_private_dir(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(handle):
             pid = os.pread(handle, 100, 0).decode("utf-8", "replace").strip()
             raise SweepError(
                 f"The sweep {name} is being run by process {pid or 'that starts just now'}."
@@ -60,6 +60,19 @@ def alone(state_dir: Path, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Take a lock. Returns False if another process keeps it: one that asks :func:`attended`, such
+    as the page in the browser, holds it for a moment.
+    """
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False
 
 
 def attended(state_dir: Path, name: str) -> bool:

@@ -22,6 +22,8 @@ from infinicache.store import Refusal
 
 MAX_BODY = 1 << 32
 HANDSHAKE_S = 5.0
+PAUSE_S = 0.1
+"""Time without new connections after one could not be accepted, seconds."""
 log = logging.getLogger("infinicache")
 
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -58,12 +60,20 @@ class Server:
         self.delay_s: Callable[[str], float] = lambda op: 0.0
         """Seconds to wait before an answer: for measuring what a straggler does."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _accept(self) -> None:
         try:
             sock, _ = self._socket.accept()
-        except OSError:
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # no free descriptors: the caller waits, and the socket stays readable
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.call_later(PAUSE_S, self._listen)
             return
         made = CacheConnection(
             sock,

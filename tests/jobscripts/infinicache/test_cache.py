@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import random
+import socket
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -611,5 +614,34 @@ def test_a_cache_of_one_loop_is_not_used_in_another():
 
         await asyncio.to_thread(one_after_another)
         cache.close()
+
+    run(work)
+
+
+def test_without_descriptors_the_node_rests_and_then_accepts(monkeypatch):
+    """A listener stays readable while a connection waits: it must not be asked all the time."""
+
+    async def work(make):
+        pool = make(3)
+        accept, tries, short = socket.socket.accept, [], True
+
+        def accepted(listener):
+            tries.append(listener)
+            if short:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", accepted)
+        async with pool.cache() as cache:
+            putting = asyncio.ensure_future(cache.put("k", b"x"))
+            while not tries:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            begun = len(tries)
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert len(tries) - begun < 100
+            short = False
+            await putting
+            assert await cache.get("k") == b"x"
 
     run(work)

@@ -2,6 +2,7 @@
 back.
 """
 
+import errno
 import os
 
 import pytest
@@ -193,3 +194,22 @@ def test_tail(tmp_path, content, expected):
 
 def test_tail_of_nothing(tmp_path):
     assert tail(tmp_path / "none") == ""
+
+
+def test_a_log_that_cannot_be_read_now_is_not_deleted(forwarder, sink, tmp_path, monkeypatch):
+    """The node has no free file descriptors when the job ends."""
+    (tmp_path / "log").write_bytes(b"its last words")
+    forwarder.mark_complete("j1")
+
+    def no_descriptors(path, mode):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    monkeypatch.setattr(logs, "open", no_descriptors, raising=False)
+    forwarder.send_due()
+    assert (tmp_path / "log").exists()
+    assert forwarder.unfinished_jobs() == ("j1",)
+    monkeypatch.undo()
+    forwarder.send_due()
+    forwarder.acknowledged(sink.ack())
+    assert sink.data == b"its last words"
+    assert not (tmp_path / "log").exists()

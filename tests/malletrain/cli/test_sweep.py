@@ -277,6 +277,9 @@ def test_one_engine_at_a_time(run, jobs, file, tmp_path):
         refused = run("sweep", "run", file)
         assert refused.exit_code == 1
         assert "The sweep lr is being run by process" in refused.stderr
+        assert "no sweep" in run("sweep", "status", "lr").stderr, "nothing is stored of it"
+        with open_storage(f"sqlite:///{tmp_path}/state/sweeps.db") as storage:
+            Ledger.create(storage, load_sweep(file, None))
         assert "It is being run." in run("sweep", "status", "lr").stdout
         assert "the process that attends to it" in run("sweep", "cancel", "lr").stdout
 

@@ -251,3 +251,28 @@ def test_a_listener_whose_address_is_gone_opens_at_all_addresses(monkeypatch):
     finally:
         listener.close()
         context.destroy(linger=0)
+
+
+def test_the_rest_of_a_stream_that_has_ended_begins_no_other(serving):
+    """The store would take the middle of a message for the beginning of one."""
+    relay, inside = serving
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    KEYS.call(dealer)
+    dealer.connect(f"tcp://{USER_ADDRESS}:{relay.port}")
+    try:
+        dealer.send_multipart([b"\0\0\0\1", b"begun"])
+        own = inside.accept()[0]
+        own.settimeout(PATIENCE_S)
+        assert own.recv(5) == b"begun"
+        own.close()
+        assert dealer.poll(PATIENCE_S * 1000)
+        assert dealer.recv_multipart() == [b"\0\0\0\1", b""]
+        dealer.send_multipart([b"\0\0\0\1", b"the rest"])
+        dealer.send_multipart([b"\0\0\0\2", b"another"])
+        other = inside.accept()[0]
+        other.settimeout(PATIENCE_S)
+        assert other.recv(7) == b"another"
+        other.close()
+    finally:
+        context.destroy(linger=0)

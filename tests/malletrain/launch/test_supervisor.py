@@ -269,3 +269,29 @@ import os, subprocess, sys
 options = ["--keep", "--parent", str(os.getpid()), "--remove", state]
 sys.exit(subprocess.call([*supervisor, *options, "--", sys.executable, "-c", code]))
 """
+
+
+WITHOUT_RIGHTS = """
+import os, signal, subprocess, sys
+from malletrain.launch import supervisor
+
+kill = os.kill
+others = [subprocess.Popen(["sleep", "3600"]) for _ in range(2)]
+
+def kill_unless_it_is_anothers(pid, signum):
+    if pid == others[0].pid:
+        raise PermissionError(1, "Operation not permitted")
+    kill(pid, signum)
+
+os.kill = kill_unless_it_is_anothers
+# Returned is what was there at the last look.
+assert sorted(supervisor.kill_descendants(0.0)) == sorted(p.pid for p in others)
+assert others[1].wait() == -signal.SIGKILL
+kill(others[0].pid, signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_another_users_does_not_keep_the_others_alive():
+    """As a child of sudo is."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_RIGHTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -492,7 +492,8 @@ def _container_spec(
     paths = [
         *software.binds,
         spec.workdir,
-        os.path.dirname(os.path.join(spec.workdir, spec.script)),
+        # The command of a farm may be one of the image, in a directory such as /usr/bin.
+        *([os.path.dirname(os.path.join(spec.workdir, spec.script))] if spec.farm is None else []),
         *([home] if os.path.isdir(home) and home != "/" else []),
         str(place.directory),
         *([str(place.memory)] if place.memory is not None else []),

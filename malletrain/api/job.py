@@ -25,7 +25,14 @@ from malletrain.api.series import JobMetrics, MetricSeries
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.operations import Operation
 from malletrain.protocol.boot import daemon_of
-from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView, RescaleView
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    MembersView,
+    RescaleView,
+    TaskView,
+)
 from malletrain.submission.goals import changes_of
 
 WIDTH, HEIGHT, EDGE = 360, 96, 4
@@ -301,6 +308,22 @@ class Job:
     def members(self) -> MembersView:
         """Returns its members, if it is a service."""
         return self._asker.do(operations.members(self.id))
+
+    def tasks(self, state: str = "") -> Iterator[TaskView]:
+        """Yields its tasks in order, if it is a farm; only those in ``state`` if that is given:
+        waiting, running, done, failed or cancelled.
+        """
+        after = -1
+        while page := self._asker.do(operations.tasks(self.id, state=state, after=after)).tasks:
+            yield from page
+            after = page[-1].number
+
+    def retry(self, *numbers: int) -> int:
+        """Put failed tasks of an unfinished farm back into its queue: those with these numbers, or
+        all. Returns how many.
+        """
+        state = "" if numbers else "failed"
+        return self._asker.do(operations.retry(self.id, numbers=numbers, state=state))
 
     def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None

@@ -82,7 +82,7 @@ _STATES = tuple(TaskState)
 _WAITING = _CODES[TaskState.WAITING]
 
 
-class Attempt(NamedTuple):
+class TaskAttempt(NamedTuple):
     """One attempt of a task."""
 
     number: int
@@ -110,7 +110,7 @@ class Outcome:
     """The task's new state; None if the result changes nothing."""
     tries: int = 0
     """Number of failures of the task so far."""
-    obsolete: tuple[tuple[str, Attempt], ...] = ()
+    obsolete: tuple[tuple[str, TaskAttempt], ...] = ()
     """(worker, attempt) of other attempts of the task, which are not needed any more."""
 
 
@@ -160,7 +160,7 @@ class TaskQueue:
             queue._attempts[row.number] = row.attempt
             queue._tries[row.number] = row.tries
             if row.state is TaskState.RUNNING:
-                queue._hold(row.worker, Attempt(row.number, row.attempt), row.since)
+                queue._hold(row.worker, TaskAttempt(row.number, row.attempt), row.since)
         return queue
 
     # --- what there is ---
@@ -193,10 +193,10 @@ class TaskQueue:
             numbers.append(number)
         return numbers
 
-    def attempts_of(self, worker: str) -> list[Attempt]:
+    def attempts_of(self, worker: str) -> list[TaskAttempt]:
         """Returns the attempts that a worker has."""
         return [
-            Attempt(number, self._holders[number][worker])
+            TaskAttempt(number, self._holders[number][worker])
             for number in self._of_worker.get(worker, ())
         ]
 
@@ -226,7 +226,7 @@ class TaskQueue:
         now: float,
         lasts_s: float | None = None,
         longest_s: float | None = None,
-    ) -> list[Attempt]:
+    ) -> list[TaskAttempt]:
         """Hand out tasks to a worker.
 
         Args:
@@ -236,7 +236,7 @@ class TaskQueue:
             lasts_s: expected remaining time of the worker, seconds; None if unknown.
             longest_s: the longest such time of all workers; None if unknown.
         """
-        attempts: list[Attempt] = []
+        attempts: list[TaskAttempt] = []
         passed_over: list[int] = []
         while len(attempts) < count and len(passed_over) < MAX_PASSED_OVER:
             number = self._next_waiting()
@@ -253,7 +253,7 @@ class TaskQueue:
             attempts += self._copies(worker, count - len(attempts), now)
         return attempts
 
-    def adopt(self, worker: str, attempts: Iterable[Attempt], now: float) -> list[Attempt]:
+    def adopt(self, worker: str, attempts: Iterable[TaskAttempt], now: float) -> list[TaskAttempt]:
         """Take over attempts that a worker reports to have, if they are current.
 
         Returns:
@@ -276,7 +276,7 @@ class TaskQueue:
     # --- results ---
 
     def finish(
-        self, worker: str, attempt: Attempt, success: bool, seconds: float, now: float
+        self, worker: str, attempt: TaskAttempt, success: bool, seconds: float, now: float
     ) -> Outcome:
         """Handle the end of an attempt.
 
@@ -314,7 +314,7 @@ class TaskQueue:
             return Outcome(TaskState.RUNNING, self._tries[number])
         return Outcome(self._apply(number, TaskEvent.FAIL), self._tries[number])
 
-    def lose(self, worker: str, now: float, present: Collection[Attempt] = ()) -> list[int]:
+    def lose(self, worker: str, now: float, present: Collection[TaskAttempt] = ()) -> list[int]:
         """Take the tasks of a worker back, which is lost or does not have them.
 
         Args:
@@ -364,14 +364,14 @@ class TaskQueue:
         self._cursor = number + 1
         return number
 
-    def _start(self, worker: str, number: int, now: float) -> Attempt:
+    def _start(self, worker: str, number: int, now: float) -> TaskAttempt:
         self._attempts[number] += 1
         self._apply(number, TaskEvent.HAND_OUT)
-        attempt = Attempt(number, self._attempts[number])
+        attempt = TaskAttempt(number, self._attempts[number])
         self._hold(worker, attempt, now)
         return attempt
 
-    def _copies(self, worker: str, count: int, now: float) -> list[Attempt]:
+    def _copies(self, worker: str, count: int, now: float) -> list[TaskAttempt]:
         if count <= 0 or len(self._durations) < MIN_DURATIONS:
             return []
         durations = sorted(self._durations)
@@ -398,7 +398,7 @@ class TaskQueue:
         self._counts[state] += 1
         self._states[number] = _CODES[state]
 
-    def _hold(self, worker: str, attempt: Attempt, now: float) -> None:
+    def _hold(self, worker: str, attempt: TaskAttempt, now: float) -> None:
         self._holders.setdefault(attempt.number, {})[worker] = attempt.attempt
         self._of_worker.setdefault(worker, {})[attempt.number] = now
 
@@ -410,9 +410,9 @@ class TaskQueue:
         if not self._of_worker[worker]:
             del self._of_worker[worker]
 
-    def _drop_holders(self, number: int) -> list[tuple[str, Attempt]]:
+    def _drop_holders(self, number: int) -> list[tuple[str, TaskAttempt]]:
         holders = [
-            (worker, Attempt(number, attempt))
+            (worker, TaskAttempt(number, attempt))
             for worker, attempt in self._holders.get(number, {}).items()
         ]
         for worker, _ in holders:

@@ -96,6 +96,11 @@ class Service:
     associations: AssociationWatch
     reload: Reload
 
+    def check_waiting(self) -> None:
+        """Start or cancel the jobs that wait for others, or for their tasks."""
+        self.dependencies.check()
+        self.arriving.check()
+
 
 def compose(
     config: Config,

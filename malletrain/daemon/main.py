@@ -514,8 +514,7 @@ class Daemon:
             self.metrics.loop_lag(loop.time() - due)
             look_at_the_clock(service.core, self._clock)
             service.agent_handlers.watch()
-            service.dependencies.check()
-            service.arriving.check()
+            service.check_waiting()
             self._look_at_users()
             service.message_router.end_waiting()
             with service.core.transaction():

@@ -52,7 +52,7 @@ MAX_AHEAD = 2000
 """Maximum number of tasks that wait on the node."""
 REPEAT_S = 5.0
 """Time after which results are sent again, and tasks are asked for again, seconds."""
-RESULTS_EVERY_S = 0.05
+RESULTS_EVERY_S = 0.2
 """Minimum time between two messages with results, seconds."""
 RESULTS_AT_ONCE = 200
 """Maximum number of results in a message."""

@@ -27,7 +27,7 @@ MAX_VALUE_LENGTH = 32 * 1024
 """Maximum length of one value of a task, in characters."""
 MAX_ROWS = 10_000
 """Maximum number of tasks that one request adds, and that one answer shows."""
-MAX_TASKS_IN_MESSAGE = 1000
+MAX_TASKS_IN_MESSAGE = 250
 """Maximum number of tasks in a message between a node and the daemon."""
 MAX_HELD = 20_000
 """Maximum number of tasks that a node has: running, waiting there, and ended but not

@@ -27,6 +27,7 @@ def submit(
 def empty(site: Site, command: str, total: int, nodes: str = "1:3", **fields: Any) -> str:
     """Submit a farm whose tasks have not been added."""
     low, high = map(int, nodes.split(":"))
+    setup = fields.pop("setup", None)
     words = fields.pop("words", ("sh", "-c", command))
     farm = FarmSpec(words, ("x",), total, "logs/{index}.log", **{"cpus": 1, **fields})
     spec = messages.JobSpec(
@@ -40,6 +41,7 @@ def empty(site: Site, command: str, total: int, nodes: str = "1:3", **fields: An
         mode="farm",
         farm=farm,
         profile=False,
+        setup=setup,
     )
     with site.client() as client:
         return client.submit(spec).id

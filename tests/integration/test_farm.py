@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.host_image import host_binds, make_image
 from malletrain.client import operations
 from malletrain.client.errors import ClientError
 from malletrain.protocol import messages
@@ -110,19 +114,28 @@ def test_a_command_that_is_not_there_fails_the_farm_at_once(shared):
 
 
 def test_setup_is_entered_once_for_all_tasks_of_a_node(shared):
-    job = farms.submit(shared, 'test "$COLOUR" = blue', farms.numbered(4))
-    shared.until_state(job, "failed")
-    with shared.client() as client:
-        farm = FarmSpec(("sh", "-c", 'test "$COLOUR" = blue'), ("x",), 4, "logs/{index}.log")
-        spec = messages.JobSpec(
-            *("farm", "", "/bin/sh", str(shared.work), "python"),
-            setup="export COLOUR=blue",
-            mode="farm",
-            farm=farm,
-        )
-        again = client.submit(spec).id
-    farms.add(shared, again, 0, farms.numbered(4))
-    shared.until_state(again, "completed")
+    setup = "echo x >> setups; export COLOUR=blue"
+    job = farms.submit(shared, 'test "$COLOUR" = blue', farms.numbered(8), nodes="1:1", setup=setup)
+    shared.until_state(job, "completed")
+    assert (shared.work / "setups").read_text() == "x\n"
+
+
+def test_tasks_run_in_the_container_of_the_site(tmp_path):
+    image = make_image(tmp_path / "image", Path(sys.executable))
+    containers = (
+        f'[containers]\nimage = "{image}"\nruntime = "charliecloud"\n'
+        f"binds = {json.dumps(host_binds(tmp_path))}\n"
+    )
+    with site(tmp_path / "site", nodes=1, config=containers) as made:
+        command = "echo $IMAGE_SAYS $MALLETRAIN_TASK {x} > {output}"
+        words = ("/bin/sh", "-c", command)
+        rows = [["a"], ["b"]]
+        job = farms.submit(made, "", rows, nodes="1:1", output="out/{index}", words=words)
+        view = made.until_state(job, "completed", "failed")
+        assert view.state == "completed", (view.reason, farms.tasks(made, job))
+        folder = made.work / "out"
+        assert (folder / "0").read_text() == "so 0 a\n"
+        assert (folder / "1").read_text() == "so 1 b\n"
 
 
 def test_a_lost_node_and_a_killed_launcher_lose_no_task(embedded):
@@ -173,8 +186,9 @@ def test_a_preempted_node_gives_its_tasks_back(shared):
 @pytest.mark.thorough
 @pytest.mark.timeout(3000)
 def test_200_random_faults_over_2000_tasks(tmp_path, any_seed):
-    choices = random.Random(any_seed)
-    print(f"seed {any_seed}")
+    seed = any_seed(11)
+    print(f"seed {seed}")
+    choices = random.Random(seed)
     with site(tmp_path, nodes=3, agent_timeout_s=3.0) as made:
         command = "sleep 0.1; " + farms.APPEND
         job = farms.submit(made, command, farms.numbered(2000), retries=1000)
@@ -189,6 +203,7 @@ def test_200_random_faults_over_2000_tasks(tmp_path, any_seed):
             )
             faults += fault(made, choices)
         made.until_state(job, "completed")
+        assert faults == 200
         assert set(farms.runs(made)) == set(range(2000))
         assert made.job(job).samples == 2000
         assert farms.tasks(made, job).counts["done"] == 2000

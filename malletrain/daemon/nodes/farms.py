@@ -19,7 +19,7 @@ import msgspec
 
 from malletrain.core.events import JobCompleted, NodesBusy, SoftwareLacking
 from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
-from malletrain.core.task_queue import Attempt, StoredTask, TaskQueue, TaskState
+from malletrain.core.task_queue import StoredTask, TaskAttempt, TaskQueue, TaskState
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.core import Core
 from malletrain.daemon.jobs.repository import ActiveJob
@@ -117,7 +117,7 @@ class Farms:
             if session is None or session.session != message.session:
                 session = farm.nodes[node] = NodeSession(message.session, message.received)
             session.slots, session.capacity = message.slots, message.capacity
-            reported = [Attempt(task.number, task.attempt) for task in message.tasks]
+            reported = [TaskAttempt(task.number, task.attempt) for task in message.tasks]
             before = set(queue.attempts_of(node))
             obsolete = queue.adopt(node, reported, now)
             if adopted := [a.number for a in queue.attempts_of(node) if a not in before]:
@@ -125,7 +125,7 @@ class Farms:
             present = set(reported)
             if (awaited := self._awaited(session, message.received)) is not None:
                 core.agents.tell(node, awaited)
-                present.update(Attempt(item.number, item.attempt) for item in awaited.items)
+                present.update(TaskAttempt(item.number, item.attempt) for item in awaited.items)
             core.store.tasks.put_back(job, queue.lose(node, now, present))
             if obsolete:
                 core.agents.tell(node, messages.TaskStop(job, tuple(obsolete)))
@@ -142,7 +142,7 @@ class Farms:
             changes: list[TaskChange] = []
             for result in message.results:
                 seconds = max(0.0, result.ended - result.started)
-                attempt = Attempt(result.number, result.attempt)
+                attempt = TaskAttempt(result.number, result.attempt)
                 outcome = queue.finish(node, attempt, result.code == 0, seconds, now)
                 for worker, other in outcome.obsolete:
                     core.agents.tell(worker, messages.TaskStop(job, (other,)))

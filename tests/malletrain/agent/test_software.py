@@ -13,8 +13,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from malletrain.agent.software import binds, enter_command, missing_mount_points, passed_variables
-from malletrain.protocol.messages import SoftwareEnvironment
+from malletrain.agent.software import (
+    binds,
+    enter_command,
+    missing_mount_points,
+    passed_variables,
+    task_environment_command,
+    task_prefix_in_container,
+)
+from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
 
 # As Lmod's and Tcl modules' own: a function that evaluates what a command prints.
 MODULE = """
@@ -251,3 +258,52 @@ def test_variables_of_the_node_stay_outside_unless_the_job_sets_them():
     names, globs = passed_variables(around, {"LD_PRELOAD", "PATH"})
     assert names == ("HOME", "LD_PRELOAD", "PATH", "PYTHONUNBUFFERED", "SLURM_JOB_ID")
     assert not {"PATH", "LD_*"} & set(globs)
+
+
+def farm_spec(tmp_path, **fields):
+    tasks = FarmSpec(("true",), ("x",), 1, "{index}.log")
+    return JobSpec("f", "ann", "true", str(tmp_path), "python", mode="farm", farm=tasks, **fields)
+
+
+def test_a_farm_without_software_enters_nothing(tmp_path):
+    assert task_environment_command(farm_spec(tmp_path), "v") == []
+
+
+def test_the_variables_of_a_farms_tasks_are_those_after_modules_and_setup(profile, tmp_path):
+    file, modulecmd = (
+        tmp_path / "variables",
+        program(tmp_path / "modulecmd", MODULECMD.format(python=sys.executable)),
+    )
+    spec = farm_spec(
+        tmp_path,
+        setup='echo noise; export LINES="a\nb" FROM_SETUP=$LOADEDMODULES',
+        software=SoftwareEnvironment(modules=("gcc/12",)),
+    )
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "MODULECMD": str(modulecmd),
+        "MODULESHOME": str(profile.parent.parent),
+        "CALLS": str(tmp_path / "calls"),
+    }
+    subprocess.run(task_environment_command(spec, str(file)), env=environment, check=True)
+    pairs = dict(pair.partition("=")[::2] for pair in file.read_text().split("\0") if pair)
+    assert (pairs["LINES"], pairs["FROM_SETUP"]) == ("a\nb", "gcc/12")
+
+
+def test_a_setup_that_fails_fails_the_entering(tmp_path):
+    spec = farm_spec(tmp_path, setup="false")
+    command = task_environment_command(spec, str(tmp_path / "variables"))
+    assert subprocess.run(command, check=False).returncode == 1
+
+
+def test_words_before_a_task_in_a_container(tmp_path):
+    """They run here as well as in a container."""
+    spec = farm_spec(
+        tmp_path, setup="A=1; export A", software=SoftwareEnvironment(container="image")
+    )
+    assert task_environment_command(spec, "v") == []
+    task = ["sh", "-c", 'echo "$A $PWD $1"', "sh", "a  b"]
+    done = subprocess.run(
+        [*task_prefix_in_container(spec), *task], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"1 {tmp_path} a  b\n"

@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from malletrain.core.task_queue import (
     TRANSITIONS,
-    Attempt,
     StoredTask,
+    TaskAttempt,
     TaskEvent,
     TaskQueue,
     TaskState,
@@ -86,7 +86,13 @@ def test_a_late_success_counts_and_stops_the_newer_attempt():
 def test_a_result_that_was_never_handed_out_changes_nothing():
     queue = TaskQueue(2)
     queue.hand_out("a", 1, 0.0)
-    for attempt in (Attempt(0, 0), Attempt(0, 2), Attempt(1, 1), Attempt(1, 0), Attempt(9, 1)):
+    for attempt in (
+        TaskAttempt(0, 0),
+        TaskAttempt(0, 2),
+        TaskAttempt(1, 1),
+        TaskAttempt(1, 0),
+        TaskAttempt(9, 1),
+    ):
         assert queue.finish("a", attempt, True, 1.0, 1.0).state is None
     assert queue.counts()[DONE] == 0
 

@@ -1,0 +1,298 @@
+"""A daemon's side of farms, with agents that say whatever a test wants."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from malletrain.client import operations
+from malletrain.client.errors import ClientError
+from malletrain.daemon.api import farm_operations
+from malletrain.daemon.jobs.admission import problem_of
+from malletrain.protocol import messages
+from malletrain.protocol.farm import FarmSpec, HeldTask, TaskResult
+from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+
+FIELDS = {"mode": "farm", "goal": "throughput"}
+
+
+def farm(total: int, **fields) -> FarmSpec:
+    return FarmSpec(
+        **{
+            "command": ("run", "{x}"),
+            "columns": ("x",),
+            "total": total,
+            "log": "logs/{index}.log",
+            "cpus": 1,
+            **fields,
+        }
+    )
+
+
+class Site:
+    """A daemon, a farm of Ann, and the agents of the nodes that it has."""
+
+    def __init__(self, folder, total=4, nodes=1, **fields):
+        self.folder = folder
+        self.machine = Imagined(*(f"n{k}" for k in range(nodes)))
+        self.daemon = RunningDaemon(folder, self.machine)
+        self.job = self.daemon.submit("ann", farm=farm(total, **fields), max_nodes=nodes, **FIELDS)
+        self.do(operations.add_tasks(self.job, 0, [[f"v{k}"] for k in range(total)]))
+        leases = until(
+            lambda: len(self.machine.of("ann")) == nodes and self.machine.of("ann"), "leases"
+        )
+        self.agents = [Agent(self.daemon, lease) for lease in leases]
+        for agent in self.agents:
+            agent.hello()
+        for agent in self.agents:
+            agent.hear(messages.Assign)
+            agent.say(messages.Phase(messages.Assignment(self.job, "ready")))
+            generation = agent.hear(messages.Round).generation
+            agent.say(messages.Phase(messages.Assignment(self.job, "running", generation)))
+
+    def do(self, operation, user="ann"):
+        with self.daemon.client(user) as client:
+            return client.do(operation)
+
+    def counts(self):
+        counts = self.do(operations.tasks(self.job, limit=0)).counts
+        return {state: count for state, count in counts.items() if count}
+
+    def pull(self, agent=0, capacity=2, present=(), received=0, session="s"):
+        tasks = tuple(HeldTask(*each) for each in present)
+        self.agents[agent].say(messages.TaskPull(self.job, session, 2, capacity, tasks, received))
+
+    def items(self, agent=0):
+        message = self.agents[agent].hear(messages.TaskItems)
+        return message.serial, [(i.number, i.attempt, *i.values) for i in message.items]
+
+    def finish(self, *attempts, agent=0, code=0, capacity=0, received=1, **fields):
+        now = time.time()
+        results = tuple(
+            TaskResult(number, attempt, code, now - 1, now, **fields)
+            for number, attempt in attempts
+        )
+        self.agents[agent].say(messages.TaskResults(self.job, "s", results, capacity, received))
+        acknowledged = self.agents[agent].hear(messages.TaskAck).attempts
+        assert acknowledged == tuple(attempts)
+
+    def close(self):
+        for agent in self.agents:
+            agent.close()
+        self.daemon.stop()
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two_nodes(tmp_path):
+    made = Site(tmp_path, nodes=2)
+    yield made
+    made.close()
+
+
+def test_tasks_are_handed_out_with_their_values_and_done(site):
+    site.pull()
+    assert site.items() == (1, [(0, 1, "v0"), (1, 1, "v1")])
+    assert site.counts() == {"running": 2, "waiting": 2}
+    site.finish((0, 1), (1, 1), capacity=2)
+    assert site.items() == (2, [(2, 1, "v2"), (3, 1, "v3")])
+    site.finish((2, 1), (3, 1), received=2)
+    until(lambda: site.daemon.job(site.job).state == "completed", "the farm is completed")
+    assert site.daemon.job(site.job).samples == 4
+    assert site.counts() == {"done": 4}
+
+
+def test_a_lost_message_with_tasks_is_repeated_and_nothing_else_is_sent(site):
+    site.pull()
+    first = site.items()
+    site.pull(capacity=4)
+    assert site.items() == first
+    site.pull(capacity=4, present=[(0, 1), (1, 1)], received=1)
+    assert site.items() == (2, [(2, 1, "v2"), (3, 1, "v3")])
+
+
+def test_a_repeated_result_counts_once(site):
+    site.pull()
+    site.items()
+    for _ in range(3):
+        site.finish((0, 1))
+    assert site.counts() == {"done": 1, "running": 1, "waiting": 2}
+    assert site.daemon.job(site.job).samples == 1
+
+
+def test_the_tasks_of_an_earlier_launcher_are_handed_out_again(site):
+    site.pull()
+    site.items()
+    site.pull(session="another", present=[(1, 1)])
+    assert site.items() == (1, [(0, 2, "v0")])
+    assert site.counts() == {"running": 2, "waiting": 2}
+
+
+def test_tasks_that_a_node_does_not_have_wait_again(site):
+    site.pull()
+    site.items()
+    site.pull(present=[(1, 1)], received=1, capacity=0)
+    until(lambda: site.counts() == {"running": 1, "waiting": 3}, "it waits again")
+    [task] = site.do(operations.tasks(site.job, state="running")).tasks
+    assert (task.number, task.tries) == (1, 0)
+
+
+def test_a_failure_is_reported_with_its_output(site):
+    site.pull()
+    site.items()
+    site.finish((0, 1), code=-9, tail="last words", sentence="Its limit.")
+    [task] = site.do(operations.tasks(site.job, state="failed")).tasks
+    assert (task.exit_code, task.tries, task.log) == (-9, 1, "logs/0.log")
+    assert task.tail == "last words\nIts limit."
+
+
+def test_a_daemon_that_restarts_knows_what_was_handed_out_and_done(site):
+    site.pull()
+    site.items()
+    site.finish((0, 1))
+    lease = site.agents[0].lease
+    site.agents[0].close()
+    site.daemon.stop()
+    site.daemon = RunningDaemon(site.folder, site.machine)
+    assert site.counts() == {"done": 1, "running": 1, "waiting": 2}
+    site.agents = [Agent(site.daemon, lease)]
+    site.agents[0].hello(assignment=messages.Assignment(site.job, "running", 1))
+    site.agents[0].hear(messages.Welcome)
+    site.pull(present=[(1, 1)], received=7, capacity=2)
+    assert site.items() == (8, [(2, 1, "v2")])
+
+
+def test_a_node_without_the_job_loses_its_tasks(two_nodes):
+    site = two_nodes
+    site.pull(0)
+    site.items(0)
+    site.pull(1, capacity=4)
+    assert site.items(1) == (1, [(2, 1, "v2"), (3, 1, "v3")])
+    site.pull(1, present=[(2, 1), (3, 1)], received=1, capacity=4)
+    site.agents[0].say(messages.Leaving(600.0, "preempted"))
+    site.agents[0].hear(messages.Round)
+    site.agents[0].say(messages.Drained(site.job, 1, True))
+    site.agents[0].hear(messages.Release)
+    site.agents[0].say(messages.Released(site.job))
+    assert site.items(1) == (2, [(0, 2, "v0"), (1, 2, "v1")])
+    assert site.counts() == {"running": 4}
+
+
+def test_what_was_never_handed_out_is_never_done(site):
+    site.pull()
+    site.items()
+    site.finish((2, 1), (3, 0), (999_999, 1), (0, 2))
+    assert site.counts() == {"running": 2, "waiting": 2}
+    site.pull(present=[(0, 1), (1, 1), (2, 1), (999_999, 3)], received=1, capacity=0)
+    assert site.agents[0].hear(messages.TaskStop).attempts == ((2, 1),)
+    assert site.counts() == {"running": 2, "waiting": 2}
+
+
+def test_a_node_says_nothing_about_the_farm_of_another(two_nodes):
+    site = two_nodes
+    other = site.daemon.submit("bob", farm=farm(1), **FIELDS)
+    site.do(operations.add_tasks(other, 0, [["x"]]), "bob")
+    now = time.time()
+    result = TaskResult(0, 1, 0, now, now)
+    site.agents[0].say(messages.TaskPull(other, "s", 8, 8))
+    site.agents[0].say(messages.TaskResults(other, "s", (result,), 8))
+    site.agents[0].say(messages.Heartbeat("b"))
+    site.agents[0].hear(messages.Alive)
+    assert site.do(operations.tasks(other), "bob").counts["waiting"] == 1
+    with pytest.raises(ClientError, match="only its owner"):
+        site.do(operations.tasks(other))
+    with pytest.raises(ClientError, match="only its owner"):
+        site.do(operations.retry(other, state="failed"))
+
+
+def test_a_job_without_tasks_takes_none(site):
+    job = site.daemon.submit("ann")
+    for operation in (operations.tasks(job), operations.add_tasks(job, 0, [["x"]])):
+        with pytest.raises(ClientError, match="is no farm"):
+            site.do(operation)
+    now = time.time()
+    site.agents[0].say(messages.TaskResults(job, "s", (TaskResult(0, 1, 0, now, now),), 8))
+    assert site.daemon.alive()
+
+
+def test_nodes_without_a_task_are_worth_nothing_at_the_end(tmp_path):
+    site = Site(tmp_path, total=2, nodes=2)
+    jobs = site.daemon.service.core.controller.jobs
+    assert jobs[site.job].curve.at(2) > jobs[site.job].curve.at(1)
+    site.pull(0)
+    site.items(0)
+    until(lambda: jobs[site.job].curve.at(2) == jobs[site.job].curve.at(1), "one node suffices")
+    nodes = site.daemon.service.core.controller.nodes
+    busy = {name for name, node in nodes.items() if node.info.busy}
+    assert busy == {site.agents[0].node}
+    site.close()
+
+
+def test_a_farm_whose_tasks_do_not_come_is_cancelled(tmp_path, monkeypatch):
+    monkeypatch.setattr(farm_operations, "ARRIVAL_LIMIT_S", 0.0)
+    daemon = RunningDaemon(tmp_path, Imagined())
+    job = daemon.submit("ann", farm=farm(3), **FIELDS)
+    until(lambda: daemon.job(job).state == "cancelled", "it is cancelled")
+    assert "no task of it was added for" in daemon.job(job).reason
+    daemon.stop()
+
+
+def test_a_farm_after_another_job_waits_for_both(tmp_path):
+    daemon = RunningDaemon(tmp_path, Imagined())
+    first = daemon.submit("ann")
+    job = daemon.submit("ann", farm=farm(1), after=(first,), **FIELDS)
+    with daemon.client("ann") as client:
+        client.do(operations.add_tasks(job, 0, [["x"]]))
+        assert daemon.job(job).reason == f"begins when {first} (ann) completed"
+        client.cancel([first])
+    until(lambda: daemon.job(job).state == "cancelled", "it is cancelled with the first")
+    daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"command": ()}, "give one"),
+        ({"total": 0}, "has 1 to 1,000,000 tasks"),
+        ({"columns": ("x", "x")}, "each of another name"),
+        ({"command": ("run", "{y}")}, "{y} in '{y}' is no column"),
+        ({"command": ("run", "{output}")}, "{output} in '{output}' is no column"),
+        ({"log": "out.log"}, "All tasks have the same log, out.log; add {index}"),
+        ({"output": "result"}, "All tasks have the same result file"),
+        ({"columns": ("output",), "command": ("r",), "output": "{index}"}, "rename it"),
+        ({"retries": -1}, "tried again 0 to"),
+        ({"time_s": -1.0}, "time limit of a task"),
+        ({"cpus": -1}, "0 or more"),
+        ({"log": ""}, "has no name"),
+    ],
+)
+def test_an_invalid_farm_is_refused_with_a_sentence(fields, sentence):
+    spec = messages.JobSpec(
+        "f",
+        "ann",
+        "run",
+        "/",
+        "python",
+        mode="farm",
+        farm=farm(**{"total": 10, **fields}),
+        goal="throughput",
+    )
+    assert sentence in problem_of(spec)
+
+
+def test_a_valid_farm_is_accepted():
+    tasks = farm(10, command=("run", "{x}", "{output}"), output="out/{x}")
+    spec = messages.JobSpec(
+        "f", "ann", "run", "/", "python", mode="farm", farm=tasks, goal="throughput"
+    )
+    assert problem_of(spec) == ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
 
 import pytest
 
-from malletrain import Client
+from malletrain import AsyncClient, Client
 from malletrain.training.functions import FunctionLost, FunctionTraceback
 
 pytestmark = pytest.mark.slow
@@ -124,3 +125,35 @@ def test_what_is_refused(client, options, kind, sentence):
 def test_an_item_that_cannot_be_packed_is_refused(client):
     with pytest.raises(TypeError, match="An item cannot be sent"):
         client.map(abs, [threading.Lock()])
+
+
+def test_a_farm_is_mapped_and_looked_at_with_asyncio(client, shared):
+    async def session():
+        async with AsyncClient(shared.state) as other:
+            results = other.map(lambda x: x + 1, range(3), nodes="1:2", name="async")
+            assert [result async for result in results] == [1, 2, 3]
+            job = await other.job("async")
+            assert await job.wait(timeout=600) == "completed"
+            return [task.state async for task in job.tasks()], [
+                task async for task in job.tasks("failed")
+            ]
+
+    assert asyncio.run(session()) == (["done"] * 3, [])
+    assert [task.number for task in client.job("async").tasks()] == [0, 1, 2]
+
+
+def test_failed_tasks_are_retried(client, shared):
+    def needs(path):
+        while path == "wait" and not os.path.exists("end"):
+            time.sleep(0.05)
+        if not os.path.exists(path) and path != "wait":
+            os._exit(1)
+        return path
+
+    results = client.map(needs, ["ready", "wait"], nodes="1:2", ordered=False)
+    shared.until(lambda: [t.number for t in results.job.tasks("failed")] == [0], "one fails")
+    shared.script("ready", "")
+    assert results.job.retry(0) == 1
+    assert next(results) == "ready"
+    shared.script("end", "")
+    assert next(results) == "wait"

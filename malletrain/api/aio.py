@@ -7,6 +7,7 @@ Decides what a client requests and when. :mod:`malletrain.api.session` decides h
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ from malletrain.api.copies import copy_snapshot, export_weights, open_log
 from malletrain.api.event_files import write_events
 from malletrain.api.following import AGAIN_S, ENDED, RETRIED, Endings, LogTail, overdue, stream_of
 from malletrain.api.function_job import function_spec, result_of
-from malletrain.api.options import FunctionOptions, SubmitOptions, limits_of, spec_of
+from malletrain.api.options import FunctionOptions, MapOptions, SubmitOptions, limits_of, spec_of
 from malletrain.api.series import JobMetrics
 from malletrain.api.session import AioSession, ClientSession, place_of
 from malletrain.client import ClientError, operations
@@ -34,6 +35,7 @@ from malletrain.protocol.views import (
     MembersView,
     NodeView,
     StatusView,
+    TaskView,
     UsageView,
 )
 from malletrain.submission.again import requeued
@@ -128,6 +130,36 @@ class AsyncClient:
         :meth:`AsyncJob.result`.
         """
         return await self.submit_spec(function_spec(function, args, named, options or {}))
+
+    async def map(
+        self,
+        function: Callable[..., Any],
+        items: Iterable[Any],
+        /,
+        *,
+        ordered: bool = True,
+        chunk: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[MapOptions],
+    ) -> AsyncIterator[Any]:
+        """As :meth:`malletrain.Client.map`, as an asynchronous iterator: it ends with the first
+        exception. ``progress`` is called in another thread. The farm is cancelled if the iterator
+        is closed before its end.
+        """
+        from malletrain.api.client import Client  # it runs the coroutines of this module
+
+        client = await asyncio.to_thread(Client, self.state_dir)
+        try:
+            results = await asyncio.to_thread(
+                lambda: client.map(
+                    function, items, ordered=ordered, chunk=chunk, progress=progress, **options
+                )
+            )
+            with results:
+                while (result := await asyncio.to_thread(next, results, client)) is not client:
+                    yield result
+        finally:
+            await asyncio.to_thread(client.close)
 
     async def job(self, job: str) -> AsyncJob:
         """Returns a job by id or name (the newest of several with the same name)."""
@@ -299,6 +331,21 @@ class AsyncJob:
     async def members(self) -> MembersView:
         """Returns its members, if it is a service."""
         return await self._session.do(operations.members(self.id))
+
+    async def tasks(self, state: str = "") -> AsyncIterator[TaskView]:
+        """As :meth:`malletrain.api.job.Job.tasks`."""
+        after = -1
+        while page := (
+            await self._session.do(operations.tasks(self.id, state=state, after=after))
+        ).tasks:
+            for task in page:
+                yield task
+            after = page[-1].number
+
+    async def retry(self, *numbers: int) -> int:
+        """As :meth:`malletrain.api.job.Job.retry`."""
+        state = "" if numbers else "failed"
+        return await self._session.do(operations.retry(self.id, numbers=numbers, state=state))
 
     async def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from malletrain.api.aio import AsyncClient, wait_for
 from malletrain.api.functions import FunctionExecutor, FunctionFuture
 from malletrain.api.job import Job
-from malletrain.api.options import FunctionOptions, SubmitOptions
+from malletrain.api.map_results import MapResults, start_map
+from malletrain.api.options import FunctionOptions, MapOptions, SubmitOptions
 from malletrain.api.session import BlockingSession, finish, place_of
 from malletrain.client import Connection
 from malletrain.client.exchange import TIMEOUT_S
@@ -144,6 +145,37 @@ class Client:
                 that the function would take as a ``**`` argument, or they cannot be pickled.
         """
         return self._functions.run(function, args, named, options or {})
+
+    def map(
+        self,
+        function: Callable[..., R],
+        items: Iterable[Any],
+        /,
+        *,
+        ordered: bool = True,
+        chunk: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[MapOptions],
+    ) -> MapResults[R]:
+        """Call ``function(item)`` for each item in processes on idle nodes, as a farm. Returns an
+        iterator of the results.
+
+        Args:
+            function: the function, packed by cloudpickle. It may be called more than once for an
+                item, if the node of its process is lost.
+            items: the items. All are packed before the first is sent.
+            ordered: whether results come in the order of the items, else as they are there.
+            chunk: number of items for one process after another. Default: so many that the farm
+                has up to 64 tasks for each of its nodes.
+            progress: called with the number of items that are done, and of all.
+            **options: options of the farm, such as ``nodes="1:8"``; see
+                :class:`malletrain.api.options.MapOptions`.
+
+        Raises:
+            malletrain.submission.error.SpecError: an option is invalid.
+            TypeError: the function or an item cannot be pickled.
+        """
+        return start_map(self, function, items, ordered, chunk, progress, options)
 
     def executor(self, **options: Unpack[FunctionOptions]) -> FunctionExecutor:
         """Returns a :class:`concurrent.futures.Executor` that runs functions as jobs."""

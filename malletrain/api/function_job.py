@@ -68,13 +68,23 @@ def function_spec(
         )
     if tries is not None:
         job_options.setdefault("profile", False)
-    text = str(options.get("name") or getattr(function, "__name__", "") or type(function).__name__)
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
+    name = name_of(function, options.get("name"))
     workdir = Path(os.path.abspath(os.path.expanduser(options.get("workdir", "."))))
-    folder = workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
+    folder = new_folder(workdir, name)
     script = pack(folder, "call", function, args, named, tries or 0)
     spec = spec_of(script, (), {**job_options, "name": name})
     return with_snapshots_bound(msgspec.structs.replace(spec, workdir=str(workdir)))
+
+
+def name_of(function: Callable[..., Any], name: str | None) -> str:
+    """Returns the name of a function's job."""
+    text = str(name or getattr(function, "__name__", "") or type(function).__name__)
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-._+")[:64] or "function"
+
+
+def new_folder(workdir: Path, name: str) -> Path:
+    """Returns the path of a new folder for a function below a working directory."""
+    return workdir / FOLDER / f"{name}-{uuid.uuid4().hex[:12]}"
 
 
 def check_arguments(

@@ -20,7 +20,14 @@ from malletrain.api.aio import AsyncJob
 from malletrain.api.following import ENDED
 from malletrain.api.series import JobMetrics, MetricSeries
 from malletrain.api.session import finish
-from malletrain.protocol.views import EventView, JobDetail, JobView, MembersView, RescaleView
+from malletrain.protocol.views import (
+    EventView,
+    JobDetail,
+    JobView,
+    MembersView,
+    RescaleView,
+    TaskView,
+)
 
 WIDTH, HEIGHT, EDGE = 360, 96, 4
 """Size of a plot and width of its empty border, pixels."""
@@ -271,6 +278,18 @@ class Job:
     def members(self) -> MembersView:
         """Returns its members, if it is a service."""
         return finish(self.coroutines.members())
+
+    def tasks(self, state: str = "") -> Iterator[TaskView]:
+        """Returns its tasks in order, if it is a farm; only those in ``state`` if that is given:
+        waiting, running, done, failed or cancelled.
+        """
+        return _items(self.coroutines.tasks(state))
+
+    def retry(self, *numbers: int) -> int:
+        """Put failed tasks of an unfinished farm back into its queue: those with these numbers, or
+        all. Returns how many.
+        """
+        return finish(self.coroutines.retry(*numbers))
 
     def extend(
         self, *, deadline: str | None = None, budget: str | None = None, work: str | None = None

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from malletrain.protocol.messages import JobSpec
+from malletrain.submission.farm import TaskOptions, build_farm
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build, parse_nodes
 
@@ -111,6 +112,114 @@ class FunctionOptions(SubmitOptions, total=False):
     """
 
 
+class MapOptions(TypedDict, total=False):
+    """The options of :meth:`malletrain.Client.map`, all of them optional. Those that
+    :class:`SubmitOptions` has too mean the same.
+    """
+
+    name: str
+    """Name of the farm. Default: the function's name."""
+    nodes: int | str | tuple[int, int]
+    """Nodes the farm can use: ``4``, ``"1:16"`` or ``(1, 16)``. Default: 1."""
+    kind: str
+    """Kind of slots, or class of nodes."""
+    cpus: int
+    """Cores of a process. Default: 1. 0: one process a node."""
+    gpus: int
+    """GPUs of a process."""
+    memory: str
+    """Memory of a process, such as ``"4 GB"``."""
+    time: str
+    """Maximum duration of a task, such as ``"30 min"``."""
+    retries: int
+    """Number of times that a task whose process died is tried again. An exception of the function
+    is a result, and not tried again."""
+    weight: float
+    """How much the farm counts beside other jobs. Default: 1."""
+    deadline: str
+    """Time by which it is to complete."""
+    budget: str
+    """Maximum charged node-hours."""
+    setup: str
+    """Shell command run first on each node."""
+    module: Sequence[str]
+    """Environment modules to load on each node."""
+    conda: str
+    """Conda environment to run in."""
+    venv: str
+    """Virtual environment to run in."""
+    container: str
+    """Container image to run in; it has malletrain and cloudpickle."""
+    no_container: bool
+    """Run without a container."""
+    container_runtime: str
+    """Container runtime that runs the image."""
+    container_bind: Sequence[str]
+    """Additional paths that the container sees."""
+    env: Mapping[str, str]
+    """Environment variables of the processes."""
+    workdir: str | os.PathLike[str]
+    """Directory in which the function is called; the nodes share it. Default: the current one."""
+    after: Sequence[str]
+    """Start only after these jobs have completed."""
+    time_limit: float | str
+    """Maximum time with nodes, after which the farm is cancelled."""
+    notify: Sequence[str]
+    """Recipients of notices."""
+
+
+_TASK_OPTIONS = ("gpus", "memory", "time", "retries")
+
+
+def farm_of(
+    command: Sequence[str],
+    columns: Sequence[str],
+    total: int,
+    files: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> JobSpec:
+    """Returns the validated specification of a farm.
+
+    Args:
+        command: words of the command, templates.
+        columns: names of the values of a task.
+        total: number of tasks.
+        files: the patterns ``output`` and ``log``.
+        options: a :class:`MapOptions`.
+
+    Raises:
+        malletrain.submission.error.SpecError: an option is invalid; the message says what is valid.
+        TypeError: an option does not exist.
+    """
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if unknown := sorted(values.keys() - MapOptions.__annotations__.keys()):
+        raise TypeError(
+            f"map() has no option {unknown[0]!r}; it has "
+            f"{', '.join(sorted(MapOptions.__annotations__))}."
+        )
+    of_tasks = {name: values.pop(name) for name in _TASK_OPTIONS if name in values}
+    tasks = TaskOptions(cpus=values.pop("cpus", 1), **of_tasks, **files)
+    software, values = _plain(values)
+    return build_farm(command, columns, total, tasks, software=software, **values)[0]
+
+
+def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
+    """Returns the options for the software environment, and the others as on the command line."""
+    software = {name: values.pop(name) for name in _SOFTWARE_OPTIONS if name in values}
+    software.update({name: tuple(software[name]) for name in _TUPLE_OPTIONS if name in software})
+    if "nodes" in values:
+        values["nodes"] = _nodes_text(values["nodes"])
+    if isinstance(values.get("time_limit"), int | float):
+        values["time_limit"] = f"{values['time_limit']} s"
+    for name in ("after", "notify"):
+        if isinstance(values.get(name), str):
+            values[name] = (values[name],)
+    if "workdir" in values:
+        values["workdir"] = os.fspath(values["workdir"])
+    values["env"] = [f"{name}={value}" for name, value in values.pop("env", {}).items()]
+    return SoftwareOptions(**software), values
+
+
 def spec_of(
     script: str | os.PathLike[str], args: Sequence[object], options: Mapping[str, Any]
 ) -> JobSpec:
@@ -131,30 +240,19 @@ def spec_of(
             f"submit() has no option {unknown[0]!r}; it has "
             f"{', '.join(sorted(SubmitOptions.__annotations__))}."
         )
-    software = {name: values.pop(name) for name in _SOFTWARE_OPTIONS if name in values}
-    software.update({name: tuple(software[name]) for name in _TUPLE_OPTIONS if name in software})
     curve = values.pop("curve", None)
     if isinstance(curve, Mapping):
         rates = {str(int(nodes)): float(rate) for nodes, rate in curve.items()}
     else:
         rates = None
         values["curve"] = Path(curve) if curve is not None else None
-    if "nodes" in values:
-        values["nodes"] = _nodes_text(values["nodes"])
+    software, values = _plain(values)
     if "profile_sizes" in values:
         values["profile_sizes"] = ",".join(map(str, values["profile_sizes"]))
-    if isinstance(values.get("time_limit"), int | float):
-        values["time_limit"] = f"{values['time_limit']} s"
-    for name in ("after", "notify"):
-        if isinstance(values.get(name), str):
-            values[name] = (values[name],)
     if "value" in values:
         values["value"] = Path(values["value"])
-    if "workdir" in values:
-        values["workdir"] = os.fspath(values["workdir"])
-    values["env"] = [f"{name}={value}" for name, value in values.pop("env", {}).items()]
     arguments = [str(arg) for arg in args]
-    spec = build(os.fspath(script), arguments, software=SoftwareOptions(**software), **values)
+    spec = build(os.fspath(script), arguments, software=software, **values)
     return spec if rates is None else msgspec.structs.replace(spec, curve=rates)
 
 

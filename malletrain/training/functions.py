@@ -36,6 +36,17 @@ from malletrain.training.functions import call
 if __name__ == "__main__":
     call(__file__)
 '''
+EACH_SCRIPT = '''\
+"""Calls the function that was packed beside this file for each item of a file: arguments ITEMS
+RESULTS. Written by malletrain."""
+
+import sys
+
+from malletrain.training.functions import call_for_each
+
+if __name__ == "__main__":
+    call_for_each(__file__, *sys.argv[1:])
+'''
 
 
 class FunctionTraceback(Exception):
@@ -86,6 +97,7 @@ def pack(
     args: Sequence[Any],
     named: Mapping[str, Any],
     tries: int = 0,
+    text: str = SCRIPT,
 ) -> Path:
     """Write the function and its arguments into a new folder.
 
@@ -96,6 +108,7 @@ def pack(
         args: its positional arguments.
         named: its keyword arguments.
         tries: maximum number of rounds of the job in which the function is called; 0 for no limit.
+        text: the script that calls it.
 
     Returns:
         The script that calls the function.
@@ -124,7 +137,7 @@ def pack(
     settings = {"first": _entries_before_python(path), "tries": tries}
     (folder / SETTINGS).write_text(json.dumps(settings))
     script = folder / f"{name}.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     return script
 
 
@@ -185,6 +198,34 @@ def call(script: str) -> None:
         raise
 
 
+def call_for_each(script: str, items: str, results: str) -> None:
+    """Call the function that is packed beside ``script`` for each item, and write the outcomes. An
+    exception is the outcome of its item; the others are called all the same.
+
+    Args:
+        script: path of the script.
+        items: file with the pickled items.
+        results: file that is written when all items have been handled.
+    """
+    folder = Path(script).resolve().parent
+    settings = json.loads((folder / SETTINGS).read_text())
+    path, data = pickle.loads((folder / FUNCTION).read_bytes())
+    _find_modules(folder, path, settings["first"])
+    function, args, named = pickle.loads(data)
+    records = []
+    for item in pickle.loads(Path(items).read_bytes()):
+        try:
+            records.append(_record(0, value=function(item, *args, **named)))
+        except BaseException as error:
+            records.append(_record(0, error=error, trace=traceback.format_exc()))
+    Path(results).write_bytes(pickle.dumps(records))
+
+
+def outcomes(results: Path) -> list[FunctionOutcome]:
+    """Returns the outcomes that :func:`call_for_each` has written, in the order of the items."""
+    return [_outcome_of(record) for record in pickle.loads(results.read_bytes())]
+
+
 def _suffix(job: str) -> str:
     return f"-{job}" if job else ""
 
@@ -230,7 +271,10 @@ def outcome(folder: Path, job: str = "", completed: bool = True) -> FunctionOutc
 
 
 def _read(path: Path) -> FunctionOutcome:
-    record = pickle.loads(path.read_bytes())
+    return _outcome_of(pickle.loads(path.read_bytes()))
+
+
+def _outcome_of(record: Mapping[str, Any]) -> FunctionOutcome:
     generation, time = record["generation"], record["time"]
     trace: str = record["trace"]
     if record["error"] is None:
@@ -260,6 +304,16 @@ def _write(
     trace: str = "",
 ) -> None:
     """Write an outcome atomically."""
+    record = _record(generation, value, error, trace)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(pickle.dumps(record))
+    os.replace(temporary, path)
+
+
+def _record(
+    generation: int, value: Any = None, error: BaseException | None = None, trace: str = ""
+) -> dict[str, Any]:
+    """Returns an outcome as it is stored."""
     import cloudpickle
 
     packed = b""
@@ -268,7 +322,7 @@ def _write(
             packed = cloudpickle.dumps(error)
         except Exception:
             pass  # its message can be
-    record = {
+    return {
         "value": cloudpickle.dumps(value),
         "error": None if error is None else packed,
         "words": "" if error is None else f"{type(error).__name__}: {error}",
@@ -276,6 +330,3 @@ def _write(
         "generation": generation,
         "time": time.time(),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(pickle.dumps(record))
-    os.replace(temporary, path)

@@ -21,7 +21,7 @@ from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving
 from malletrain.daemon.nodes.farms import Farms
-from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH, FarmSpec
+from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, FarmSpec
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.task_template import expand
 from malletrain.protocol.views import TasksView, TaskView
@@ -29,9 +29,6 @@ from malletrain.store.records import JobRow, TaskRow
 
 ARRIVAL_LIMIT_S = 600.0
 """Time without a new task after which a farm whose tasks are being added is cancelled, seconds."""
-MAX_ROW_BYTES = 12_000
-"""Maximum size of the values of a task, UTF-8. A message to a node has up to MAX_TASKS_IN_MESSAGE
-tasks."""
 MAX_ANSWER_CHARACTERS = 1_000_000
 """Maximum length of the texts in one answer."""
 CANCELLED = "cancelled"

@@ -173,6 +173,9 @@ def test_what_is_left_of_a_job_is_copied(run, daemon, tmp_path):
 
 METHODS = {
     "submit": Client.submit,
+    "map": Client.map,
+    "tasks": Job.tasks,
+    "retry": Job.retry,
     "status": Client.jobs,
     "show": Job.detail,
     "logs": Job.logs,

@@ -1,0 +1,266 @@
+"""A function called for each item of a list, as a farm: its folder, its tasks and its results.
+
+Decides how items are grouped into tasks, and when a result is there. It is there when its file is:
+the node renames it when the process has ended with exit code 0.
+:func:`malletrain.training.functions.call_for_each` runs on the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from malletrain.api.following import AGAIN_S, ENDED
+from malletrain.api.function_job import MAX_VISIBILITY_DELAY_S, name_of, new_folder
+from malletrain.api.functions import JobSubmitter
+from malletrain.api.job import Job
+from malletrain.api.options import farm_of, limits_of
+from malletrain.client import ClientError, Unreachable, operations
+from malletrain.client.task_upload import upload
+from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS
+from malletrain.protocol.views import TasksView, TaskView
+from malletrain.submission.error import SpecError
+from malletrain.training.functions import (
+    EACH_SCRIPT,
+    FunctionLost,
+    FunctionOutcome,
+    outcomes,
+    pack,
+)
+
+R = TypeVar("R")
+
+TASKS_PER_NODE = 64
+"""Number of tasks for each node into which items are grouped by default."""
+POLL_S = 0.5
+"""Time between two looks for results, seconds."""
+COLUMN = "items"
+"""Name of the only column: the file with the items of a task."""
+LAST_WORDS = 1000
+"""Characters of the end of a failed task's output in an error message."""
+
+
+class MapResults(Iterator[R], Generic[R]):
+    """Results of a function for each item. As a context manager, it cancels the farm when the block
+    is left before all results are there.
+
+    ``next()`` raises what the function raised for an item, with the traceback on the node as the
+    cause, and :class:`malletrain.training.functions.FunctionLost` if its process died. The results
+    of the other items can be taken all the same.
+    """
+
+    def __init__(
+        self,
+        client: JobSubmitter,
+        job: Job | None,
+        folder: Path,
+        sizes: list[int],
+        ordered: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.job = job
+        """The farm: its state, and ``cancel()``. None: there are no items."""
+        self.total = sum(sizes)
+        """Number of items."""
+        self.done = 0
+        """Number of items whose outcome is known."""
+        self._client = client
+        self._folder = folder
+        self._sizes = sizes
+        self._ordered = ordered
+        self._progress = progress
+        self._pending = dict.fromkeys(range(len(sizes)))
+        """Tasks whose results have not been taken, in order."""
+        self._outcomes: dict[int, list[FunctionOutcome]] = {}
+        """Task → outcomes of its items."""
+        self._ready: deque[FunctionOutcome] = deque()
+
+    def __next__(self) -> R:
+        while not self._ready:
+            if not self._pending:
+                raise StopIteration
+            self._read_files()
+            while (number := self._available()) is None:
+                self._look()
+            del self._pending[number]
+            self._ready.extend(self._outcomes.pop(number))
+        result: R = self._ready.popleft().result()
+        return result
+
+    def cancel(self) -> None:
+        """Cancel the farm if it has not ended."""
+        if self.job is not None:
+            self.job.cancel()
+
+    def __enter__(self) -> MapResults[R]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pending:
+            self.cancel()
+
+    def _available(self) -> int | None:
+        """Returns the task whose outcomes come next; None if they are not known yet."""
+        if not self._ordered:
+            return next(iter(self._outcomes), None)
+        first = next(iter(self._pending))
+        return first if first in self._outcomes else None
+
+    def _look(self) -> None:
+        """Ask the daemon for tasks without results, and read the results that are there; wait if
+        there is none.
+        """
+        assert self.job is not None
+        try:
+            view = self._client.do(operations.tasks(self.job.id, limit=0))
+            state = self.job.refresh().state
+            if view.counts["failed"]:
+                self._set_failed(self.job)
+        except Unreachable:  # such as during a restart of the daemon
+            time.sleep(AGAIN_S)
+            return
+        if state in ENDED:
+            self._set_missing(self.job, view, state)
+        elif not self._read_files() and self._available() is None:
+            time.sleep(POLL_S)
+            self._read_files()
+
+    def _read_files(self) -> int:
+        """Read new results. Returns the number of tasks whose results are new."""
+        count = 0
+        with os.scandir(self._folder / "results") as entries:
+            numbers = [
+                int(entry.name.removesuffix(".pkl"))
+                for entry in entries
+                if entry.name.endswith(".pkl") and not entry.name.startswith(".")
+            ]
+        for number in sorted(numbers):
+            if number in self._pending and number not in self._outcomes:
+                self._set(number, outcomes(self._folder / "results" / f"{number}.pkl"))
+                count += 1
+        return count
+
+    def _set(self, number: int, items: list[FunctionOutcome]) -> None:
+        self._outcomes[number] = items
+        self.done += len(items)
+        if self._progress is not None:
+            self._progress(self.done, self.total)
+
+    def _set_failed(self, job: Job) -> None:
+        """Set the outcome of tasks that failed for good."""
+        after = -1
+        while True:
+            view = self._client.do(operations.tasks(job.id, state="failed", after=after))
+            if not view.tasks:
+                return
+            for task in view.tasks:
+                if task.number in self._pending and task.number not in self._outcomes:
+                    lost = FunctionLost(_why(job, task))
+                    self._set(task.number, [FunctionOutcome(error=lost)] * self._sizes[task.number])
+            after = view.tasks[-1].number
+
+    def _set_missing(self, job: Job, view: TasksView, state: str) -> None:
+        """Set the outcome of tasks without results of a farm that has ended, after the time that a
+        shared file system may need to show them.
+        """
+        until = time.monotonic() + (MAX_VISIBILITY_DELAY_S if view.counts["done"] else 0.0)
+        while self._missing() and time.monotonic() < until and state != "cancelled":
+            if not self._read_files():
+                time.sleep(POLL_S)
+        self._read_files()
+        reason = job.view.reason or "nothing more is known"
+        for number in self._missing():
+            lost = FunctionLost(
+                f"Job {job.id} ({job.name}) was {state} without a result of task {number}: {reason}"
+            )
+            self._set(number, [FunctionOutcome(error=lost)] * self._sizes[number])
+
+    def _missing(self) -> list[int]:
+        return [number for number in self._pending if number not in self._outcomes]
+
+
+def start_map(
+    client: JobSubmitter,
+    function: Callable[..., R],
+    items: Iterable[Any],
+    ordered: bool,
+    chunk: int,
+    progress: Callable[[int, int], None] | None,
+    options: Mapping[str, Any],
+) -> MapResults[R]:
+    """Submit a farm that calls ``function`` for each item. See :meth:`malletrain.Client.map`."""
+    values = list(items)
+    if not values:
+        return MapResults(client, None, Path(), [], ordered, progress)
+    if chunk < 0:
+        raise SpecError(f"chunk is {chunk}; accepted is 1 or more, or 0 for a choice.", "chunk")
+    _, most = limits_of(options.get("nodes", 1))
+    size = chunk or max(1, math.ceil(len(values) / (most * TASKS_PER_NODE)))
+    groups = [values[first : first + size] for first in range(0, len(values), size)]
+    if len(groups) > MAX_TASKS:
+        raise SpecError(
+            f"{len(groups):,} tasks are more than {MAX_TASKS:,}; give a larger chunk.", "chunk"
+        )
+    name = name_of(function, options.get("name"))
+    workdir = Path(os.path.abspath(os.path.expanduser(options.get("workdir", "."))))
+    folder = new_folder(workdir, name)
+    script = pack(folder, "each", function, (), {}, text=EACH_SCRIPT)
+    (folder / "results").mkdir()
+    _write_items(folder, groups)
+    own_python = not any(options.get(key) for key in ("venv", "conda", "container"))
+    python = sys.executable if own_python else "python"
+    escaped = str(folder).replace("{", "{{").replace("}", "}}")
+    command = [python, str(script).replace("{", "{{").replace("}", "}}")]
+    spec = farm_of(
+        [*command, f"{escaped}/items/{{{COLUMN}}}", "{output}"],
+        (COLUMN,),
+        len(groups),
+        {"output": f"{escaped}/results/{{index}}.pkl", "log": f"{escaped}/logs/{{index}}.log"},
+        {**options, "name": name},
+    )
+    job = client.submit_spec(spec)
+    rows = [(f"{number}.pkl",) for number in range(len(groups))]
+    try:
+        upload(
+            client.do,
+            job.id,
+            ((k, rows[k : k + MAX_ROWS]) for k in range(0, len(rows), MAX_ROWS)),
+            lambda count: None,
+        )
+    except (ClientError, KeyboardInterrupt):
+        job.cancel()
+        raise
+    return MapResults(client, job, folder, [len(group) for group in groups], ordered, progress)
+
+
+def _write_items(folder: Path, groups: list[list[Any]]) -> None:
+    """Write the items of each task. Raises TypeError if one cannot be pickled."""
+    import cloudpickle
+
+    (folder / "items").mkdir()
+    for number, group in enumerate(groups):
+        try:
+            data = cloudpickle.dumps(group)
+        except Exception as error:
+            raise TypeError(f"An item cannot be sent to another process: {error}.") from error
+        (folder / "items" / f"{number}.pkl").write_bytes(data)
+
+
+def _why(job: Job, task: TaskView) -> str:
+    """Returns why a task has no result."""
+    code = task.exit_code or 0
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    tail = f"\n{task.tail[-LAST_WORDS:]}" if task.tail else ""
+    return f"The process of task {task.number} of job {job.id} {how}.{tail}"

@@ -175,7 +175,7 @@ def farm_of(
     command: Sequence[str],
     columns: Sequence[str],
     total: int,
-    files: Mapping[str, str],
+    files: dict[str, Any],
     options: Mapping[str, Any],
 ) -> JobSpec:
     """Returns the validated specification of a farm.
@@ -197,8 +197,8 @@ def farm_of(
             f"map() has no option {unknown[0]!r}; it has "
             f"{', '.join(sorted(MapOptions.__annotations__))}."
         )
-    of_tasks = {name: values.pop(name) for name in _TASK_OPTIONS if name in values}
-    tasks = TaskOptions(cpus=values.pop("cpus", 1), **of_tasks, **files)
+    of_tasks = {name: values.pop(name) for name in _TASK_OPTIONS if name in values} | files
+    tasks = TaskOptions(cpus=values.pop("cpus", 1), **of_tasks)
     software, values = _plain(values)
     return build_farm(command, columns, total, tasks, software=software, **values)[0]
 

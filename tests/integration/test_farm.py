@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -149,7 +150,7 @@ def test_a_lost_node_and_a_killed_launcher_lose_no_task(embedded):
     first, second = (agents[name] for name in sorted(agents)[:2])
     below = {agent: agent.children(recursive=True) for agent in (first, second)}
     launcher = next(p for p in below[second] if is_launcher(p))
-    shells = [p for each in below.values() for p in each if p.name() == "sh"]
+    shells = [p for each in below.values() for p in each if is_named(p, "sh")]
     first.kill()
     launcher.kill()
     embedded.until(lambda: all(map(gone, shells)), "their tasks are killed")
@@ -210,7 +211,15 @@ def test_200_random_faults_over_2000_tasks(tmp_path, any_seed):
 
 
 def is_launcher(process):
-    return any(word.endswith("launch/entry.py") for word in process.cmdline()[:2])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(word.endswith("launch/entry.py") for word in process.cmdline()[:2])
+    return False
+
+
+def is_named(process, *names):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() in names
+    return False
 
 
 def fault(made, choices):
@@ -234,7 +243,7 @@ def fault(made, choices):
         elif kind == "launcher":
             victims = [p for p in children if is_launcher(p)]
         else:
-            victims = [p for p in children if p.name() in ("sh", "sleep")]
+            victims = [p for p in children if is_named(p, "sh", "sleep")]
         if not victims:
             return False
         os.kill(choices.choice(victims).pid, signal.SIGKILL)

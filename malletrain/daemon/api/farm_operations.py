@@ -21,7 +21,7 @@ from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving
 from malletrain.daemon.nodes.farms import Farms
-from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, FarmSpec
+from malletrain.protocol.farm import MAX_ROW_BYTES, MAX_ROWS, MAX_TASKS, FarmSpec
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.task_template import expand
 from malletrain.protocol.views import TasksView, TaskView

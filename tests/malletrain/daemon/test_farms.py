@@ -234,12 +234,12 @@ def test_a_job_without_tasks_takes_none(site):
 
 def test_nodes_without_a_task_are_worth_nothing_at_the_end(tmp_path):
     site = Site(tmp_path, total=2, nodes=2)
-    jobs = site.daemon.service.core.controller.jobs
+    jobs = site.daemon.components.state.controller.jobs
     assert jobs[site.job].curve.at(2) > jobs[site.job].curve.at(1)
     site.pull(0)
     site.items(0)
     until(lambda: jobs[site.job].curve.at(2) == jobs[site.job].curve.at(1), "one node suffices")
-    nodes = site.daemon.service.core.controller.nodes
+    nodes = site.daemon.components.state.controller.nodes
     busy = {name for name, node in nodes.items() if node.info.busy}
     assert busy == {site.agents[0].node}
     site.close()

@@ -44,7 +44,7 @@ class Site:
         self.nodes = {n: SimpleNamespace(node=n, unreachable_since=None) for n in ("a", "b")}
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
-            spec=SimpleNamespace(mode="restart", on_hang=on_hang),
+            spec=SimpleNamespace(trains=True, on_hang=on_hang),
             starting_until=None,
             monitor=SimpleNamespace(
                 generation=1,

@@ -52,7 +52,7 @@ class Site:
         self.events, self.notices, self.fed = [], [], []
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
-            spec=SimpleNamespace(mode=mode),
+            spec=SimpleNamespace(trains=mode in ("restart", "live")),
             barred=0,
             monitor=SimpleNamespace(
                 total=samples, generation=1, first_sample=None, pending="a rescale"

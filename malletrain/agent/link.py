@@ -220,7 +220,7 @@ class DaemonLink:
         silent_since, warning_s = time.monotonic(), _SILENCE_WARNING_S[0]
         try:
             while True:
-                if await self._one_connection(first_answer_s(attempt)):
+                if await self._try_connection(first_answer_s(attempt)):
                     attempt, silent_since = 0, time.monotonic()
                     log.warning(
                         "the daemon at %s is silent; training continues", self._config.endpoint
@@ -240,6 +240,18 @@ class DaemonLink:
         if self._socket is not None:
             self._socket.close(linger_ms)
             self._socket = None
+
+    async def _try_connection(self, first_answer_s: float) -> bool:
+        """As :meth:`_one_connection`. If this process lacks file descriptors or memory, the
+        connection ends, and the training continues.
+        """
+        try:
+            return await self._one_connection(first_answer_s)
+        except (OSError, zmq.ZMQError) as error:
+            self._on_disconnect()
+            self.close(0)
+            log.warning("the connection to the daemon ended here: %s; training continues", error)
+            return False
 
     async def _one_connection(self, first_answer_s: float) -> bool:
         """Open a socket and use it until the daemon is silent. Returns whether the daemon has

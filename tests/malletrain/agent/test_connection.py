@@ -5,6 +5,7 @@ about its options.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -185,3 +186,21 @@ def test_options_may_come_from_the_environment(daemon, start, tmp_path, monkeypa
     hello = daemon.expect("n0", messages.Hello)
     assert (hello.node_class, hello.gpus) == ("gpu", 4)
     assert alive(hello.pid)
+
+
+@pytest.mark.parametrize("daemon", [OFTEN_S], indirect=True, ids=[""])
+def test_training_goes_on_while_the_agent_has_no_file_descriptors(daemon, start, tmp_path):
+    agent = start()
+    running(daemon, tmp_path)
+    before, pid = agent.job_pids(), agent.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    daemon.until(
+        lambda: "the connection to the daemon ended here" in agent.log.read_text(),
+        "the agent cannot report",
+    )
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    since = len(daemon.seen)
+    hello = daemon.expect("n0", messages.Hello, since=since)
+    assert hello.assignment == messages.Assignment("j1", "running", 1)
+    assert agent.job_pids() == before

@@ -234,7 +234,8 @@ def start_map(
         [*command, f"{escaped}/items/{{{COLUMN}}}", "{output}"],
         (COLUMN,),
         len(groups),
-        {"output": f"{escaped}/results/{{index}}.pkl", "log": f"{escaped}/logs/{{index}}.log"},
+        f"{escaped}/results/{{index}}.pkl",
+        f"{escaped}/logs/{{index}}.log",
         {**options, "name": name},
     )
     job = client.submit_spec(spec)
@@ -267,10 +268,7 @@ def _write_items(folder: Path, groups: list[list[Any]]) -> None:
 
 def _why(job: Job, task: TaskView) -> str:
     """Returns why a task has no result."""
-    how = (
-        f"was killed by signal {-task.exit_code}"
-        if (task.exit_code or 0) < 0
-        else f"ended with exit code {task.exit_code}"
-    )
+    code = task.exit_code or 0
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     tail = f"\n{task.tail[-LAST_WORDS:]}" if task.tail else ""
     return f"The process of task {task.number} of job {job.id} {how}.{tail}"

@@ -42,8 +42,8 @@ def summary(view: TasksView, now: float) -> Text:
     if view.rate > 0:
         text.append(f" {rate(view.rate)}")
         if view.ends is not None:
-            left = max(0.0, view.ends - now)
-            text.append(f"; at this rate done in {show_duration(left)} ({date(view.ends)}).")
+            remaining_s = max(0.0, view.ends - now)
+            text.append(f"; at this rate done in {show_duration(remaining_s)} ({date(view.ends)}).")
         else:
             text.append(".")
     return text

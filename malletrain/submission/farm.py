@@ -212,13 +212,13 @@ def program_of(
         return path, []
     if environment is not None or setup:
         return word, []
-    found = shutil.which(text)
-    if found is None:
+    program = shutil.which(text)
+    if program is None:
         return word, [
             f"Warning: {word} is not found on this host. If the nodes do not have it either, all "
             "tasks fail; --module, --conda and --setup make programs known to them."
         ]
-    return os.path.abspath(found), []
+    return os.path.abspath(program), []
 
 
 def script_words(command: Sequence[str]) -> tuple[list[str], str]:

@@ -178,10 +178,10 @@ def files_of(patterns: Sequence[str]) -> TaskInput:
     paths: dict[str, None] = {}
     for pattern in patterns:
         text = os.path.expanduser(pattern)
-        found = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
-        if not found:
+        matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
+        if not matches:
             raise SpecError(f"--each: {pattern} matches no file here.", "each")
-        paths.update(dict.fromkeys(found))
+        paths.update(dict.fromkeys(matches))
     ordered = sorted(paths, key=natural)
     return TaskInput("--each", (PATH,), ((k, (path,)) for k, path in enumerate(ordered, 1)))
 
@@ -236,12 +236,12 @@ def _table(lines: Iterable[str], name: str, delimiter: str) -> TaskInput:
         except csv.Error as error:
             raise SpecError(f"{name} line {reader.line_num}: {error}.", "tasks") from None
 
-    found = records()
-    _, header = next(found)
+    lines_and_values = records()
+    _, header = next(lines_and_values)
     columns = _checked_columns([text.strip() for text in header], name)
 
     def rows() -> Iterator[Row]:
-        for line, values in found:
+        for line, values in lines_and_values:
             if len(values) != len(columns):
                 raise SpecError(
                     f"{name} line {line} has {len(values)} values, and the header has "

@@ -227,7 +227,8 @@ def start_map(
         [*command, f"{escaped}/items/{{{COLUMN}}}", "{output}"],
         (COLUMN,),
         len(groups),
-        {"output": f"{escaped}/results/{{index}}.pkl", "log": f"{escaped}/logs/{{index}}.log"},
+        f"{escaped}/results/{{index}}.pkl",
+        f"{escaped}/logs/{{index}}.log",
         {**options, "name": name},
     )
     job = client.submit_spec(spec)

@@ -175,7 +175,8 @@ def farm_of(
     command: Sequence[str],
     columns: Sequence[str],
     total: int,
-    files: dict[str, Any],
+    output: str,
+    log: str,
     options: Mapping[str, Any],
 ) -> JobSpec:
     """Returns the validated specification of a farm.
@@ -184,7 +185,8 @@ def farm_of(
         command: words of the command, templates.
         columns: names of the values of a task.
         total: number of tasks.
-        files: the patterns ``output`` and ``log``.
+        output: pattern of the result file.
+        log: pattern of the log.
         options: a :class:`MapOptions`.
 
     Raises:
@@ -197,8 +199,8 @@ def farm_of(
             f"map() has no option {unknown[0]!r}; it has "
             f"{', '.join(sorted(MapOptions.__annotations__))}."
         )
-    of_tasks = {name: values.pop(name) for name in _TASK_OPTIONS if name in values} | files
-    tasks = TaskOptions(cpus=values.pop("cpus", 1), **of_tasks)
+    of_tasks = {name: values.pop(name) for name in _TASK_OPTIONS if name in values}
+    tasks = TaskOptions(cpus=values.pop("cpus", 1), output=output, log=log, **of_tasks)
     software, values = _plain(values)
     return build_farm(command, columns, total, tasks, software=software, **values)[0]
 

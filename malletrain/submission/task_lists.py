@@ -240,12 +240,12 @@ def _table(lines: Iterable[str], name: str, delimiter: str) -> TaskInput:
         except csv.Error as error:
             raise SpecError(f"{name} line {reader.line_num}: {error}.", "tasks") from None
 
-    all_records = records()
-    _, header = next(all_records)
+    lines_and_values = records()
+    _, header = next(lines_and_values)
     columns = _checked_columns([text.strip() for text in header], name)
 
     def rows() -> Iterator[Row]:
-        for line, values in all_records:
+        for line, values in lines_and_values:
             if len(values) != len(columns):
                 raise SpecError(
                     f"{name} line {line} has {len(values)} values, and the header has "

@@ -27,9 +27,6 @@ MAX_VALUE_LENGTH = 32 * 1024
 """Maximum length of one value of a task, in characters."""
 MAX_ROWS = 10_000
 """Maximum number of tasks that one request adds, and that one answer shows."""
-MAX_ROW_BYTES = 12_000
-"""Maximum size of the values of a task, UTF-8. A message to a node has up to MAX_TASKS_IN_MESSAGE
-tasks."""
 MAX_TASKS_IN_MESSAGE = 250
 """Maximum number of tasks in a message between a node and the daemon."""
 MAX_HELD = 20_000

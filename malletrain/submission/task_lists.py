@@ -22,7 +22,6 @@ import msgspec
 
 from malletrain.protocol.farm import (
     MAX_COLUMNS,
-    MAX_ROW_BYTES,
     MAX_ROWS,
     MAX_TASKS,
     MAX_VALUE_LENGTH,
@@ -32,6 +31,8 @@ from malletrain.submission.error import SpecError
 
 GROUP_BYTES = 256 * 1024
 """Size of a group of rows, packed: half of a request."""
+MAX_ROW_BYTES = 400 * 1024
+"""Maximum size of one row, packed."""
 LINE, PATH = "line", "path"
 """Names of the only column of tasks from lines, and from files."""
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}

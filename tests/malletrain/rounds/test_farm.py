@@ -58,6 +58,12 @@ def test_the_only_launcher_is_started_again_too():
     assert SendAssign("a") in ended(rounds, "a", 1.0)
 
 
+def test_a_launcher_that_never_comes_up_is_a_failure_of_the_job():
+    rounds = FarmRounds(SETTINGS)
+    rounds.move(("a",), 0.0)
+    assert any(isinstance(action, Broke) for action in ended(rounds, "a", 1.0))
+
+
 def test_a_node_on_which_it_ends_again_and_again_is_rejected():
     rounds, now = running("a", "b"), 0.0
     for _ in range(MAX_RESTARTS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -47,12 +48,7 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
         )
         print(f"{size} bytes in {receipt.code}; {receipt.protection} nodes may be lost{weak}")
     elif options.command == "get":
-        hit = False
-        with open(options.file, "wb") if options.file else sys.stdout.buffer as file:
-            for part in cache.get_stream(options.key):
-                hit = True
-                file.write(part)
-        if not hit:
+        if not _fetch(cache, options.key, options.file):
             print(f"{options.key} is not in the cache.", file=sys.stderr)
             return 1
     elif options.command == "delete":
@@ -65,6 +61,34 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
     else:
         print(json.dumps(cache.summary(), indent=1))
     return 0
+
+
+def _fetch(cache: Cache, key: str, path: str | None) -> bool:
+    """Write an object to a file, or to the standard output. Returns whether it was there. What was
+    in the file stays until the object is there whole.
+    """
+    if path is None or (os.path.exists(path) and not os.path.isfile(path)):
+        with open(path, "wb") if path is not None else sys.stdout.buffer as file:
+            return _write(cache, key, file)
+    target = os.path.realpath(path)
+    part = f"{target}.part-{os.getpid()}"
+    try:
+        with open(part, "xb") as file:
+            hit = _write(cache, key, file)
+        if hit:
+            os.replace(part, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+    return hit
+
+
+def _write(cache: Cache, key: str, file: BinaryIO) -> bool:
+    hit = False
+    for part in cache.get_stream(key):
+        hit = True
+        file.write(part)
+    return hit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,12 +10,13 @@ the time from the start of the sweep to its end. Target: 0.2 of the time without
 
 ``--log``: the GPUs that the jobs of a log leave idle, and what leases of one GPU and of whole hosts
 harvest of them. The log (CSV, columns timestamp, duration, num_gpus, cluster) names no hosts. So
-its jobs are placed on hosts of ``--per-host`` GPUs of their cluster: on the host with the fewest
-idle GPUs that suffice, larger jobs on idle hosts and the rest of them as a smaller job. A cluster
-has as many hosts as it needs for no job to wait. ``idle`` counts all idle GPU-hours, ``slots`` and
-``whole_hosts`` those in gaps longer than a minute of single GPUs and of whole hosts. ``harvested``:
-the daemon's controller on ``--hours`` in the middle, with as many malleable jobs as it can use
-(``malletrain simulate``).
+its jobs are placed on hosts of ``--per-host`` GPUs of their cluster, in the order of their arrival:
+on the host with the fewest idle GPUs that suffice, larger jobs on idle hosts and the rest of them
+as a smaller job. Each cluster has so many hosts that its jobs need ``--load`` of them. ``idle``
+counts all idle GPU-hours, ``slots`` and ``whole_hosts`` the fraction of them in gaps longer than a
+minute of single GPUs and of whole hosts. ``harvested``: the GPU-hours that the daemon's controller
+uses of ``--hours`` in the middle, with 100 of 1,000 malleable jobs at a time (``malletrain
+simulate``).
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ import argparse
 import csv
 import gzip
 import heapq
+import itertools
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -110,81 +116,108 @@ def trials(steps: int) -> dict[str, Any]:
     }
 
 
-class PlacedCluster:
-    """Hosts of one cluster, on which jobs are placed as they begin."""
+@dataclass
+class LoggedJob:
+    """A job of the log."""
 
-    def __init__(self, name: str, per_host: int) -> None:
+    submit_s: float
+    run_s: float
+    gpus: int
+
+
+class HostCluster:
+    """Hosts of one cluster, on which jobs are placed in the order of their arrival. A job that does
+    not fit waits, and up to ``LOOK_AHEAD`` jobs behind it can go before.
+    """
+
+    LOOK_AHEAD = 50
+
+    def __init__(self, name: str, jobs: Sequence[LoggedJob], per_host: int, load: float) -> None:
         self.name = name
+        self.jobs = jobs
         self.per_host = per_host
-        self.idle: list[int] = []
+        span_s = max(1.0, jobs[-1].submit_s - jobs[0].submit_s)
+        mean = sum(job.gpus * job.run_s for job in jobs) / span_s / load
+        largest = max(job.gpus for job in jobs)
+        self.idle = [per_host] * math.ceil(max(mean, largest) / per_host)
         """Idle GPUs of each host."""
 
-    def place(self, gpus: int) -> list[tuple[int, int]]:
-        """Return (host, GPUs) of each part of a job, and take them."""
-        parts = []
+    def changes(self, end_s: float) -> Iterator[tuple[float, int, int]]:
+        """Yield (time, host, GPUs that become idle; negative: busy) until ``end_s``."""
+        arriving, waiting = deque(self.jobs), deque[LoggedJob]()
+        ends: list[tuple[float, int, list[tuple[int, int]]]] = []
+        serial = itertools.count()
+        while arriving or ends:
+            due = [arriving[0].submit_s] if arriving else []
+            now = min([*due, *(end for end, _, _ in ends[:1])])
+            if now > end_s:
+                return
+            while ends and ends[0][0] <= now:
+                for host, gpus in heapq.heappop(ends)[2]:
+                    self.idle[host] += gpus
+                    yield now, host, gpus
+            while arriving and arriving[0].submit_s <= now:
+                waiting.append(arriving.popleft())
+            for job in list(itertools.islice(waiting, self.LOOK_AHEAD)):
+                if (parts := self._place(job.gpus)) is None:
+                    continue
+                waiting.remove(job)
+                heapq.heappush(ends, (now + job.run_s, next(serial), parts))
+                for host, gpus in parts:
+                    yield now, host, -gpus
+
+    def _place(self, gpus: int) -> list[tuple[int, int]] | None:
+        """Return (host, GPUs) of each part of a job, and take them; None if it does not fit."""
+        idle, parts = [*self.idle], []
         while gpus > 0:
             part = min(gpus, self.per_host)
-            fitting = [host for host, idle in enumerate(self.idle) if idle >= part]
+            fitting = [host for host, free in enumerate(idle) if free >= part]
             if not fitting:
-                fitting = [len(self.idle)]
-                self.idle.append(self.per_host)
-            host = min(fitting, key=lambda host: self.idle[host])
-            self.idle[host] -= part
+                return None
+            host = min(fitting, key=idle.__getitem__)
+            idle[host] -= part
             parts.append((host, part))
             gpus -= part
+        self.idle = idle
         return parts
 
-    def release(self, parts: list[tuple[int, int]]) -> None:
-        """Give back the GPUs of a job that ends."""
-        for host, part in parts:
-            self.idle[host] += part
 
-
-def amount_rows(log: Path, per_host: int) -> str:
-    """Return a trace with amounts: the idle GPUs of the hosts on which the log's jobs are placed.
-    Raises SystemExit if the log cannot be read.
+def read_jobs(log: Path) -> dict[str, list[LoggedJob]]:
+    """Return cluster → its jobs in the order of their arrival. Raises SystemExit if the log cannot
+    be read.
     """
+    jobs: dict[str, list[LoggedJob]] = {}
     try:
         with gzip.open(log, "rt", newline="") as file:
-            jobs = sorted(
-                (
-                    datetime.fromisoformat(row["timestamp"]).timestamp(),
-                    float(row["duration"]),
-                    int(row["num_gpus"]),
-                    row["cluster"],
-                )
-                for row in csv.DictReader(file)
-            )
+            for row in csv.DictReader(file):
+                submit_s = datetime.fromisoformat(row["timestamp"]).timestamp()
+                job = LoggedJob(submit_s, float(row["duration"]), int(row["num_gpus"]))
+                if job.gpus > 0 and job.run_s > 0:
+                    jobs.setdefault(row["cluster"], []).append(job)
     except (OSError, KeyError, ValueError) as error:
         raise SystemExit(
             f"The log {log} cannot be read ({error!r}); it needs the columns timestamp, duration, "
             "num_gpus and cluster, and gzip."
         ) from error
-    origin = jobs[0][0]
-    clusters: dict[str, PlacedCluster] = {}
-    ends: list[tuple[float, int, PlacedCluster, list[tuple[int, int]]]] = []
-    rows: list[tuple[float, str, str, int]] = []
+    for of_cluster in jobs.values():
+        of_cluster.sort(key=lambda job: job.submit_s)
+    return jobs
 
-    def end_until(now: float) -> None:
-        while ends and ends[0][0] <= now:
-            at, _, cluster, parts = heapq.heappop(ends)
-            cluster.release(parts)
-            rows.extend((at, f"{cluster.name}-{host}", "idle", gpus) for host, gpus in parts)
 
-    for number, (begin, duration, gpus, name) in enumerate(jobs):
-        if gpus < 1 or duration <= 0:
-            continue
-        at = begin - origin + 1.0  # the hosts are idle before
-        end_until(at)
-        cluster = clusters.setdefault(name, PlacedCluster(name, per_host))
-        parts = cluster.place(gpus)
-        rows += [(at, f"{name}-{host}", "busy", part) for host, part in parts]
-        heapq.heappush(ends, (at + duration, number, cluster, parts))
-    last = rows[-1][0]
-    end_until(last)
-    hosts = [f"{c.name}-{host}" for c in clusters.values() for host in range(len(c.idle))]
-    begins = [(0.0, host, "idle", per_host) for host in hosts]
-    lines = [f"{t:g},{host},{event},{gpus}" for t, host, event, gpus in [*begins, *sorted(rows)]]
+def amount_rows(log: Path, per_host: int, load: float) -> str:
+    """Return a trace with amounts: the idle GPUs of the hosts on which the log's jobs are
+    placed.
+    """
+    jobs = read_jobs(log)
+    origin = min(of_cluster[0].submit_s for of_cluster in jobs.values()) - 1.0
+    end = max(of_cluster[-1].submit_s for of_cluster in jobs.values())
+    rows: list[tuple[float, str, int]] = []
+    for name, of_cluster in jobs.items():
+        cluster = HostCluster(name, of_cluster, per_host, load)
+        rows += [(0.0, f"{name}-{host}", per_host) for host in range(len(cluster.idle))]
+        rows += [(t - origin, f"{name}-{host}", n) for t, host, n in cluster.changes(end)]
+    rows.sort(key=lambda row: row[0])
+    lines = [f"{t:g},{host},{'idle' if n > 0 else 'busy'},{abs(n)}" for t, host, n in rows]
     return "\n".join([HEADER, *lines])
 
 
@@ -194,9 +227,9 @@ def gap_hours(trace: Trace, gpus: int) -> float:
     return float(lengths[lengths > 60.0].sum()) * gpus / 3600.0
 
 
-def harvest(log: Path, per_host: int, hours: float) -> dict[str, Any]:
+def harvest(log: Path, per_host: int, load: float, hours: float) -> dict[str, Any]:
     """Return the figures of ``--log``."""
-    amounts = parse(amount_rows(log, per_host), where=str(log))
+    amounts = parse(amount_rows(log, per_host, load), where=str(log))
     gpus, hosts = amounts.slots(kind="gpu"), amounts.whole_nodes()
     idle = float(gpus.gaps().length.sum()) / 3600.0
     figures: dict[str, Any] = {
@@ -229,10 +262,15 @@ def main() -> None:
     what.add_argument("--log", type=Path, metavar="FILE", help="a log of GPU jobs with hosts")
     parser.add_argument("--steps", type=int, default=20, help="seconds that a trial takes")
     parser.add_argument("--per-host", type=int, default=8, help="GPUs of a host, for --log")
+    parser.add_argument("--load", type=float, default=0.8, help="GPUs that jobs need, for --log")
     parser.add_argument("--hours", type=float, default=12.0, help="simulated hours of --log")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    figures = trials(args.steps) if args.trials else harvest(args.log, args.per_host, args.hours)
+    figures = (
+        trials(args.steps)
+        if args.trials
+        else harvest(args.log, args.per_host, args.load, args.hours)
+    )
     if args.json:
         print(json.dumps(figures))
         return

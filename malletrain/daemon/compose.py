@@ -44,6 +44,7 @@ from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
 from malletrain.daemon.leases.departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
+from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.server.message_router import Login, MessageRouter
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import agent_program, slurm_associations
@@ -227,8 +228,9 @@ def compose(
     reachability = Reachability(state)
     transactions = Transactions(state, Decisions(state, reachability, lease_actions))
     jobs = UnfinishedJobs(state, transactions)
+    commands = RelayedCommands(state)
     agent_handlers = AgentHandlers(
-        state, transactions, jobs, reachability, departures, lease_actions, logs, boot
+        state, transactions, jobs, reachability, departures, lease_actions, logs, commands, boot
     )
     leases = LeaseReconciler(
         state, transactions, lease_actions, departures, keys, scavenger, endpoint
@@ -244,6 +246,7 @@ def compose(
         leases,
         dependencies,
         logs,
+        commands,
         boot,
         scavenger.name,
         handler_failures,

@@ -19,8 +19,9 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_FAILED: "The job failed.",
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
+    EventKind.COMMAND_RUN: "The job's owner ran a command on a node.",
 }
-"""Kinds of events that quote a script → the sentence that other users read instead."""
+"""Kinds of events that quote a script or a command → the sentence that other users read instead."""
 FAILED_REASON = "it failed; its owner sees why"
 _HIDDEN_SPEC_FIELDS: dict[str, object] = {
     "args": [],

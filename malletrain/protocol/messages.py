@@ -32,6 +32,15 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.commands import CommandCredit as CommandCredit
+from malletrain.protocol.commands import CommandEnded as CommandEnded
+from malletrain.protocol.commands import CommandInput as CommandInput
+from malletrain.protocol.commands import CommandInputRead as CommandInputRead
+from malletrain.protocol.commands import CommandOutput as CommandOutput
+from malletrain.protocol.commands import EndCommand as EndCommand
+from malletrain.protocol.commands import ResizeTerminal as ResizeTerminal
+from malletrain.protocol.commands import SignalCommand as SignalCommand
+from malletrain.protocol.commands import StartCommand as StartCommand
 from malletrain.protocol.interpreters import Warm as Warm
 from malletrain.protocol.interpreters import WarmUp as WarmUp
 from malletrain.protocol.message import Message as Message
@@ -438,6 +447,9 @@ AgentMessage = (
     | ProbeUp
     | Probed
     | Stacks
+    | CommandOutput
+    | CommandInputRead
+    | CommandEnded
 )
 LauncherMessage = Phase | StoreUp | Drained | Worth
 """Messages of a launcher to its agent."""
@@ -452,6 +464,12 @@ DaemonMessage = (
     | Abort
     | ExpectLoss
     | ShowStacks
+    | StartCommand
+    | CommandInput
+    | CommandCredit
+    | ResizeTerminal
+    | SignalCommand
+    | EndCommand
     | ProbeOpen
     | ProbeTo
     | Release

@@ -29,6 +29,7 @@ from malletrain.daemon.api.changes import (
     goals_of,
     jobs_of_array,
 )
+from malletrain.daemon.api.commands import CommandOperations
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_views
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
@@ -55,6 +56,7 @@ from malletrain.daemon.jobs.goals import goals_problem
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.site.clock import MAX_WAIT_S
 from malletrain.daemon.site.handler_failures import HandlerFailures
 from malletrain.daemon.site.process import collection_disabled
@@ -154,6 +156,7 @@ class Api:
         leases: requests leases from the main scheduler.
         dependencies: jobs that wait for others.
         logs: the logs of jobs.
+        commands: relays the commands of owners.
         boot: id of this start of the daemon.
         scheduler: name of the main scheduler.
         handler_failures: messages that could not be handled.
@@ -169,6 +172,7 @@ class Api:
         leases: LeaseReconciler,
         dependencies: JobDependencies,
         logs: LogSink,
+        commands: RelayedCommands,
         boot: str,
         scheduler: str,
         handler_failures: HandlerFailures,
@@ -199,6 +203,7 @@ class Api:
             "status": self._status,
             "usage": self._usage,
             **JobChanges(state, jobs, self.views, self._find, self._transaction).operations,
+            **CommandOperations(state, commands, self._find, self._transaction).operations,
             **forecast_operations(state),
             **news_operations(state, boot),
             **OperatorActions(

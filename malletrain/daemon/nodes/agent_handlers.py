@@ -24,6 +24,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
 from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, Departures, note_failures
 from malletrain.daemon.nodes.arrivals import Arrivals
+from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.probes import Bandwidth, Probes
 from malletrain.daemon.nodes.reports import AgentReports
 from malletrain.daemon.nodes.slow_nodes import SlowLinkWatch, SlowNodeWatch
@@ -48,6 +49,7 @@ class AgentHandlers:
         departures: handles nodes that leave or are lost.
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
+        commands: relays the commands of owners.
         boot: id of this start of the daemon.
     """
 
@@ -60,6 +62,7 @@ class AgentHandlers:
         departures: Departures,
         lease_actions: LeaseActions,
         logs: LogSink,
+        commands: RelayedCommands,
         boot: str,
     ) -> None:
         self._state = state
@@ -69,6 +72,7 @@ class AgentHandlers:
         self.lease_actions = lease_actions
         slow = SlowNodeWatch(state, transactions, lease_actions)
         self.reports = AgentReports(state, transactions, jobs, logs, slow)
+        self._commands = commands
         self.boot = boot
         self.probes = Probes(state.agents)
         self._hung = HungSteps(state, transactions)
@@ -135,6 +139,10 @@ class AgentHandlers:
         elif isinstance(message, messages.LogsShipped):
             if agent.holds != message.job:  # else it is from before the agent got the job again
                 agent.shipping.discard(message.job)
+        elif isinstance(
+            message, messages.CommandOutput | messages.CommandInputRead | messages.CommandEnded
+        ):
+            self._commands.handle(agent, message)
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = state.runs.get(job)
@@ -171,9 +179,10 @@ class AgentHandlers:
         second.
         """
         state, limit = self._state, self._state.config.daemon.agent_timeout
+        now = state.clock.now()
+        self._commands.look(now)
         if self.adopting is None and self._partitioned():
             return
-        now = state.clock.now()
         for agent in self._state.agents:
             if now - agent.last_seen > limit:
                 self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
@@ -266,7 +275,8 @@ class AgentHandlers:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
-            agent.outdated = _outdated_reason(hello.version)
+            agent.gpus, agent.outdated = hello.gpus, _outdated_reason(hello.version)
+            self._commands.interrupted(lease)
             if new:
                 agent.warm = hello.warm
             else:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,7 +37,7 @@ class NotRun(click.ClickException):
     exit_code = NOT_RUN
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": False})
+@click.command("exec")
 @click.argument("job", metavar="JOB", shell_complete=job_names(unfinished=True))
 @click.option("--rank", type=click.IntRange(min=0), help="On the node of this rank.  [default: 0]")
 @click.option("--node", metavar="NODE", help="On this node of the job.")
@@ -142,7 +142,8 @@ async def _converse(command: RemoteCommand, tty: bool) -> int:
     output = loop.create_task(command.read(_write))
     inputs = loop.create_task(command.feed(_standard_input()))
     try:
-        await asyncio.wait({output, left}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {output, left}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not output.done():
             return left.result()
         end = output.result()

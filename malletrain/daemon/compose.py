@@ -108,6 +108,7 @@ class Components:
     leases: LeaseReconciler
     lease_actions: LeaseActions
     api: Api
+    commands: RelayedCommands
     message_router: MessageRouter
     dependencies: JobDependencies
     notices: Notices
@@ -262,6 +263,7 @@ def compose(
         leases,
         lease_actions,
         api,
+        commands,
         MessageRouter(
             state,
             transactions,

@@ -50,8 +50,8 @@ class RelayedCommand:
         """Output that the client has not confirmed."""
         self._received = self._confirmed = 0
         """Bytes of output that the agent sent, and that the client confirmed, in total."""
-        self._ended, self._code, self._sentence = False, None, ""
-        self._code: int | None
+        self._ended, self._sentence = False, ""
+        self._code: int | None = None
         self._changed = asyncio.Event()
 
     # --- the agent ---

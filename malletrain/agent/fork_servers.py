@@ -244,6 +244,7 @@ class NodeForkServers:
         send: sends a message to the daemon.
         memory: the agent's directory for snapshots, which is removed with the agent; None if there
             is none.
+        others: returns the pids of other children of the agent, which are reaped elsewhere.
     """
 
     def __init__(
@@ -253,7 +254,9 @@ class NodeForkServers:
         marks: Mapping[str, str],
         send: Callable[[Warm], object],
         memory: Path | None = None,
+        others: Callable[[], frozenset[int]] = frozenset,
     ) -> None:
+        self._others = others
         self._memory = memory
         self._directory = directory
         self._environment = environment
@@ -393,7 +396,8 @@ class NodeForkServers:
 
     def reap(self) -> None:
         """Reap orphans."""
-        reap_orphans(keep=frozenset(s.supervisor_pid for s in self._servers.values()))
+        servers = frozenset(s.supervisor_pid for s in self._servers.values())
+        reap_orphans(keep=servers | self._others())
 
     def has_job_processes(self) -> bool:
         """Returns whether a process of a job is alive."""

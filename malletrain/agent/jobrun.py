@@ -18,7 +18,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,9 +27,10 @@ from malletrain.agent.fork_servers import Launched, NodeForkServers
 from malletrain.agent.launch import JobPlace
 from malletrain.agent.logs import LogForwarder, tail
 from malletrain.agent.reports import NO_SNAPSHOTS_NOTICE, DrainServed, WorkerReports
-from malletrain.agent.start import UnusableSoftware, start_launcher
+from malletrain.agent.start import UnusableSoftware, command_of_owner, start_launcher
 from malletrain.launch.fabric import round_for_launcher
 from malletrain.protocol import messages
+from malletrain.protocol.commands import Terminal
 from malletrain.protocol.failures import UNFIT
 from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.job_files import SERVICE_LOG, rank_log_name
@@ -222,6 +223,17 @@ class NodeJob:
     def stop_grace_s(self) -> float:
         """Time between SIGTERM and SIGKILL of a worker, seconds."""
         return self._assign.stop_grace_s
+
+    def command_of_owner(
+        self, command: Sequence[str], terminal: Terminal | None
+    ) -> tuple[list[str], dict[str, str], str]:
+        """Returns (command, environment, working directory) of a command that the job's owner runs
+        here. Raises UnusableSoftware or OSError if it cannot be run.
+        """
+        argv, environment = command_of_owner(
+            self._assign, self._place, self.flags.path, command, terminal
+        )
+        return argv, environment, self._assign.spec.workdir
 
     # --- messages of the daemon ---
 

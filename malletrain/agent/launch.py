@@ -189,7 +189,11 @@ def warm_arguments(entry: LauncherEntry, socket: Path) -> list[str]:
 
 
 def supervised_command(
-    command: list[str], parent: int, workdir: str, log: Path, memory: Path | None = None
+    command: list[str],
+    parent: int,
+    workdir: str,
+    log: Path | None = None,
+    memory: Path | None = None,
 ) -> list[str]:
     """Returns ``command`` under a supervisor (see supervisor.py), which kills all its processes
     when ``command`` or ``parent`` ends.
@@ -198,7 +202,7 @@ def supervised_command(
         command: the command.
         parent: pid of the process that starts it.
         workdir: its working directory.
-        log: file for its output.
+        log: file for its output; None for that of the process that starts it.
         memory: directory that the supervisor removes when ``parent`` ends; None for none.
     """
     return [
@@ -209,8 +213,7 @@ def supervised_command(
         "--keep",
         "--parent",
         str(parent),
-        "--log",
-        str(log),
+        *(("--log", str(log)) if log is not None else ()),
         "--chdir",
         workdir,
         *(("--remove", str(memory)) if memory is not None else ()),

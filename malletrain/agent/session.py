@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from malletrain import __version__
+from malletrain.agent.commands import CommandMessage, NodeCommands
 from malletrain.agent.config import AgentConfig
 from malletrain.agent.fork_servers import NodeForkServers
 from malletrain.agent.health import NodeFitness
@@ -79,7 +80,9 @@ class NodeAgent:
         self._fitness = NodeFitness(config, self.directory, self._link.send)
         marks = {env.NODE: config.node, env.LEASE: config.lease}
         reach = self._link.send, self._memory
-        self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach)
+        self._commands = NodeCommands(self._link.send)
+        own = self._commands.pids
+        self._servers = NodeForkServers(self._sockets, os.environ, marks, *reach, own)
         self._run: NodeJob | None = None
         """The job on this node; None if there is none."""
         self._hello_assignment: messages.Assignment | None = None
@@ -165,6 +168,7 @@ class NodeAgent:
     def _on_welcome(self, welcome: Welcome) -> None:
         self._logs.limit_bytes = welcome.log_limit_bytes
         self._logs.reconnected()
+        self._commands.end_all("The connection between the daemon and the node was interrupted.")
         self._fitness.reconnected()
         if self._run is not None:
             self._run.reconnected()
@@ -188,6 +192,8 @@ class NodeAgent:
                 self._to_job(message)
             case TaskItems() | TaskAck() | TaskStop():
                 self._to_job(message)
+            case _ if isinstance(message, CommandMessage):
+                self._commands.handle(message, self._run)
             case messages.ProbeOpen() | messages.ProbeTo():
                 self._prober.begin(message)
             case messages.WarmUp():
@@ -332,6 +338,7 @@ class NodeAgent:
             await asyncio.sleep(STEP_S)
             now = time.monotonic()
             self._fitness.step(now)
+            self._commands.step()
             self._servers.step(busy=self._run is not None)
             if self._run is not None:
                 self._run.step(self._link.connected)
@@ -370,6 +377,8 @@ class NodeAgent:
             self._over.set()
 
     def _on_job_end(self) -> None:
+        if self._run is not None:
+            self._commands.end_all(f"Job {self._run.job} has left the node.")
         self._run, following, self._next = None, self._next, None
         if self._gone_at is not None:
             self._exiting = True

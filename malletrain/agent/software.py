@@ -107,6 +107,8 @@ _WRITE_VARIABLES = '{\n%s\n} && exec env -0 > "$1"'
 _TASK_SETUP = '{\n%s\n} && exec "$@"'
 _SETUP = '{\n%s\n} && exec "$(command -v python || command -v python3)" "$@"'
 
+_OWNER_SETUP = '{\n%s\n} >&2 && exec "$@"'
+
 
 def describe_environment(spec: JobSpec) -> str:
     """Returns a description of the job's environment, the subject of a sentence."""
@@ -134,10 +136,23 @@ def python_command(spec: JobSpec, arguments: Sequence[str]) -> list[str]:
     return ["python" if software.venv or software.conda else spec.python, *arguments]
 
 
-def command_in_container(spec: JobSpec, command: Sequence[str]) -> list[str]:
-    """Returns the command that runs ``command`` in the container."""
+def owner_command(spec: JobSpec, command: Sequence[str]) -> list[str]:
+    """Returns the command that runs ``command`` of the job's owner after the job's setup. What the
+    setup prints goes to standard error.
+    """
+    if not spec.setup:
+        return [*command]
+    return ["bash", "-c", _OWNER_SETUP % spec.setup, "bash", *command]
+
+
+def command_in_container(
+    spec: JobSpec, command: Sequence[str], needs_python: bool = True
+) -> list[str]:
+    """Returns the command that runs ``command`` in the container. ``needs_python``: whether
+    ``command`` consists of arguments for the Python in the container, unless the job has a setup.
+    """
     software = spec.software or SoftwareEnvironment()
-    plain = "" if spec.setup else "python"
+    plain = "python" if needs_python and not spec.setup else ""
     values = [software.container or "", spec.workdir, software.venv, plain]
     return ["/bin/sh", "-c", _INSIDE, "sh", *values, *command]
 

@@ -18,7 +18,7 @@ import pwd
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from malletrain.agent.software import (
     describe_environment,
     enter_command,
     missing_mount_points,
+    owner_command,
     passed_variables,
     python_command,
     task_environment_command,
@@ -50,6 +51,7 @@ from malletrain.launch import entry
 from malletrain.launch.task_process import TASK_VARIABLES
 from malletrain.memory.folder import bound
 from malletrain.protocol import env
+from malletrain.protocol.commands import Terminal
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
@@ -84,6 +86,10 @@ class ContainerSpec:
     """Whether the node has AMD GPUs."""
     root: bool = False
     """Whether the user is root."""
+    stdin: bool = False
+    """Whether the command has a standard input."""
+    terminal: bool = False
+    """Whether that is a terminal."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,10 @@ class ContainerRuntime:
     """Adds AMD GPUs."""
     non_root: tuple[str, ...] = ()
     """Passed unless the user is root."""
+    stdin: tuple[str, ...] = ()
+    """Connects the standard input. For runtimes that do not by default."""
+    terminal: tuple[str, ...] = ()
+    """Connects a terminal. For runtimes that do not by default."""
     forbidden_characters: str = ":"
     """Characters that a bound path must not contain."""
     needs_mount_points: bool = False
@@ -162,6 +172,8 @@ RUNTIMES: dict[str, ContainerRuntime] = {
         variable=("--env={name}",),
         nvidia=("--gpu",),
         non_root=("--userns=keep-id",),
+        stdin=("--interactive",),
+        terminal=("--tty",),
         image=("{image}",),
     ),
     "charliecloud": ContainerRuntime(
@@ -197,6 +209,8 @@ RUNTIMES: dict[str, ContainerRuntime] = {
         nvidia=("--device=nvidia.com/gpu=all",),
         amd=("--device=/dev/kfd", "--device=/dev/dri"),
         non_root=("--userns=keep-id",),
+        stdin=("--interactive",),
+        terminal=("--tty",),
         image=("{image}",),
     ),
 }
@@ -225,6 +239,10 @@ def container_command(
     argv = formatted(runtime.command)
     if not container.root:
         argv += formatted(runtime.non_root)
+    if container.stdin:
+        argv += formatted(runtime.stdin)
+    if container.terminal:
+        argv += formatted(runtime.terminal)
     if container.nvidia:
         argv += formatted(runtime.nvidia)
     if container.amd:
@@ -361,7 +379,6 @@ def launcher_command(
     if not software.container:
         arguments = launch_arguments(spec, order_file, LauncherEntry(entry.__file__, description))
         return enter_command(spec.software, python_command(spec, arguments)), environment
-    runtime = _runtime(software, environment)
     packages = _package_binds(place.directory)
     target = packages[0][1]
     launcher_entry = LauncherEntry(
@@ -369,8 +386,72 @@ def launcher_command(
     )
     arguments = launch_arguments(spec, order_file, launcher_entry)
     command = command_in_container(spec, python_command(spec, arguments))
-    environment = {**_user_variables(), **environment}
-    container = _container_spec(spec, software, place, environment, packages)
+    container = _container_spec(spec, software, place, _with_user(environment), packages)
+    return _in_container(software, container, environment, command)
+
+
+def command_of_owner(
+    assign: Assign,
+    place: JobPlace,
+    drain_file: str,
+    command: Sequence[str],
+    terminal: Terminal | None,
+) -> tuple[list[str], dict[str, str]]:
+    """Returns (command, environment) of a command that the job's owner runs on this node: the
+    job's software environment and variables, without those by which a worker reports.
+
+    Args:
+        assign: assignment of the job.
+        place: host, directory and sockets of the job on this node.
+        drain_file: file in which drains are requested.
+        command: the command.
+        terminal: the owner's terminal; None if there is none.
+
+    Raises:
+        UnusableSoftware: the container cannot be started on this node.
+        OSError: a file cannot be created.
+    """
+    spec = assign.spec
+    software = spec.software or SoftwareEnvironment()
+    order = LaunchOrder(
+        job=assign.job,
+        spec=spec,
+        endpoint=place.launcher_endpoint,
+        host=place.host,
+        log_dir="",
+        stop_grace_s=assign.stop_grace_s,
+        join_timeout_s=assign.join_timeout_s,
+    )
+    environment = job_environment(place, order, flags=drain_file, key=assign.key)
+    for name in (env.SOCKET, env.FLAGS, env.AGENT):
+        environment.pop(name, None)
+    if terminal is not None:
+        environment["TERM"] = terminal.kind or "dumb"
+    plain = owner_command(spec, command)
+    if not software.container:
+        return enter_command(spec.software, plain), environment
+    container = replace(
+        _container_spec(spec, software, place, _with_user(environment), []),
+        stdin=True,
+        terminal=terminal is not None,
+    )
+    inside = command_in_container(spec, plain, needs_python=False)
+    return _in_container(software, container, environment, inside)
+
+
+def _with_user(environment: Mapping[str, str]) -> dict[str, str]:
+    return {**_user_variables(), **environment}
+
+
+def _in_container(
+    software: SoftwareEnvironment,
+    container: ContainerSpec,
+    environment: dict[str, str],
+    command: Sequence[str],
+) -> tuple[list[str], dict[str, str]]:
+    """Returns (command, environment) that runs a command in a container on this node."""
+    runtime = _runtime(software, environment)
+    environment = _with_user(environment)
     _check_binds(runtime, container)
     if runtime.needs_mount_points:
         _make_mount_points(container)

@@ -20,6 +20,7 @@ from malletrain.cli.daemon import daemon
 from malletrain.cli.db import db
 from malletrain.cli.demo import demo
 from malletrain.cli.events import events
+from malletrain.cli.exec import exec_
 from malletrain.cli.export import export
 from malletrain.cli.goals import extend
 from malletrain.cli.key import key
@@ -67,7 +68,8 @@ def main() -> None:
 
     \b
     Exit codes: 0 done, 1 refused, 2 usage, 130 stopped with Ctrl-C. 'wait', 'logs -f' and
-    'status JOB --watch' end as the job did: 0 completed, 1 failed, 3 cancelled.
+    'status JOB --watch' end as the job did: 0 completed, 1 failed, 3 cancelled. 'exec' ends as
+    its command did.
     """
 
 
@@ -87,6 +89,7 @@ for _command in (
     scale,
     export,
     cp,
+    exec_,
     members,
     nodes,
     events,

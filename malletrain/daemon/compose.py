@@ -45,6 +45,7 @@ from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
 from malletrain.daemon.leases.departures import Departures
 from malletrain.daemon.leases.reconciler import LeaseReconciler
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
+from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.server.message_router import Login, MessageRouter
 from malletrain.daemon.site.audit_log import AuditLog
@@ -109,6 +110,7 @@ class Components:
     leases: LeaseReconciler
     lease_actions: LeaseActions
     api: Api
+    commands: RelayedCommands
     message_router: MessageRouter
     dependencies: JobDependencies
     arriving: ArrivingFarms
@@ -236,8 +238,18 @@ def compose(
     transactions = Transactions(state, Decisions(state, reachability, lease_actions))
     jobs = UnfinishedJobs(state, transactions)
     farms = Farms(state, transactions, jobs)
+    commands = RelayedCommands(state)
     agent_handlers = AgentHandlers(
-        state, transactions, jobs, reachability, departures, lease_actions, logs, farms, boot
+        state,
+        transactions,
+        jobs,
+        reachability,
+        departures,
+        lease_actions,
+        logs,
+        farms,
+        commands,
+        boot,
     )
     leases = LeaseReconciler(
         state, transactions, lease_actions, departures, keys, scavenger, endpoint
@@ -256,6 +268,7 @@ def compose(
         arriving,
         farms,
         logs,
+        commands,
         boot,
         scavenger.name,
         handler_failures,
@@ -271,6 +284,7 @@ def compose(
         leases,
         lease_actions,
         api,
+        commands,
         MessageRouter(
             state,
             transactions,

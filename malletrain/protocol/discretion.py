@@ -20,13 +20,14 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_FAILED: "The job failed.",
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
+    EventKind.COMMAND_RUN: "The job's owner ran a command on a node.",
     EventKind.NODE_REJECTED: "The job could not start on the node.",
     EventKind.JOB_EXTENDED: "The job's goals were changed.",
     EventKind.GOAL_STANDING: "The standing of the job's goals changed.",
     EventKind.BUDGET_SPENT: "The job has used up its budget.",
 }
-"""Kinds of events that quote a script or tell an owner's goals → the sentence that other users read
-instead.
+"""Kinds of events that quote a script or a command, or tell an owner's goals → the sentence that
+other users read instead.
 """
 FAILED_REASON = "it failed; its owner sees why"
 _HIDDEN_SPEC_FIELDS: dict[str, object] = {

@@ -158,6 +158,11 @@ class EventKind(Word):
         "job-suspended",
         "The job has fewer nodes than its minimum. It keeps its place and continues later.",
     )
+    COMMAND_RUN = (
+        "command-run",
+        "The owner of a job runs a command on one of its nodes (`malletrain exec`). The event has "
+        "the user and the first word of the command.",
+    )
     JOB_ADOPTED = (
         "job-adopted",
         "A restarted daemon has found the job running without interruption.",

@@ -32,6 +32,15 @@ from malletrain.protocol.bounds import (
     Stream,
     Tail,
 )
+from malletrain.protocol.commands import CommandCredit as CommandCredit
+from malletrain.protocol.commands import CommandEnded as CommandEnded
+from malletrain.protocol.commands import CommandInput as CommandInput
+from malletrain.protocol.commands import CommandInputRead as CommandInputRead
+from malletrain.protocol.commands import CommandOutput as CommandOutput
+from malletrain.protocol.commands import EndCommand as EndCommand
+from malletrain.protocol.commands import ResizeTerminal as ResizeTerminal
+from malletrain.protocol.commands import SignalCommand as SignalCommand
+from malletrain.protocol.commands import StartCommand as StartCommand
 from malletrain.protocol.farm import FarmSpec as FarmSpec
 from malletrain.protocol.farm import HeldTask as HeldTask
 from malletrain.protocol.farm import TaskAck as TaskAck
@@ -450,6 +459,9 @@ AgentMessage = (
     | ProbeUp
     | Probed
     | Stacks
+    | CommandOutput
+    | CommandInputRead
+    | CommandEnded
 )
 LauncherMessage = Phase | StoreUp | Drained | Worth | TaskPull | TaskResults
 """Messages of a launcher to its agent."""
@@ -468,6 +480,12 @@ DaemonMessage = (
     | TaskStop
     | TaskQuery
     | ShowStacks
+    | StartCommand
+    | CommandInput
+    | CommandCredit
+    | ResizeTerminal
+    | SignalCommand
+    | EndCommand
     | ProbeOpen
     | ProbeTo
     | Release

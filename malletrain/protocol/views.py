@@ -400,3 +400,36 @@ class LogView(View, frozen=True):
     """Whether the job has ended and its logs are complete."""
     arriving: bool = False
     """Whether the job has ended and nodes still send its output."""
+
+
+class CommandPart(View, frozen=True):
+    """A piece of the output of a command."""
+
+    data: bytes
+    error: bool
+    """Whether it is of the standard error."""
+
+
+class CommandView(View, frozen=True):
+    """The output of a command since the cursor of the request, and its end."""
+
+    parts: tuple[CommandPart, ...]
+    cursor: int
+    """Number of bytes of output up to the end of ``parts``; the cursor of the next request."""
+    ended: bool
+    """Whether the command has ended and no more output follows."""
+    code: int | None = None
+    """Exit code, as of a shell; None if there is none, because of ``sentence``."""
+    sentence: str = ""
+    """Why the command has no exit code."""
+
+
+class CommandStarted(View, frozen=True):
+    """A command that was started."""
+
+    command: str
+    """Its id."""
+    job: str
+    """Id of the job."""
+    node: str
+    """Name of the node."""

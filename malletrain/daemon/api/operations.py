@@ -29,6 +29,7 @@ from malletrain.daemon.api.changes import (
     goals_of,
     jobs_of_array,
 )
+from malletrain.daemon.api.commands import CommandOperations
 from malletrain.daemon.api.farm_operations import (
     ArrivingFarms,
     FarmOperations,
@@ -60,6 +61,7 @@ from malletrain.daemon.jobs.goals import goals_problem
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import decode_spec, series_views, submitted_before
 from malletrain.daemon.leases.reconciler import LeaseReconciler
+from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.site.clock import MAX_WAIT_S
 from malletrain.daemon.site.handler_failures import HandlerFailures
@@ -162,6 +164,7 @@ class Api:
         arriving: farms whose tasks are being added.
         farms: hands out the tasks of farms.
         logs: the logs of jobs.
+        commands: relays the commands of owners.
         boot: id of this start of the daemon.
         scheduler: name of the main scheduler.
         handler_failures: messages that could not be handled.
@@ -179,6 +182,7 @@ class Api:
         arriving: ArrivingFarms,
         farms: Farms,
         logs: LogSink,
+        commands: RelayedCommands,
         boot: str,
         scheduler: str,
         handler_failures: HandlerFailures,
@@ -211,6 +215,7 @@ class Api:
             "usage": self._usage,
             **JobChanges(state, jobs, self.views, self._find, self._transaction).operations,
             **FarmOperations(state, farms, arriving, self._find, self._transaction).operations,
+            **CommandOperations(state, commands, self._find, self._transaction).operations,
             **forecast_operations(state),
             **news_operations(state, boot),
             **OperatorActions(

@@ -81,6 +81,8 @@ class LeasedAgent:
     """Time at which the last warm-up request was sent."""
     networks: tuple[NodeNetwork, ...] = ()
     """Networks of the node."""
+    gpus: int = 0
+    """Number of GPUs of the node."""
     outdated: str = ""
     """Why the agent is replaced as soon as it has no job, as a sentence: it has another version of
     malletrain. Empty if it has the daemon's version.

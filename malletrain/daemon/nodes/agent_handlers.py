@@ -24,6 +24,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.leases.actions import LeaseActions
 from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, Departures, note_failures
 from malletrain.daemon.nodes.arrivals import Arrivals
+from malletrain.daemon.nodes.commands import RelayedCommands
 from malletrain.daemon.nodes.farms import Farms
 from malletrain.daemon.nodes.probes import Bandwidth, Probes
 from malletrain.daemon.nodes.reports import AgentReports
@@ -50,6 +51,7 @@ class AgentHandlers:
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
         farms: hands out the tasks of farms.
+        commands: relays the commands of owners.
         boot: id of this start of the daemon.
     """
 
@@ -63,6 +65,7 @@ class AgentHandlers:
         lease_actions: LeaseActions,
         logs: LogSink,
         farms: Farms,
+        commands: RelayedCommands,
         boot: str,
     ) -> None:
         self._state = state
@@ -73,6 +76,7 @@ class AgentHandlers:
         self.lease_actions = lease_actions
         slow = SlowNodeWatch(state, transactions, lease_actions)
         self.reports = AgentReports(state, transactions, jobs, logs, slow)
+        self._commands = commands
         self.boot = boot
         self.probes = Probes(state.agents)
         self._hung = HungSteps(state, transactions)
@@ -141,6 +145,10 @@ class AgentHandlers:
         elif isinstance(message, messages.LogsShipped):
             if agent.holds != message.job:  # else it is from before the agent got the job again
                 agent.shipping.discard(message.job)
+        elif isinstance(
+            message, messages.CommandOutput | messages.CommandInputRead | messages.CommandEnded
+        ):
+            self._commands.handle(agent, message)
         elif type(message) in self._table:
             job = message.assignment.job if isinstance(message, messages.Phase) else message.job
             run = state.runs.get(job)
@@ -178,9 +186,10 @@ class AgentHandlers:
         second.
         """
         state, limit = self._state, self._state.config.daemon.agent_timeout
+        now = state.clock.now()
+        self._commands.look(now)
         if self.adopting is None and self._partitioned():
             return
-        now = state.clock.now()
         for agent in self._state.agents:
             if now - agent.last_seen > limit:
                 self._lost(agent, f"nothing was heard of its agent for {limit:g} s")
@@ -274,7 +283,8 @@ class AgentHandlers:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
-            agent.outdated = _outdated_reason(hello.version)
+            agent.gpus, agent.outdated = hello.gpus, _outdated_reason(hello.version)
+            self._commands.interrupted(lease)
             if new:
                 agent.warm = hello.warm
             else:

@@ -116,7 +116,7 @@ class Farms:
                 for row in self._state.store.tasks.progress(job)
             )
             queue = TaskQueue.restored(spec.total, rows, spec.retries, spec.duplicate_stragglers)
-            item_bytes = self._core.store.tasks.longest(job) + ITEM_OVERHEAD_BYTES
+            item_bytes = self._state.store.tasks.longest(job) + ITEM_OVERHEAD_BYTES
             at_once = max(1, min(MAX_TASKS_IN_MESSAGE, MAX_ITEMS_BYTES // item_bytes))
             self._farms[job] = Farm(spec, queue, at_once)
         return self._farms[job]

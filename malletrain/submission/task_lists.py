@@ -168,9 +168,13 @@ def open_lines(file: IO[bytes], name: str) -> TaskInput:
     return TaskInput(name, (LINE,), rows())
 
 
-def files_of(patterns: Sequence[str]) -> TaskInput:
+def files_of(patterns: Sequence[str], absolute: bool = False) -> TaskInput:
     """Returns the files of patterns and names as tasks, in natural order: ``run2`` is before
     ``run10``. Duplicates are left out.
+
+    Args:
+        patterns: patterns, and names of files, relative to the current directory.
+        absolute: whether the tasks get absolute paths, because they run in another directory.
 
     Raises:
         SpecError: a pattern matches no file, or a name is not there.
@@ -181,6 +185,8 @@ def files_of(patterns: Sequence[str]) -> TaskInput:
         matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
         if not matches:
             raise SpecError(f"--each: {pattern} matches no file here.", "each")
+        if absolute:
+            matches = [os.path.abspath(match) for match in matches]
         paths.update(dict.fromkeys(matches))
     ordered = sorted(paths, key=natural)
     return TaskInput("--each", (PATH,), ((k, (path,)) for k, path in enumerate(ordered, 1)))

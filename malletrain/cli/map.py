@@ -392,7 +392,8 @@ def _submit(
                 f"task{'s' if rows.count > 1 else ''}. Follow it with: malletrain tasks {view.id} "
                 "--follow"
             )
-            tell_goal(view.goal)
+            if spec.deadline is not None or spec.budget_nh is not None:
+                tell_goal(view.goal)
     if wait:
         ended = until_ended([view.id], state_dir, quiet=as_json)
         if as_json:

@@ -54,6 +54,10 @@ REPEAT_S = 5.0
 """Time after which results are sent again, and tasks are asked for again, seconds."""
 RESULTS_EVERY_S = 0.2
 """Minimum time between two messages with results, seconds."""
+NOTICE_S = 2.0
+"""Time for which the result of a task that a SIGTERM ended waits, seconds. The main scheduler may
+have sent the signal to all processes of the lease, and the notice that the node leaves follows.
+"""
 RESULTS_AT_ONCE = 200
 """Maximum number of results in a message."""
 _RECENT = 200
@@ -188,7 +192,7 @@ class FarmLauncher:
             own = [peer for peer in message.members if peer.node == self._node]
             if any(peer.gone_in_s is not None for peer in own):
                 self._leave(min(peer.gone_in_s or 0.0 for peer in own))
-            else:
+            elif not self._loop.lease_terminated:
                 self._leaving = self._drained = False  # the plan may have changed
             if self._pulled_at is None:
                 self._pull()
@@ -261,6 +265,12 @@ class FarmLauncher:
     def check_processes(self) -> None:
         """Handle the ends of tasks and their limits, start others, and report."""
         now = time.monotonic()
+        if self._loop.lease_terminated and not self._leaving:
+            self._leaving = True
+            for task in self._running.values():
+                task.stopping = task.stopping or not task.ended()  # they have the signal, too
+            self._waiting.clear()
+            self._pull()
         self._reap(now)
         while self._waiting and len(self._running) < self._slots and not self._leaving:
             self._start(self._waiting.popleft(), now)
@@ -295,9 +305,12 @@ class FarmLauncher:
             task.check_limits(now, self.order.stop_grace_s)
             if not task.ended():
                 continue
+            leaves = self._leaving or self._loop.lease_terminated
+            if task.terminated and not leaves and now < (task.ended_at or now) + NOTICE_S:
+                continue
             del self._running[key]
             self._free_devices.extend(task.devices)
-            if task.stopping:
+            if task.stopping or (task.terminated and leaves):
                 task.move_files()  # it was cut off: no result
                 continue
             self._ends.append(now)
@@ -354,6 +367,7 @@ class FarmLauncher:
         """Stop all tasks, and report those that succeed meanwhile."""
         for task in self._running.values():
             task.stop(self.order.stop_grace_s)
+        self._leaving = True
         while self._running:
             self._reap(time.monotonic())
             if self._running:

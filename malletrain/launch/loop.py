@@ -108,6 +108,8 @@ class LaunchLoop:
         self._exit_sentence = ""
         self._code = 0
         self._wait_s = TICK_S
+        self.lease_terminated = False
+        """Whether all processes of the lease have received a SIGTERM: the node leaves."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         self._wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -168,6 +170,7 @@ class LaunchLoop:
 
     def _on_signal(self, number: int, _: object) -> None:
         if number == signal.SIGTERM and not is_meant(os.getppid()):
+            self.lease_terminated = True
             return  # scancel sends it to every process of the lease
         self.end(f"{signal.Signals(number).name}: the job leaves this node.")
 

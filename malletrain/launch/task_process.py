@@ -22,6 +22,8 @@ from malletrain.protocol.farm import MAX_TAIL, FarmSpec, TaskItem, TaskResult
 from malletrain.protocol.launcher_channel import TaskSetting
 from malletrain.protocol.task_template import INDEX, OUTPUT, expand
 
+TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes after a SIGTERM, of a process and of a shell."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a command that cannot be started, as a shell has them."""
 ARRAY_VARIABLES = (
@@ -105,7 +107,11 @@ class TaskProcess:
         self._kill_at: float | None = None
         self._exceeded = False
         self.stopping = False
-        """Whether it was asked to end, because its node leaves or it is not needed."""
+        """Whether it was asked to end, because its node leaves or it is not needed. Its exit code
+        means nothing then: a program may save its state on SIGTERM, and exit with code 0.
+        """
+        self.ended_at: float | None = None
+        """When its end was noticed, monotonic time, seconds; None while it runs."""
         part = f".{os.getpid()}.{item.attempt}.part"
 
         def path(pattern: str) -> str:
@@ -159,10 +165,16 @@ class TaskProcess:
 
     def ended(self) -> bool:
         """Returns whether it has ended. What is left of its process group is killed then."""
-        if self._child.ended() is None:
-            return False
-        self._signal(signal.SIGKILL)
-        return True
+        if self.ended_at is None and self._child.ended() is not None:
+            self.ended_at = time.monotonic()
+            self._signal(signal.SIGKILL)
+        return self.ended_at is not None
+
+    @property
+    def terminated(self) -> bool:
+        """Whether a SIGTERM ended it that the launcher did not send."""
+        code = self._child.process.returncode
+        return code in TERMINATED and not (self.stopping or self._exceeded)
 
     def result(self) -> TaskResult:
         """Returns its result, after its end, and moves its files to their final names."""
@@ -202,9 +214,7 @@ class TaskProcess:
             self._signal(signal.SIGKILL)
 
     def stop(self, grace_s: float) -> None:
-        """Send SIGTERM now, and SIGKILL after ``grace_s`` seconds. From now on its exit code means
-        nothing: a program may save its state on SIGTERM, and exit with code 0.
-        """
+        """Send SIGTERM now, and SIGKILL after ``grace_s`` seconds."""
         if self._child.process.poll() is None:
             self.stopping = True
             self._terminate(time.monotonic() + grace_s)

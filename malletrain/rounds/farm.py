@@ -3,7 +3,7 @@
 
 * A member learns nothing of the others, only whether it leaves itself.
 * A launcher that ends is started again, because its tasks are not lost. It uses up no try of the
-  job. A node on which it ends :data:`MAX_RESTARTS` times is rejected.
+  job, unless none has ever come up. A node on which it ends :data:`MAX_RESTARTS` times is rejected.
 
 A farm is completed when its tasks are: see :mod:`malletrain.core.task_queue`.
 """
@@ -34,6 +34,8 @@ class FarmRounds(ServiceRounds):
         ]
 
     def _process_ended(self, node: str, now: float) -> list[Action]:
+        if self.generation == 0:  # it has not come up anywhere
+            return super()._process_ended(node, now)
         count = self._restarts[node] = self._restarts.get(node, 0) + 1
         if count > MAX_RESTARTS:
             return self._reject([node], f"the launcher of the farm ended there {count} times")

@@ -137,10 +137,13 @@ class TaskTable:
         return self._db.counts(table, "state", table.c.job == job)
 
     def progress(self, job: str) -> Iterator[TaskProgress]:
-        """Yield what a queue is restored from, in order of the numbers."""
+        """Yield what a queue is restored from, in order of the numbers: the tasks that were handed
+        out at least once.
+        """
+        handed_out = (table.c.job == job, table.c.attempt > 0)
         query = (
             select(*_PROGRESS, table.c.started)
-            .where(table.c.job == job, table.c.number >= bindparam("first"))
+            .where(*handed_out, table.c.number >= bindparam("first"))
             .order_by(table.c.number)
             .limit(_ROWS_AT_ONCE)
         )

@@ -39,7 +39,7 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
     """Returns the job of :func:`again` for ``user``, from a job as the daemon shows it.
 
     Raises:
-        SpecError: the job has not ended, or belongs to another user.
+        SpecError: the job has not ended, belongs to another user, or is a farm.
     """
     if old.job.owner != user:
         raise SpecError(
@@ -47,7 +47,13 @@ def requeued(old: JobDetail, more: Sequence[object], now: float, user: str) -> J
         )
     if old.job.ended is None:
         raise SpecError(f"Job {old.job.id} ({old.job.name}) is {old.job.state}; it has not ended.")
-    return again(msgspec.convert(old.spec, JobSpec), old.job.id, [str(word) for word in more], now)
+    spec = msgspec.convert(old.spec, JobSpec)
+    if spec.farm is not None:
+        raise SpecError(
+            f"Job {old.job.id} ({old.job.name}) is a farm, whose tasks are not part of its "
+            "specification; `malletrain map` takes the rows of those that failed again."
+        )
+    return again(spec, old.job.id, [str(word) for word in more], now)
 
 
 def omissions(old: JobSpec, new: JobSpec) -> list[str]:

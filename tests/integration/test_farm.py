@@ -190,7 +190,7 @@ def test_200_random_faults_over_2000_tasks(tmp_path, any_seed):
     print(f"seed {seed}")
     choices = random.Random(seed)
     with site(tmp_path, nodes=3, agent_timeout_s=3.0) as made:
-        command = "sleep 0.1; " + farms.APPEND
+        command = "sleep 0.3; " + farms.APPEND
         job = farms.submit(made, command, farms.numbered(2000), retries=1000)
         faults = 0
         while faults < 200 and made.job(job).ended is None:

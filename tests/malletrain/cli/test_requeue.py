@@ -7,7 +7,8 @@ import pytest
 
 from malletrain.identity.keys import user_name
 from malletrain.protocol import env, messages
-from malletrain.submission.again import again
+from malletrain.submission.again import again, requeued
+from malletrain.submission.error import SpecError
 from tests.malletrain.cli.fake_daemon import detail, job_view
 
 OLD = messages.JobSpec(
@@ -29,6 +30,17 @@ def test_a_job_once_more():
     assert longer.args == ("--epochs", "90", "--epochs", "120")
     assert longer.deadline is None
     assert longer.work is None
+
+
+def test_a_farm_is_not_requeued():
+    tasks = messages.FarmSpec(("run", "{x}"), ("x",), 3, "{index}.log")
+    farm = msgspec.structs.replace(OLD, mode="farm", farm=tasks)
+    old = detail(
+        job=job_view(id="j9", state="failed", ended=1.0, owner=user_name()),
+        spec=msgspec.to_builtins(farm),
+    )
+    with pytest.raises(SpecError, match="`malletrain map` takes the rows"):
+        requeued(old, (), 10.0, user_name())
 
 
 @pytest.fixture

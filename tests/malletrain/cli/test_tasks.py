@@ -51,13 +51,7 @@ def test_the_table_goes_over_pages(run, farm):
     assert [int(line.split()[0]) for line in done.stdout.splitlines()[4:]] == list(range(22))
     assert "3 more; --limit N shows more" in done.stderr
     failed = run("tasks", "study", "--failed")
-    assert [line.split()[0] for line in failed.stdout.splitlines()[4:]] == [
-        "4",
-        "9",
-        "14",
-        "19",
-        "24",
-    ]
+    assert [int(line.split()[0]) for line in failed.stdout.splitlines()[4:]] == [4, 9, 14, 19, 24]
     assert "error 24" in failed.stdout
     assert "more" not in failed.stderr
     assert len(json.loads(run("tasks", "study", "--json").stdout)["tasks"]) == COUNT

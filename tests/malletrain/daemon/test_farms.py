@@ -10,8 +10,16 @@ from malletrain.client import operations
 from malletrain.client.errors import ClientError
 from malletrain.daemon.api import farm_operations
 from malletrain.daemon.jobs.admission import problem_of
-from malletrain.protocol import messages
-from malletrain.protocol.farm import FarmSpec, HeldTask, TaskResult
+from malletrain.launch.farm import RESULTS_AT_ONCE
+from malletrain.protocol import messages, wire
+from malletrain.protocol.farm import (
+    MAX_ROW_BYTES,
+    MAX_TAIL,
+    MAX_TASKS_IN_MESSAGE,
+    FarmSpec,
+    HeldTask,
+    TaskResult,
+)
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon
 from tests.waiting import until
 
@@ -257,6 +265,34 @@ def test_a_farm_after_another_job_waits_for_both(tmp_path):
         client.cancel([first])
     until(lambda: daemon.job(job).state == "cancelled", "it is cancelled with the first")
     daemon.stop()
+
+
+@pytest.mark.parametrize(
+    ("first", "rows", "sentence"),
+    [
+        (0, [], "1 to 10,000 tasks, not 0"),
+        (3, [["x"]], "the next one is 2, not 3"),
+        (2, [["x"]] * 9, "submitted with 10 tasks"),
+        (2, [["x", "y"]], "Task 2 has 2 values; the farm has 1 columns"),
+        (2, [["x"], ["\0"]], "task 3 contains a NUL"),
+        (2, [["x"], ["é" * 6001]], "task 3 have more than 12,000 bytes"),
+        (0, [["x"]], ""),
+        (2, [["é" * 6000]], ""),
+    ],
+)
+def test_tasks_that_cannot_be_added(first, rows, sentence):
+    problem = farm_operations.rows_problem(farm(10), first, rows, 2)
+    assert sentence in problem
+    assert bool(sentence) == bool(problem)
+
+
+def test_the_largest_message_with_tasks_fits():
+    """And the largest one with results."""
+    values = ("é" * (MAX_ROW_BYTES // 2),)
+    items = tuple(messages.TaskItem(k, 1, values) for k in range(MAX_TASKS_IN_MESSAGE))
+    assert wire.encode(messages.TaskItems("j1", 1, items))
+    result = TaskResult(1, 1, 1, 0.0, 0.0, "x" * MAX_TAIL, "y" * 8192)
+    assert wire.encode(messages.TaskResults("j1", "s", (result,) * RESULTS_AT_ONCE, 9))
 
 
 @pytest.mark.parametrize(

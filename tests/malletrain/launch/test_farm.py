@@ -277,6 +277,28 @@ def test_an_exit_code_after_a_stop_means_nothing(tmp_path):
         assert launcher.heard == []
 
 
+def test_a_task_that_ends_by_the_notice_of_its_lease_has_not_failed(tmp_path):
+    """The main scheduler sends SIGTERM to all processes; the view that the node leaves follows."""
+    with node(tmp_path, spec_of("sh", "-c", "echo $$ > pid; exec sleep 1000")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        file = tmp_path / "work" / "pid"
+        pid = until(lambda: file.exists() and file.read_text().strip(), "the task runs")
+        os.kill(int(pid), signal.SIGTERM)
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=60.0))
+        launcher.hear(messages.Drained)
+        assert launcher.agent.socket.poll(0) == 0
+        launcher.agent.say(messages.TaskQuery("j1"))
+        assert launcher.hear(TaskPull).tasks == ()
+
+
+def test_a_task_that_anyone_else_terminates_has_failed(tmp_path):
+    with node(tmp_path, spec_of("sh", "-c", "kill -TERM $$")) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        assert launcher.result().code == -signal.SIGTERM
+
+
 def test_an_attempt_that_is_not_needed_is_stopped(tmp_path):
     with node(tmp_path, spec_of("sh", "-c", "echo > up{index}; test {x} = 0 || sleep 1000")) as it:
         it.begin()

@@ -36,7 +36,6 @@ def check_life_of_tasks(store: Store) -> None:
         TaskProgress(1, "failed", 1, 1, "n1", 101.0),
         TaskProgress(2, "waiting", 0, 1, "n1", 100.0),
         TaskProgress(3, "running", 0, 1, "n2", 100.0),
-        TaskProgress(4, "waiting", 0, 0, "", 0.0),
     ]
     assert tasks.counts(job) == {"done": 1, "failed": 1, "waiting": 2, "running": 1}
     [row] = tasks.listed(job, ["failed"], -1, 10)
@@ -69,7 +68,8 @@ def test_reading_in_pieces_misses_nothing(store, monkeypatch):
     monkeypatch.setattr(task_table, "_ROWS_AT_ONCE", 3)
     monkeypatch.setattr(task_table, "NUMBERS_AT_ONCE", 2)
     job = new_job(store).id
-    store.tasks.add(job, 0, [[str(k)] for k in range(7)])
+    store.tasks.add(job, 0, [[str(k)] for k in range(9)])
+    store.tasks.hand_out(job, "n", [(k, 1) for k in range(7)], 1.0)
     assert [each.number for each in store.tasks.progress(job)] == list(range(7))
     assert [r.number for r in store.tasks.rows(job, range(7))] == list(range(7))
     assert store.tasks.arguments(job, range(7)) == {k: (str(k),) for k in range(7)}

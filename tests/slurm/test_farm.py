@@ -1,0 +1,28 @@
+"""Farms on a real Slurm: its SIGTERM reaches the tasks themselves, and costs them no try."""
+
+from __future__ import annotations
+
+from tests.integration import farms
+from tests.slurm.site import slurm_site
+
+
+def test_tasks_of_a_lease_that_is_cancelled_or_preempted_use_up_no_try(cluster, root):
+    slurm = cluster(2, grace=3600)
+    with slurm_site(root / "s", slurm) as site:
+        site.script("hold", "")
+        command = "while [ -e hold ]; do sleep 0.1; done; " + farms.APPEND
+        job = farms.submit(site, command, farms.numbered(6), nodes="1:2", cpus=0)
+        site.until(lambda: farms.tasks(site, job).counts["running"] == 2, "both nodes have tasks")
+        slurm.run("scancel", next(iter(slurm.leases())))
+        site.until(lambda: site.events("node-leaving"), "the notice is heard of")
+        site.until(lambda: len(slurm.leases()) == 1, "the lease ends")
+        main = slurm.submit("sleep 0.5", "--nodes=2", "--exclusive", "--time=2")
+        slurm.until(lambda: slurm.jobs()[main][0] == "COMPLETED", "the main job completes")
+        site.until(
+            lambda: farms.tasks(site, job).counts["running"] == 2, "both nodes have tasks again"
+        )
+        (site.work / "hold").unlink()
+        site.until_state(job, "completed", "failed")
+        assert {task.tries for task in farms.tasks(site, job).tasks} == {0}
+        assert site.job(job).state == "completed"
+        assert farms.runs(site) == dict.fromkeys(range(6), 1)

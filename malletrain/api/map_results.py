@@ -25,6 +25,7 @@ from malletrain.api.options import farm_of, limits_of
 from malletrain.client import ClientError, Unreachable, operations
 from malletrain.client.task_upload import upload
 from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS
+from malletrain.protocol.task_template import escaped
 from malletrain.protocol.views import TasksView, TaskView
 from malletrain.submission.error import SpecError
 from malletrain.training.functions import (
@@ -86,7 +87,6 @@ class MapResults(Iterator[R], Generic[R]):
         while not self._ready:
             if not self._pending:
                 raise StopIteration
-            self._read_files()
             while (number := self._available()) is None:
                 self._look()
             del self._pending[number]
@@ -119,10 +119,12 @@ class MapResults(Iterator[R], Generic[R]):
         return first if first in self._outcomes else None
 
     def _look(self) -> None:
-        """Ask the daemon for tasks without results, and read the results that are there; wait if
-        there is none.
+        """Read the results that are there. If the next is not, ask the daemon for tasks without
+        results, and wait.
         """
         assert self.job is not None
+        if self._read_files() and self._available() is not None:
+            return
         try:
             view = self._client.do(operations.tasks(self.job.id, limit=0))
             state = self.job.refresh().state
@@ -133,9 +135,8 @@ class MapResults(Iterator[R], Generic[R]):
             return
         if state in ENDED:
             self._set_missing(self.job, view, state)
-        elif not self._read_files() and self._available() is None:
+        elif self._available() is None:
             time.sleep(POLL_S)
-            self._read_files()
 
     def _read_files(self) -> int:
         """Read new results. Returns the number of tasks whose results are new."""
@@ -221,14 +222,14 @@ def start_map(
     _write_items(folder, groups)
     own_python = not any(options.get(key) for key in ("venv", "conda", "container"))
     python = sys.executable if own_python else "python"
-    escaped = str(folder).replace("{", "{{").replace("}", "}}")
-    command = [python, str(script).replace("{", "{{").replace("}", "}}")]
+    place = escaped(str(folder))
+    command = [escaped(python), escaped(str(script))]
     spec = farm_of(
-        [*command, f"{escaped}/items/{{{COLUMN}}}", "{output}"],
+        [*command, f"{place}/items/{{{COLUMN}}}", "{output}"],
         (COLUMN,),
         len(groups),
-        f"{escaped}/results/{{index}}.pkl",
-        f"{escaped}/logs/{{index}}.log",
+        f"{place}/results/{{index}}.pkl",
+        f"{place}/logs/{{index}}.log",
         {**options, "name": name},
     )
     job = client.submit_spec(spec)

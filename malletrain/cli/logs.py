@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from malletrain.cli.common import asking, json_option, print_json_line, say, state_dir_option
+from malletrain.cli.common import (
+    Refused,
+    asking,
+    json_option,
+    print_json_line,
+    say,
+    state_dir_option,
+)
 from malletrain.cli.completion import job_names
 from malletrain.cli.exit_codes import exit_code
 from malletrain.cli.tasks import print_log
 
 if TYPE_CHECKING:
     from malletrain.client import Connection
-    from malletrain.protocol.views import LogView
+    from malletrain.protocol.views import JobDetail, LogView
 
 LIMIT_BYTES = 256 * 1024
 ASSUMED_LINE_BYTES, MAX_TAIL_BYTES = 200, 1 << 30
@@ -97,7 +104,9 @@ def logs(
     cursor, wrote, newline, code, name = "", False, True, 0, job
     with asking(state_dir) as client:
         if follow:  # by its id, because the name may refer to another job by the time it has ended
-            job = client.job(job).job.id
+            detail = client.job(job)
+            _refuse_farm(detail, stream)
+            job = detail.job.id
         if tail is not None:
             piece = _last_lines(client, job, stream, tail)
             cursor = piece.cursor
@@ -131,6 +140,8 @@ def logs(
                 break
             if not progressed and time.monotonic() - sent_at < PACE_S:
                 time.sleep(PACE_S)  # the daemon answered at once although there was no output
+        if not wrote and tail != 0:
+            _refuse_farm(client.job(job), stream)
         if follow:
             code = exit_code([client.job(job).job.state])
     if as_json:
@@ -144,6 +155,16 @@ def logs(
             + (f"; there is output of {others}." if others else ".")
         )
     click.get_current_context().exit(code)
+
+
+def _refuse_farm(detail: JobDetail, stream: str) -> None:
+    """Raises Refused if the log of a rank is asked of a farm, which has none."""
+    if detail.spec.get("farm") is not None and stream.startswith("rank"):
+        name = detail.job.name
+        raise Refused(
+            f"{name} is a farm: malletrain logs {name} --task N prints the log of a task, and "
+            f"malletrain tasks {name} lists them."
+        )
 
 
 def _last_lines(client: Connection, job: str, stream: str, lines: int) -> LogView:

@@ -271,7 +271,8 @@ def map_(
     software = SoftwareOptions(**{f.name: options.pop(f.name) for f in fields(SoftwareOptions)})
     of_tasks = {name: options.pop(name) for name in TASK_OPTIONS}
     try:
-        with _opened(tasks, (*each, *names), array, bool(each)) as source:
+        elsewhere = options["workdir"] is not None
+        with _opened(tasks, (*each, *names), array, bool(each), elsewhere) as source:
             rows = TaskList(source)
         with contextlib.closing(rows):
             if source.columns == ("index",) and array is not None:
@@ -292,9 +293,13 @@ def map_(
 
 @contextlib.contextmanager
 def _opened(
-    tasks: str | None, each: tuple[str, ...], array: str | None, has_each: bool
+    tasks: str | None,
+    each: tuple[str, ...],
+    array: str | None,
+    has_each: bool,
+    elsewhere: bool,
 ) -> Iterator[TaskInput]:
-    """Yields the input that the options name."""
+    """Yields the input that the options name. ``elsewhere``: the tasks run in another directory."""
     from malletrain.submission import task_lists
     from malletrain.submission.error import SpecError
 
@@ -306,7 +311,7 @@ def _opened(
     if sum((tasks is not None, has_each, array is not None)) > 1:
         raise SpecError("--tasks, --each and --array each give the tasks; use one of them.")
     if has_each:
-        yield task_lists.files_of(each)
+        yield task_lists.files_of(each, absolute=elsewhere)
     elif array is not None:
         source, at_once = task_lists.array_of(array)
         if at_once is not None:
@@ -387,7 +392,8 @@ def _submit(
                 f"task{'s' if rows.count > 1 else ''}. Follow it with: malletrain tasks {view.id} "
                 "--follow"
             )
-            tell_goal(view.goal)
+            if spec.deadline is not None or spec.budget_nh is not None:
+                tell_goal(view.goal)
     if wait:
         ended = until_ended([view.id], state_dir, quiet=as_json)
         if as_json:

@@ -89,5 +89,10 @@ def problems(words: Sequence[str], columns: Sequence[str], more: Sequence[str] =
     return ""
 
 
+def escaped(text: str) -> str:
+    """Returns a template that stands for this text as it is."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def _short(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:99]}…"

@@ -19,7 +19,7 @@ from malletrain.config.units import UnitError, parse_duration, parse_size
 from malletrain.identity.keys import user_name
 from malletrain.protocol.farm import FarmSpec
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
-from malletrain.protocol.task_template import OUTPUT, expand, problems
+from malletrain.protocol.task_template import OUTPUT, escaped, expand, problems
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline
 from malletrain.submission.software import SoftwareOptions, software_of
@@ -162,7 +162,7 @@ def build_farm(
     spec = JobSpec(
         name=farm_name,
         owner=user_name(),
-        script=program,
+        script=program if "{" in command[0] else program.replace("{{", "{").replace("}}", "}"),
         workdir=str(directory),
         python="python",
         env=variables,
@@ -188,8 +188,8 @@ def build_farm(
 def program_of(
     word: str, environment: SoftwareEnvironment | None, setup: bool
 ) -> tuple[str, list[str]]:
-    """Returns the program that the nodes run for the first word of the command, and notes. Without
-    an environment of its own a farm runs the program that this shell would run.
+    """Returns the program that the nodes run for the first word of the command, as a template, and
+    notes. Without an environment of its own a farm runs the program that this shell would run.
 
     Raises:
         SpecError: it is a path, and there is no such program.
@@ -209,7 +209,7 @@ def program_of(
                 f"{path} is not executable; make it so with chmod +x, or name the program that "
                 f"reads it, such as: -- bash {word}"
             )
-        return path, []
+        return escaped(path), []
     if environment is not None or setup:
         return word, []
     program = shutil.which(text)
@@ -218,7 +218,7 @@ def program_of(
             f"Warning: {word} is not found on this host. If the nodes do not have it either, all "
             "tasks fail; --module, --conda and --setup make programs known to them."
         ]
-    return os.path.abspath(program), []
+    return escaped(os.path.abspath(program)), []
 
 
 def script_words(command: Sequence[str]) -> tuple[list[str], str]:
@@ -226,7 +226,7 @@ def script_words(command: Sequence[str]) -> tuple[list[str], str]:
     the script; the command itself and no text if it is not a script.
     """
     path = os.path.abspath(os.path.expanduser(command[0]))
-    if os.sep not in command[0] and not os.path.isfile(path):
+    if os.sep not in command[0] and shutil.which(command[0]) is not None:
         return list(command), ""
     try:
         with open(path, "rb") as file:
@@ -236,8 +236,9 @@ def script_words(command: Sequence[str]) -> tuple[list[str], str]:
     if not text.startswith("#!"):
         return list(command), ""
     if os.access(path, os.X_OK):
-        return [path, *command[1:]], text
-    return [*shlex.split(text.splitlines()[0][2:]), path, *command[1:]], text
+        return [*command], text
+    interpreter = shlex.split(text.splitlines()[0][2:])
+    return [*interpreter, escaped(path), *command[1:]], text
 
 
 def command_line(spec: FarmSpec, values: Sequence[str], number: int) -> str:

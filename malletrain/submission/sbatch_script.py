@@ -59,6 +59,8 @@ FLAGS = frozenset(
 )
 """sbatch's options without a value, or whose value follows an equals sign only."""
 GPUS = frozenset(("gres", "gpus", "gpus-per-task", "gpus-per-node"))
+ALONE = frozenset((("nodes", "1"), ("ntasks", "1"), ("ntasks-per-node", "1")))
+"""Options that say what holds for a task anyway."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "": 2**20}
 """Unit of a size in sbatch's options → bytes."""
 
@@ -111,7 +113,7 @@ def batch_options(text: str, where: str) -> BatchOptions:
                 values["env"] = tuple(words)
                 if len(words) < len(value.split(",")):
                     ignored[f"--export={value.split(',')[0]}"] = None
-            else:
+            elif (name, value) not in ALONE:
                 ignored[f"--{name}={value}" if value else f"--{name}"] = None
         except ValueError:
             raise SpecError(

@@ -40,7 +40,8 @@ def script_of(text: str, own_python: bool = True) -> Path:
     if path.suffix.lower() in SHELL or (shebang and b"python" not in first):
         raise SpecError(
             f"{path} is a shell script, but a job is a Python script that runs on every node; "
-            "submit the Python script itself, with what has to run before it in --setup."
+            "submit the Python script itself, with what has to run before it in --setup. For many "
+            "runs of any other program there is malletrain map."
         )
     if path.suffix.lower() == ".ipynb":
         raise SpecError(

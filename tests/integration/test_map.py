@@ -62,6 +62,8 @@ def test_a_table_of_runs(shared):
     assert call(shared, "logs", "study", "--task", 7) == "of 7\n"
     assert call(shared, "logs", job, "--task", 3) == "of 3\n"
     call(shared, "logs", job, "--task", 30, code=1)
+    call(shared, "logs", job, code=1)
+    call(shared, "logs", job, "-f", code=1)
     (shared.work / "logs" / "7.log").unlink()
     assert call(shared, "logs", job, "--task", 7) == "of 7\n"
     details = call(shared, "show", "study")

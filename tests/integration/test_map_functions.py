@@ -38,7 +38,7 @@ def test_items_are_grouped(client, shared):
     pids = list(results)
     assert [len(set(pids[k : k + 4])) for k in (0, 4, 8)] == [1, 1, 1]
     assert len(set(pids)) == 3
-    assert shared.job(results.job.id).samples == 3
+    assert shared.until_state(results.job.id, "completed").samples == 3
 
 
 def test_results_come_as_they_are_there(client, shared):

@@ -85,6 +85,30 @@ def test_files_lines_and_indices(run, daemon, here):
     assert (specs[-1]["farm"]["array_env"], specs[-1]["farm"]["array_range"]) == (True, [2, 8, 3])
 
 
+def test_names_are_those_of_this_directory(run, daemon, here):
+    """Tasks run in --workdir; files and scripts are looked for here. Braces in paths are no
+    columns.
+    """
+    place = here / "{place}"
+    place.mkdir()
+    (place / "a.nc").touch()
+    script = place / "run.sh"
+    script.write_text("#!/bin/sh\n")
+    specs, rows = farm_of(daemon)
+    done = run("map", "--each", place / "*.nc", "--workdir", "/", "--", "cat", "{}")
+    assert (done.exit_code, rows) == (0, [[str(place / "a.nc")]])
+    os.chdir(place)
+    specs, rows = farm_of(daemon)
+    assert run("map", "--each", "a.nc", "--workdir", "/", "--", "run.sh", "{}").exit_code == 0
+    assert rows == [[str(place / "a.nc")]]
+    assert specs[0]["farm"]["command"] == ["/bin/sh", str(here / "{{place}}" / "run.sh"), "{}"]
+    script.chmod(0o755)
+    specs, rows = farm_of(daemon)
+    assert run("map", "--each", "a.nc", "--", "./run.sh", "{}").exit_code == 0
+    assert specs[0]["farm"]["command"] == [str(here / "{{place}}" / "run.sh"), "{}"]
+    assert (specs[0]["script"], specs[0]["name"]) == (str(script), "run")
+
+
 def test_a_batch_script_runs_unchanged(run, daemon, here):
     specs, rows = farm_of(daemon)
     script = here / "array.sbatch"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from malletrain.protocol.task_template import expand, problems
+from malletrain.protocol.task_template import escaped, expand, problems
 
 KNOWN = [
     (["sim", "--seed", "{seed}"], ["seed"], ["7"], ["sim", "--seed", "7"]),
@@ -46,3 +48,8 @@ def test_unknown_names_are_problems(words, columns, sentence):
     assert f"{{{columns[0]}}}" in problems(words, columns) or "brace" in problems(words, columns)
     with pytest.raises(ValueError, match=r"known are|brace"):
         expand(words, columns, ["1"] * len(columns), 0)
+
+
+@given(st.text())
+def test_escaped_text_stands_for_itself(text):
+    assert expand([escaped(text)], ["a"], ["x"], 0) == [text]

@@ -36,7 +36,7 @@ def test_a_batch_script():
         "log": "logs/{name}-{name}_{index}.out",
         "env": ("DATA=/scratch", "SEED"),
     }
-    assert options.ignored == ("--partition=gpu", "--nodes=1", "--exclusive", "--export=ALL")
+    assert options.ignored == ("--partition=gpu", "--exclusive", "--export=ALL")
 
 
 def test_a_script_without_options():

@@ -1,0 +1,78 @@
+"""Tasks of a farm as text: known answers."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from malletrain.protocol.views import TasksView, TaskView
+from malletrain.render import farms
+
+NOW = 1000.0
+FAILED = TaskView(
+    7, ("7", "a b"), "failed", 2, 1, "n1", 990.0, 992.5, "l/7.log", "one\nlast \x1b[31mwords\n\n"
+)
+RUNNING = TaskView(8, ("8", "x"), "running", 0, None, "n2", 940.0)
+WAITING = TaskView(9, ("9", "y"), "waiting")
+
+
+def view(*tasks: TaskView, **fields) -> TasksView:
+    counts = {"waiting": 1, "running": 1, "done": 1200, "failed": 1, "cancelled": 0}
+    return TasksView("j5", ("seed", "name"), 1203, **{"counts": counts, "tasks": tasks, **fields})
+
+
+def printed(renderable, width: int = 120) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(renderable)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_summary():
+    line = "1 waiting, 1 running, 1,200 done, 1 failed of 1,203 tasks."
+    assert farms.summary(view(), NOW).plain == line
+    with_rate = farms.summary(view(rate=2.0, ends=NOW + 90), NOW).plain
+    assert with_rate.startswith(line + " 2.00/s; at this rate done in 1 min 30 s (")
+    assert farms.summary(view(rate=2.0), NOW).plain == line + " 2.00/s."
+
+
+def test_a_line_for_each_task():
+    head, _, failed, running, waiting = printed(farms.tasks(view(FAILED, RUNNING, WAITING), NOW))
+    assert head.split() == ["TASK", "VALUES", "STATE", "EXIT", "TRIES", "NODE", "STARTED", "TIME"]
+    assert failed.split()[:7] == ["7", "seed=7", "name=a", "b", "failed", "1", "2"]
+    assert failed.endswith("2.5 s  last ·[31mwords")
+    assert running.split()[-2:] == ["1", "min"]
+    assert waiting.split() == ["9", "seed=9", "name=y", "waiting"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_narrow_terminals_keep_number_and_state(width):
+    lines = printed(farms.tasks(view(FAILED, RUNNING), NOW), width)
+    assert all(len(line) <= width for line in lines)
+    assert any("7" in line and "failed" in line for line in lines)
+
+
+def test_show_names_the_tasks_that_run_longest():
+    text = "\n".join(printed(farms.farm(view(slowest=(RUNNING,)), NOW)))
+    assert "Longest running: 8 (1 min on n2)" in text
+    assert "malletrain tasks j5 --failed" in text
+    ended = view(counts={"done": 1202, "failed": 1})
+    assert "--failed" not in "\n".join(printed(farms.farm(ended, NOW)))
+
+
+def test_rows_of_csv():
+    assert farms.csv_header(("seed", "name")) == [
+        *("index", "seed", "name", "state", "exit_code", "tries", "node", "started", "ended"),
+        *("seconds", "log"),
+    ]
+    row = farms.csv_row(("seed", "name"), FAILED, NOW)
+    assert row == ["7", "7", "a b", "failed", 1, 2, "n1", "990.000", "992.500", "2.500", "l/7.log"]
+    assert farms.csv_row(("seed", "name"), WAITING, NOW)[4:] == ["", 0, "", "", "", "", ""]
+
+
+def test_columns_of_results_do_not_hide_those_of_the_list():
+    header = farms.csv_header(("index", "state"))
+    assert header[:3] == ["index", "state", "task_state"]
+    assert len(set(header)) == len(header)
+    assert farms.csv_row(("index", "state"), FAILED, NOW)[:3] == ["7", "a b", "failed"]

@@ -20,19 +20,14 @@ from typing import IO
 
 import msgspec
 
-from malletrain.protocol.farm import (
-    MAX_COLUMNS,
-    MAX_ROWS,
-    MAX_TASKS,
-    MAX_VALUE_LENGTH,
-)
+from malletrain.protocol.farm import MAX_COLUMNS, MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH
 from malletrain.submission.array import indices
 from malletrain.submission.error import SpecError
 
 GROUP_BYTES = 256 * 1024
 """Size of a group of rows, packed: half of a request."""
 MAX_ROW_BYTES = 400 * 1024
-"""Maximum size of one row, packed."""
+"""Maximum size of the values of a task, UTF-8."""
 LINE, PATH = "line", "path"
 """Names of the only column of tasks from lines, and from files."""
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -121,8 +116,10 @@ class TaskList:
 
 
 def _checked_size(source: TaskInput, line: int, values: Sequence[str]) -> int:
-    """Returns the packed size of a row, in bytes. Raises SpecError if it cannot be a task."""
-    size = 5
+    """Returns an upper bound of the packed size of a row, in bytes. Raises SpecError if it cannot
+    be a task.
+    """
+    size = 0
     for column, value in zip(source.columns, values, strict=True):
         if "\0" in value or len(value) > MAX_VALUE_LENGTH:
             raise SpecError(
@@ -130,14 +127,14 @@ def _checked_size(source: TaskInput, line: int, values: Sequence[str]) -> int:
                 f"{MAX_VALUE_LENGTH:,} characters, or contains a NUL character.",
                 "tasks",
             )
-        size += 5 + (len(value) if value.isascii() else len(value.encode(errors="replace")))
+        size += len(value) if value.isascii() else len(value.encode(errors="replace"))
     if size > MAX_ROW_BYTES:
         raise SpecError(
-            f"{source.name} line {line} has {size:,} bytes; a task has {MAX_ROW_BYTES:,} at most. "
-            "Put long values into a file, and its name here.",
+            f"{source.name} line {line} has {size:,} bytes; the values of a task have "
+            f"{MAX_ROW_BYTES:,} at most. Put long ones into a file, and its name here.",
             "tasks",
         )
-    return size
+    return size + 5 * (len(values) + 1)
 
 
 def open_tasks(file: IO[bytes], name: str) -> TaskInput:
@@ -173,9 +170,13 @@ def open_lines(file: IO[bytes], name: str) -> TaskInput:
     return TaskInput(name, (LINE,), rows())
 
 
-def files_of(patterns: Sequence[str]) -> TaskInput:
+def files_of(patterns: Sequence[str], absolute: bool = False) -> TaskInput:
     """Returns the files of patterns and names as tasks, in natural order: ``run2`` is before
     ``run10``. Duplicates are left out.
+
+    Args:
+        patterns: patterns, and names of files, relative to the current directory.
+        absolute: whether the tasks get absolute paths, because they run in another directory.
 
     Raises:
         SpecError: a pattern matches no file, or a name is not there.
@@ -186,6 +187,8 @@ def files_of(patterns: Sequence[str]) -> TaskInput:
         matches = [text] if os.path.exists(text) else glob.glob(text, recursive=True)
         if not matches:
             raise SpecError(f"--each: {pattern} matches no file here.", "each")
+        if absolute:
+            matches = [os.path.abspath(match) for match in matches]
         paths.update(dict.fromkeys(matches))
     ordered = sorted(paths, key=natural)
     return TaskInput("--each", (PATH,), ((k, (path,)) for k, path in enumerate(ordered, 1)))

@@ -116,7 +116,7 @@ async def _run(
 async def _converse(command: RemoteCommand, tty: bool) -> int:
     """Connect this process's streams and signals to the command. Returns the exit code."""
     loop = asyncio.get_running_loop()
-    exit_early: asyncio.Future[int] = loop.create_future()
+    early_exit: asyncio.Future[int] = loop.create_future()
     """Done with an exit code when this process ends before the command."""
     requests: set[asyncio.Task[None]] = set()
     interrupts = 0
@@ -129,8 +129,8 @@ async def _converse(command: RemoteCommand, tty: bool) -> int:
         elif signum == signal.SIGINT and interrupts < INTERRUPTS_TO_LEAVE:
             work = command.signal(signum)
         else:
-            if not exit_early.done():
-                exit_early.set_result(INTERRUPTED if signum == signal.SIGINT else 128 + signum)
+            if not early_exit.done():
+                early_exit.set_result(INTERRUPTED if signum == signal.SIGINT else 128 + signum)
             return
         task = loop.create_task(work)
         requests.add(task)
@@ -142,10 +142,10 @@ async def _converse(command: RemoteCommand, tty: bool) -> int:
     output = loop.create_task(command.read(_write))
     inputs = loop.create_task(command.feed(_standard_input()))
     try:
-        ends: set[asyncio.Future[Any]] = {output, exit_early}
+        ends: set[asyncio.Future[Any]] = {output, early_exit}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not output.done():
-            return exit_early.result()
+            return early_exit.result()
         end = output.result()
     finally:
         for signum in watched:

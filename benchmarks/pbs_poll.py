@@ -166,9 +166,11 @@ class Recorded:
             made | {"substate": 42, "Variable_List": {**variables, "OMP_NUM_THREADS": "8"}} | more
         )
 
-    def read(self, prefix: str) -> tuple[dict[str, RawNode], PbsJobTable]:
+    def read(
+        self, prefix: str, with_running: bool = False
+    ) -> tuple[dict[str, RawNode], PbsJobTable]:
         """As scavenger.pbs.source.PbsSource."""
-        return read_nodes(self.pbsnodes), read_jobs(self.qstat, prefix)
+        return read_nodes(self.pbsnodes), read_jobs(self.qstat, prefix, with_running)
 
 
 def measure(nodes: int, jobs: int) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -100,3 +101,26 @@ async def whole(cache: AsyncCache, nodes: int) -> None:
         )
 
     await until(done, "everything is repaired")
+
+
+def run(work):
+    """Run a coroutine function with a pool that is closed at the end."""
+
+    async def inside():
+        pools = []
+
+        def make(*args, **options):
+            pools.append(Pool(*args, **options))
+            return pools[-1]
+
+        try:
+            await work(make)
+        finally:
+            for pool in pools:
+                await pool.close()
+
+    asyncio.run(inside())
+
+
+def data(size, seed=0):
+    return random.Random(seed).randbytes(size)

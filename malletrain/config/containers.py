@@ -1,7 +1,7 @@
 """The configuration of containers: the default image of jobs, and how images run on the site's
 nodes.
 
-Decides which keys exist and what a valid value is; :mod:`malletrain.agent.start` builds the
+Decides which keys exist and what a valid value is; :mod:`malletrain.agent.containers` builds the
 command lines.
 """
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from malletrain.agent.start import (
+from malletrain.agent.containers import (
     CONTAINER_PATH,
     RUNTIMES,
     ContainerSpec,

@@ -554,7 +554,11 @@ class EmbeddedCluster:
                 "grace": self.settings.grace_s,
                 "notice_fraction": self.settings.notice_fraction,
                 "seed": self.settings.seed,
-                "slots": self.settings.division.to_json(),
+                **(
+                    {"slots": self.settings.division.to_json()}
+                    if self.settings.division.kinds
+                    else {}
+                ),
             },
             "nodes": {
                 n.name: {

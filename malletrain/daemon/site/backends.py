@@ -387,7 +387,8 @@ def _changed_options(config: Config) -> str:
     """Return the differences between the running cluster and [scheduler.local]; empty if there are
     none.
     """
-    local, running_options = config.scheduler.local, _connect_local(config).options()
+    local = config.scheduler.local
+    running_options = {"slots": Division().to_json(), **_connect_local(config).options()}
     options = {
         "nodes": local.nodes,
         "trace": None if local.trace is None else str(local.trace.resolve()),

@@ -200,7 +200,7 @@ def test_a_terminal_for_a_shell(at_work):
         resize(master, 40, 100)
         type_(b"until stty size | grep '40 100'; do :; done\r")
         expect(rb"\n40 100\r\n")
-        type_(b"echo begun; sleep 3600; echo code $?\r")
+        type_(b"sh -c 'echo begun; exec sleep 3600'\r")
         expect(rb"\nbegun\r\n")
         type_(b"\x03")
         expect(rb"[#$] ")

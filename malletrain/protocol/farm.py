@@ -23,9 +23,8 @@ MAX_TASKS = 1_000_000
 """Maximum number of tasks of a farm."""
 MAX_COLUMNS = 100
 """Maximum number of values of a task."""
-MAX_ROW_BYTES = 12_000
-"""Maximum size of the values of a task, UTF-8. A message to a node has up to MAX_TASKS_IN_MESSAGE
-tasks."""
+MAX_VALUE_LENGTH = 32 * 1024
+"""Maximum length of one value of a task, in characters."""
 MAX_ROWS = 10_000
 """Maximum number of tasks that one request adds, and that one answer shows."""
 MAX_TASKS_IN_MESSAGE = 250

@@ -132,6 +132,12 @@ class TaskTable:
             newest = connection.execute(query).scalar()
         return 0 if newest is None else int(newest) + 1
 
+    def longest(self, job: str) -> int:
+        """Return the maximum length of a task's values, as they are encoded; 0 without tasks."""
+        with self._db.transaction() as connection:
+            query = select(func.max(func.length(table.c.arguments))).where(table.c.job == job)
+            return int(connection.execute(query).scalar() or 0)
+
     def counts(self, job: str) -> dict[str, int]:
         """Return state → number of the farm's tasks, without states that no task has."""
         return self._db.counts(table, "state", table.c.job == job)

@@ -20,7 +20,7 @@ from malletrain.daemon.engine.core import Core
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving
 from malletrain.daemon.nodes.farms import Farms
-from malletrain.protocol.farm import MAX_ROW_BYTES, MAX_ROWS, MAX_TASKS, FarmSpec
+from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH, FarmSpec
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.task_template import expand
 from malletrain.protocol.views import TasksView, TaskView
@@ -266,12 +266,10 @@ def rows_problem(farm: FarmSpec, first: int, rows: Sequence[Sequence[str]], pres
     for number, row in enumerate(rows, first):
         if len(row) != len(farm.columns):
             return f"Task {number} has {len(row)} values; the farm has {len(farm.columns)} columns."
-        if any("\0" in value for value in row):
-            return f"A value of task {number} contains a NUL character."
-        if sum(len(value.encode("utf-8", "replace")) for value in row) > MAX_ROW_BYTES:
+        if any(len(value) > MAX_VALUE_LENGTH or "\0" in value for value in row):
             return (
-                f"The values of task {number} have more than {MAX_ROW_BYTES:,} bytes; put long "
-                "ones into a file and name that."
+                f"A value of task {number} is longer than {MAX_VALUE_LENGTH} characters, or "
+                "contains a NUL character."
             )
     return ""
 

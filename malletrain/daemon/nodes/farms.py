@@ -34,6 +34,9 @@ UNSTARTABLE_FIRST = 20
 """Number of first results after which a farm fails if none of these tasks could be started."""
 RATE_WINDOW_S = 60.0
 """Minimum length of the window for the rate of a farm, seconds."""
+MAX_ITEMS_BYTES = 2**20
+"""Maximum size of the values in a message to a node, if it has more than one task."""
+ITEM_OVERHEAD_BYTES = 64
 _RECENT = 2000
 
 
@@ -57,6 +60,8 @@ class Farm:
 
     spec: FarmSpec
     queue: TaskQueue
+    at_once: int
+    """Maximum number of tasks in a message to a node."""
     nodes: dict[str, NodeSession] = field(default_factory=dict)
     results: int = 0
     """Number of results since the daemon's start."""
@@ -101,7 +106,9 @@ class Farms:
                 for row in self._core.store.tasks.progress(job)
             )
             queue = TaskQueue.restored(spec.total, rows, spec.retries, spec.duplicate_stragglers)
-            self._farms[job] = Farm(spec, queue)
+            item_bytes = self._core.store.tasks.longest(job) + ITEM_OVERHEAD_BYTES
+            at_once = max(1, min(MAX_TASKS_IN_MESSAGE, MAX_ITEMS_BYTES // item_bytes))
+            self._farms[job] = Farm(spec, queue, at_once)
         return self._farms[job]
 
     # --- messages of nodes ---
@@ -239,7 +246,7 @@ class Farms:
         lasts = {node: core.controller.state.lasts_s(node) for node in farm.nodes}
         longest_s = max((s for s in lasts.values() if s is not None), default=None)
         for node, session in farm.nodes.items():
-            count = min(session.capacity - queue.count_of(node), MAX_TASKS_IN_MESSAGE)
+            count = min(session.capacity - queue.count_of(node), farm.at_once)
             if count <= 0 or session.sent is not None or not self._holds(node, job):
                 continue
             attempts = queue.hand_out(node, count, now, lasts[node], longest_s)

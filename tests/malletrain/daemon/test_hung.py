@@ -19,7 +19,7 @@ from malletrain.daemon.nodes.stuck import (
     HungSteps,
     innermost,
 )
-from malletrain.protocol.messages import ShowStacks, Stacks
+from malletrain.protocol.messages import JobSpec, ShowStacks, Stacks
 from malletrain.rounds.interface import RoundStage
 
 LEAST = 60.0
@@ -44,7 +44,7 @@ class Site:
         self.nodes = {n: SimpleNamespace(node=n, unreachable_since=None) for n in ("a", "b")}
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
-            spec=SimpleNamespace(mode="restart", on_hang=on_hang),
+            spec=JobSpec("j", "ann", "/x.py", "/", "python", on_hang=on_hang),
             starting_until=None,
             monitor=SimpleNamespace(
                 generation=1,

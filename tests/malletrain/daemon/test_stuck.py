@@ -9,7 +9,7 @@ import pytest
 from malletrain.core.events import NodeRejected, RoundInterrupted, WorkersFailed
 from malletrain.daemon.nodes.probes import LISTEN_S, TRY_S, Probes
 from malletrain.daemon.nodes.stuck import StuckRounds
-from malletrain.protocol.messages import Probed, ProbeOpen, ProbeTo, ProbeUp
+from malletrain.protocol.messages import JobSpec, Probed, ProbeOpen, ProbeTo, ProbeUp
 from malletrain.protocol.payloads import ProbeResult
 from malletrain.rounds.interface import RoundStage
 
@@ -52,7 +52,7 @@ class Site:
         self.events, self.notices, self.fed = [], [], []
         self.run = SimpleNamespace(
             row=SimpleNamespace(id="j1"),
-            spec=SimpleNamespace(mode=mode),
+            spec=JobSpec("j", "ann", "/x.py", "/", "python", mode=mode),
             barred=0,
             monitor=SimpleNamespace(
                 total=samples, generation=1, first_sample=None, pending="a rescale"

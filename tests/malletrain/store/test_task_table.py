@@ -19,6 +19,7 @@ def check_life_of_tasks(store: Store) -> None:
     tasks.add(job, 2, [["c", "3"], ["d", "4"], ["e", "5"]])
     tasks.add(other, 0, [["z"]])
     assert (tasks.count(job), tasks.count(other)) == (5, 1)
+    assert (tasks.longest(other), tasks.longest("j99")) == (len('["z"]'), 0)
     assert tasks.arguments(job, [1, 3, 9]) == {1: ("b� ü", "2"), 3: ("d", "4")}
 
     tasks.hand_out(job, "n1", [(0, 1), (1, 1), (2, 1)], 100.0)

@@ -27,7 +27,7 @@ from malletrain.submission.error import SpecError
 GROUP_BYTES = 256 * 1024
 """Size of a group of rows, packed: half of a request."""
 MAX_ROW_BYTES = 400 * 1024
-"""Maximum size of the values of a task, UTF-8."""
+"""Maximum size of one row, packed."""
 LINE, PATH = "line", "path"
 """Names of the only column of tasks from lines, and from files."""
 SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -116,10 +116,8 @@ class TaskList:
 
 
 def _checked_size(source: TaskInput, line: int, values: Sequence[str]) -> int:
-    """Returns an upper bound of the packed size of a row, in bytes. Raises SpecError if it cannot
-    be a task.
-    """
-    size = 0
+    """Returns the packed size of a row, in bytes. Raises SpecError if it cannot be a task."""
+    size = 5
     for column, value in zip(source.columns, values, strict=True):
         if "\0" in value or len(value) > MAX_VALUE_LENGTH:
             raise SpecError(
@@ -127,14 +125,14 @@ def _checked_size(source: TaskInput, line: int, values: Sequence[str]) -> int:
                 f"{MAX_VALUE_LENGTH:,} characters, or contains a NUL character.",
                 "tasks",
             )
-        size += len(value) if value.isascii() else len(value.encode(errors="replace"))
+        size += 5 + (len(value) if value.isascii() else len(value.encode(errors="replace")))
     if size > MAX_ROW_BYTES:
         raise SpecError(
-            f"{source.name} line {line} has {size:,} bytes; the values of a task have "
-            f"{MAX_ROW_BYTES:,} at most. Put long ones into a file, and its name here.",
+            f"{source.name} line {line} has {size:,} bytes; a task has {MAX_ROW_BYTES:,} at most. "
+            "Put long values into a file, and its name here.",
             "tasks",
         )
-    return size + 5 * (len(values) + 1)
+    return size
 
 
 def open_tasks(file: IO[bytes], name: str) -> TaskInput:

@@ -26,14 +26,14 @@ def farm(daemon, tmp_path):
         return TaskView(number, (f"v{number}",), state, 1, int(failed), "n1", 1.0, 2.0, log, tail)
 
     def tasks(params):
-        selected = [
+        matching = [
             task(number)
             for number in range(params["after"] + 1, COUNT)
             if params["state"] in ("", task(number).state)
         ]
         counts = {"waiting": 0, "running": 0, "done": 20, "failed": 5, "cancelled": 0}
         limit = min(params["limit"], 10)
-        return TasksView("j1", ("x",), COUNT, counts, tuple(selected[:limit]))
+        return TasksView("j1", ("x",), COUNT, counts, tuple(matching[:limit]))
 
     view = detail(job=job_view(id="j1", name="study", state="failed"))
     spec = {**view.spec, "farm": {"command": ["echo"]}, "workdir": str(tmp_path)}

@@ -202,6 +202,7 @@ OF_THE_MACHINE = {
     "demo",
     "drain",
     "exclude",
+    "exec",
     "key",
     "pause",
     "reload",

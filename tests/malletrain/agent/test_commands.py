@@ -71,10 +71,10 @@ def test_in_a_container_it_runs_in_one_of_the_same_image(tmp_path, monkeypatch, 
 
 def test_a_launcher_has_no_standard_input_in_its_container():
     made = container_command(RUNTIMES["podman"], CONTAINED, ["true"])
-    with_input = container_command(
+    interactive = container_command(
         RUNTIMES["podman"], replace(CONTAINED, stdin=True, terminal=True), ["true"]
     )
-    assert [word for word in with_input if word not in made] == ["--interactive", "--tty"]
+    assert [word for word in interactive if word not in made] == ["--interactive", "--tty"]
 
 
 async def holds(condition):

@@ -163,6 +163,8 @@ def _append_to(path: str) -> None:
 
 
 def _exec(command: list[str]) -> None:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps that
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:

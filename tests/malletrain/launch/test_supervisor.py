@@ -94,6 +94,18 @@ def test_nothing_starts_when_the_parent_is_gone_already(tmp_path):
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.parametrize("keep", [(), ("--keep",)])
+def test_a_command_ignores_no_signal(keep):
+    """A process that ignores SIGPIPE writes errors where its pipeline ends early."""
+    options = [*keep, "--parent", str(os.getpid()), "--"]
+    command = ["grep", "SigIgn", "/proc/self/status"]
+    output = subprocess.run(
+        [*SUPERVISOR, *options, *command], capture_output=True, text=True, check=True
+    ).stdout
+    ignored = int(output.split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
+
+
 def test_a_command_that_cannot_be_run_is_named(tmp_path):
     result = subprocess.run(
         [*SUPERVISOR, "--", "/no/such/program"], capture_output=True, text=True, check=False

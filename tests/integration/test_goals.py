@@ -32,6 +32,11 @@ def quick(tmp_path):
         yield made
 
 
+def holders(site, job):
+    with site.client() as client:
+        return [node.node for node in client.nodes() if node.job == job]
+
+
 def test_a_job_costs_no_more_than_its_budget_and_goes_on_when_it_is_extended(quick):
     script = quick.script("counted.py", COUNTED)
     hours = 4.0 / 3600.0
@@ -43,6 +48,8 @@ def test_a_job_costs_no_more_than_its_budget_and_goes_on_when_it_is_extended(qui
     quick.until(lambda: quick.events("budget-spent", job), "the budget is spent")
     view = quick.until_state(job, "suspended")
     assert view.reason == "its budget is spent"
+    # A node that holds the job when the daemon is killed is charged until the next one sees it.
+    quick.until(lambda: holders(quick, job) == [], "its node has released the job")
     spent = quick.job(job).goal
     assert hours <= spent.charged_nh < 100 * hours
 

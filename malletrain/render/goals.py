@@ -55,15 +55,17 @@ def _spent(goal: GoalView) -> bool:
     return goal.budget_nh is not None and goal.charged_nh >= 0.999 * goal.budget_nh
 
 
-def targets(goal: GoalView, now: float) -> str:
-    """Returns the deadline and budget: ``by Thu 14:00, 12.5 of 200 nh``."""
+def targets(goal: GoalView, now: float, work: str = "samples") -> str:
+    """Returns the deadline, the budget and the work: ``by Thu 14:00, 12.5 of 200 nh``. ``work``:
+    what the work is counted in.
+    """
     parts = []
     if goal.deadline is not None:
         parts.append(f"by {moment(goal.deadline, now)}")
     if goal.budget_nh is not None:
         parts.append(f"{goal.charged_nh:.3g} of {goal.budget_nh:.4g} nh")
     if goal.work is not None:
-        parts.append(f"{count(goal.work)} samples")
+        parts.append(f"{count(goal.work)} {work}")
     return ", ".join(parts)
 
 
@@ -72,10 +74,14 @@ def standing(goal: GoalView | None) -> str:
     return "" if goal is None else WORDS.get(goal.standing, goal.standing)
 
 
-def facts(goal: GoalView, now: float, *, ended: bool) -> list[tuple[str, str]]:
-    """Returns the labels and values of a job's goals for ``malletrain show``."""
+def facts(
+    goal: GoalView, now: float, *, ended: bool, work: str = "samples"
+) -> list[tuple[str, str]]:
+    """Returns the labels and values of a job's goals for ``malletrain show``. ``work``: what its
+    work is counted in.
+    """
     rows = []
-    if text := targets(goal, now):
+    if text := targets(goal, now, work):
         word = standing(goal)
         rows.append(("Wanted", f"{text}: {word}" if word else text))
     if not ended and (prediction := forecast(goal, now)):

@@ -293,7 +293,8 @@ def job(detail: JobDetail) -> RenderableType:
     j = detail.job
     owner_curve = detail.spec.get("curve") is not None
     parts: list[RenderableType] = [_facts(detail)]
-    parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
+    if not detail.spec.get("farm"):  # its tasks do not depend on each other: nothing is measured
+        parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
     if detail.rescales:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:
@@ -351,7 +352,8 @@ def _facts(detail: JobDetail) -> Table:
     fact("Tasks done" if farm else "Samples", f"{count(j.samples)}, now {rate(j.rate)}")
     if j.goal is not None:
         now = time.time()
-        for label, text in goals.facts(j.goal, now, ended=j.ended is not None):
+        work = "tasks" if farm else "samples"
+        for label, text in goals.facts(j.goal, now, ended=j.ended is not None, work=work):
             fact(label, text)
     if j.metrics:
         fact("Metrics", metrics(j.metrics))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from malletrain.protocol.views import TasksView, TaskView
-from malletrain.render import farms
+from malletrain.protocol.views import GoalView, ProfileView, TasksView, TaskView
+from malletrain.render import farms, tables
+from tests.malletrain.cli.fake_daemon import detail, job_view
 
 NOW = 1000.0
 FAILED = TaskView(
@@ -59,6 +61,16 @@ def test_show_names_the_tasks_that_run_longest():
     assert "malletrain tasks j5 --failed" in text
     ended = view(counts={"done": 1202, "failed": 1})
     assert "--failed" not in "\n".join(printed(farms.farm(ended, NOW)))
+
+
+@pytest.mark.parametrize("farm", [True, False])
+def test_show_speaks_of_tasks_and_not_of_scaling(farm):
+    goal = GoalView(work=25.0)
+    made = detail(job=job_view(id="j1", name="study", goal=goal), profile=ProfileView("known"))
+    spec = {**made.spec, **({"farm": {"command": ["echo"]}} if farm else {})}
+    text = "\n".join(printed(tables.job(msgspec.structs.replace(made, spec=spec))))
+    assert ("Scaling" in text) is not farm
+    assert ("25 tasks" if farm else "25 samples") in text
 
 
 def test_rows_of_csv():

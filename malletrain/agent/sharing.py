@@ -1,10 +1,9 @@
 """Keeps a lease that is a slot within its part of a host on which other jobs run.
 
-Where the main scheduler confines jobs (cgroups), it bounds processors and memory, and nothing here
-does. Elsewhere the lease bounds itself: :func:`restrict` limits it to as many processors as its
-slot has and lowers its priorities, and :class:`MemoryWatch` finds out when it uses more memory than
-its slot has. Memory bandwidth, network, and the bandwidth of disks without an I/O scheduler cannot be
-bounded from here.
+Where the main scheduler confines jobs (cgroups), it bounds processors and memory. Elsewhere the
+lease bounds itself: :func:`restrict` limits it to as many processors as its slot has and lowers its
+priorities, and :class:`MemoryWatch` finds out when it uses more memory than its slot has. Memory
+bandwidth, network, and the bandwidth of disks without an I/O scheduler cannot be bounded from here.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
     if not constrains["RAMSpace"]:
         yield (
             "Slurm does not limit the memory of jobs (ConstrainRAMSpace in cgroup.conf). "
-            "MalleTrain measures that of its leases and ends a job that uses more than its slot has, unless "
-            "[nodes] bound_memory is false. Between two measurements it is not bounded."
+            "MalleTrain measures that of its leases and ends a job that uses more than its slot "
+            "has, unless [nodes] bound_memory is false. Between two measurements it is not bounded."
         )
     if not constrains["Devices"] and any("gpu" in kind.amounts for kind in kinds):
         yield (

@@ -160,6 +160,13 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     metrics.warm(sum(agent.warm_bytes for agent in agents))
     for use in NODE_USES:
         metrics.node_seconds(use, uses[use] * since_s)
+    accounting = state.config.accounting
+    gpus = {kind.name: kind.gpus for kind in state.config.scheduler.table.slot_sections}
+    for node_class, count in Counter(agent.node_class for agent in agents).items():
+        price = accounting.charge_factor * state.prices.get(node_class, 1.0)
+        metrics.charged(
+            node_class, count * price * since_s, count * gpus.get(node_class, 0) * since_s
+        )
     if watts_by_class:
         nodes_by_state = Counter((agent.node_class, agent.holds is not None) for agent in agents)
         for (node_class, busy), count in nodes_by_state.items():

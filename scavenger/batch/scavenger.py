@@ -33,7 +33,7 @@ from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerA
 from scavenger.batch.pace import RequestBudget
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
-from scavenger.batch.slots import CPUS, MEMORY_MB
+from scavenger.batch.slots import CPUS, MEMORY_MB, parts_of_hosts
 from scavenger.batch.submission import (
     Dialect,
     LeaseSpec,
@@ -349,6 +349,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             ),
             leases=(*self.ender.mark_leaving(view.leases, grace_s), *ended_leases.values()),
             total_nodes=len(view.answer.facts),
+            kind_parts=parts_of_hosts(view.answer.facts),
             idle_nodes=len(self.memory.since),
             forecasts=self._forecasts(view.answer.facts, now),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),

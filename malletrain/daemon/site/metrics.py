@@ -159,6 +159,15 @@ class Metrics:
             "cause",
         )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
+        self._charged = counter(
+            "charged_node_seconds_total",
+            "Node time of leases by the prices of their classes (price of a kind of slots, times "
+            "accounting.charge_factor).",
+            "node_class",
+        )
+        self._gpu_seconds = counter(
+            "gpu_seconds_total", "GPU time of leased slots, by kind.", "node_class"
+        )
         self._energy = counter(
             "energy_joules_total",
             "Energy of leased nodes, computed from accounting.watts.",
@@ -302,6 +311,13 @@ class Metrics:
         """Count node time; ``use`` is one of NODE_USES."""
         if seconds > 0:
             self._node_seconds.labels(use).inc(seconds)
+
+    def charged(self, node_class: str, node_seconds: float, gpu_seconds: float) -> None:
+        """Count charged node time and GPU time of a class, seconds."""
+        if node_seconds > 0:
+            self._charged.labels(node_class).inc(node_seconds)
+        if gpu_seconds > 0:
+            self._gpu_seconds.labels(node_class).inc(gpu_seconds)
 
     def energy(self, node_class: str, joules: float) -> None:
         """Count energy of leased nodes of a class, joules."""

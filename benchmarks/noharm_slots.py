@@ -140,14 +140,14 @@ def slow_downs(
     for window in windows:
         inside = [d for at, d in repetitions if window.begin <= at and at + d <= window.end]
         medians.append(statistics.median(inside) if inside else None)
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for index, window in enumerate(windows):
         if not window.work:
             continue
         before, here, after = medians[index - 1 : index + 2]
         if before is not None and here is not None and after is not None:
-            found.setdefault(window.work, []).append(2 * here / (before + after) - 1)
-    return found
+            ratios.setdefault(window.work, []).append(2 * here / (before + after) - 1)
+    return ratios
 
 
 def read_repetitions(path: Path) -> list[tuple[float, float]]:
@@ -229,17 +229,17 @@ def wanted_back(slurm: SlurmCluster, site: SlurmTestSite, repeats: int) -> list[
     return waits
 
 
-def measure(confine: str, cycles: int, window_s: float, wanted: int) -> dict[str, Any]:
+def measure(confine: str, cycles: int, window_s: float, repeats: int) -> dict[str, Any]:
     """Return the figures of one way of confinement."""
     root = Path(tempfile.mkdtemp(prefix="mt-noharm-", dir="/tmp"))
     root.chmod(0o755)
     try:
         with cluster(root / "slurm", confine) as slurm:
-            alone = [start_wait_s(slurm, root / f"alone-{n}") for n in range(wanted)]
+            alone = [start_wait_s(slurm, root / f"alone-{n}") for n in range(repeats)]
             lines = KIND + (UNBOUNDED if confine == "none" else "")
             with slurm_site(root / "site", slurm, lines=lines) as site:
                 slowed = {k: beside(slurm, site, k, cycles, window_s) for k in KERNELS}
-                waits = wanted_back(slurm, site, wanted)
+                waits = wanted_back(slurm, site, repeats)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return {
@@ -261,11 +261,11 @@ def measure(confine: str, cycles: int, window_s: float, wanted: int) -> dict[str
 
 
 def rows(
-    confine: Sequence[str], cycles: int, window_s: float, wanted: int
+    confine: Sequence[str], cycles: int, window_s: float, repeats: int
 ) -> Iterator[dict[str, Any]]:
     """Yield the figures of each way of confinement."""
     for each in confine:
-        yield measure(each, cycles, window_s, wanted)
+        yield measure(each, cycles, window_s, repeats)
 
 
 def show(row: dict[str, Any]) -> None:

@@ -30,9 +30,9 @@ def test_windows_are_compared_with_their_neighbours():
         for window, duration in zip(WINDOWS, durations, strict=True)
         for each in steady(window.begin, window.end, duration)
     ]
-    found = slow_downs(WINDOWS, repetitions)
-    assert found["train"] == pytest.approx([0.0])
-    assert found["memory"] == pytest.approx([1.0])
+    ratios = slow_downs(WINDOWS, repetitions)
+    assert ratios["train"] == pytest.approx([0.0])
+    assert ratios["memory"] == pytest.approx([1.0])
 
 
 def test_repetitions_across_a_border_and_empty_windows_do_not_count():

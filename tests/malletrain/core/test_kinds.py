@@ -95,8 +95,8 @@ def test_a_budget_counts_the_price_of_the_kind(node_class, lasts_s):
 
 
 def test_a_price_that_becomes_known_later_counts_from_the_beginning():
-    found = nodes("a", node_class="gpu")
-    script = [(0.0, budgeted(600.0)), *found, (1.0, Tick()), (100.0, PRICES)]
+    joined = nodes("a", node_class="gpu")
+    script = [(0.0, budgeted(600.0)), *joined, (1.0, Tick()), (100.0, PRICES)]
     c = controller()
     assert suspended_at(c, script) == pytest.approx(2401.0)
 

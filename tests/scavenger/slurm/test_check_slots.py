@@ -29,7 +29,7 @@ NEVER = (
 
 
 @pytest.mark.parametrize(
-    ("without", "said"),
+    ("without", "sentences"),
     [
         ({}, []),
         ({"ConstrainRAMSpace": "no"}, ["Slurm does not limit the memory of jobs"]),
@@ -43,8 +43,8 @@ NEVER = (
           "Slurm does not limit the memory of jobs", "Slurm does not hide the GPUs of other jobs"]),
     ],
 )  # fmt: skip
-def test_what_is_not_confined(without, said):
-    assert beginnings({**CONFINED, **without}) == [*said, NEVER]
+def test_what_is_not_confined(without, sentences):
+    assert beginnings({**CONFINED, **without}) == [*sentences, NEVER]
 
 
 def test_gpus_concern_kinds_with_gpus_only():

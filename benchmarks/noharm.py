@@ -171,7 +171,7 @@ def with_malletrain(
             argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
             daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
         try:
-            slurm.until(lambda: _status(state) is not None, "the daemon answers")
+            slurm.until(lambda: nodes_leased(state) is not None, "the daemon answers")
             curve = {
                 str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes
             } | {str(nodes): 16.0 * nodes**0.95}
@@ -189,7 +189,7 @@ def with_malletrain(
                             curve=curve,
                         )
                     )
-            slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine")
+            slurm.until(lambda: (nodes_leased(state) or 0) == nodes, "MalleTrain holds the machine")
             slurm.until(lambda: _begun(spans) == nodes, "and has worked on all of it")
             before = submissions(slurm)
             run = replay(slurm, jobs, root / "out", minutes)
@@ -232,7 +232,7 @@ def _slurm(root: Path, nodes: int) -> SlurmCluster:
     )
 
 
-def _status(state: Path) -> int | None:
+def nodes_leased(state: Path) -> int | None:
     """Nodes held, None when no daemon answers."""
     try:
         with Connection.of(state) as client:

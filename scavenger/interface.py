@@ -92,6 +92,10 @@ class Lease:
     """Start time that the main scheduler reports, epoch seconds; None if it reports none."""
     ended: float | None = None
     """End time that the main scheduler reports, epoch seconds; None if it reports none."""
+    ends_by: float | None = None
+    """End of the time limit of a running lease, epoch seconds; None: no limit, or not known. Not
+    set while the lease is leaving.
+    """
 
 
 @dataclass(frozen=True)

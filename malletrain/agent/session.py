@@ -433,11 +433,7 @@ class NodeAgent:
         self._servers.leave()
         reached(FaultPoint.AGENT_NOTICED)
         log.info("%s: leaving within %g s", name, self._config.grace_s)
-        if not self._link.send(
-            messages.Leaving(
-                self._config.grace_s, f"The main scheduler wants the node back ({name})."
-            )
-        ):
+        if not self._link.send(messages.Leaving(self._config.grace_s)):
             self._link.announce()
         if self._run is None:
             self._shut_down(0.0)

@@ -148,6 +148,7 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
+    EventKind.NODE_EXPIRING,
     EventKind.NODE_RECLAIMED,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,

@@ -230,6 +230,10 @@ class SiteState:
     """Owner of leases → why the newest request failed. Removed when a request succeeds."""
     pending_leases: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
+    lease_ends: dict[str, float] = field(default_factory=dict)
+    """Running lease → end of its time limit, epoch seconds, as far as the main scheduler reports
+    it.
+    """
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""

@@ -28,7 +28,14 @@ from malletrain.daemon.engine.sickbay import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
-from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
+from malletrain.daemon.leases.departures import (
+    PREEMPTED,
+    RECLAIMED,
+    RELEASED,
+    SICK,
+    UNHEARD,
+    Departures,
+)
 from malletrain.daemon.leases.scheduler_health import PollWatch, SchedulerHealth
 from malletrain.daemon.leases.silent_leases import (
     SilentLeases,
@@ -260,6 +267,9 @@ class LeaseReconciler:
             self._state.prices = prices
             with self._transactions.begin():
                 self._state.events.append(PricesChanged(prices))
+        self._state.lease_ends.update(
+            {lease.id: lease.ends_by for lease in poll.leases if lease.ends_by is not None}
+        )
         self._reconcile(poll)
 
     def _reconcile(self, poll: PollResult) -> None:
@@ -445,11 +455,12 @@ class LeaseReconciler:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason
         self._keys.drop_lease(lease_id)
+        self._state.lease_ends.pop(lease_id, None)
         end_words = {
             RELEASED: "released",
             RECLAIMED: "reclaimed",
             SICK: "sick",
-            "preempted": "preempted",
+            PREEMPTED: "preempted",
         }
         word = end_words.get(row.end_reason, "ended" if row.started else "not-started")
         word = word if requested else "not-yet"

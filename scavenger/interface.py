@@ -161,6 +161,8 @@ class PollResult:
     """Forecasts of the present gaps, including those of leased nodes; empty if there are no
     forecasts.
     """
+    kind_parts: Mapping[str, float] = field(default_factory=dict)
+    """Kind of slots → the part of a host that one of its slots is; empty without slots."""
     max_new_leases: int | None = None
     """Number of leases that may be requested until the next poll at the site's submission rate;
     None: no limit.

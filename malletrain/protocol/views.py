@@ -385,6 +385,12 @@ class UsageView(View, frozen=True):
     account: str = ""
     """The user's account; empty: not known."""
     silent_nh: float = 0.0
+    charged_nh: float | None = None
+    """Node-hours that the leased time counts: that of a slot times the price of its kind, all times
+    charge_factor. None from a daemon that does not tell.
+    """
+    gpu_h: float | None = None
+    """GPU-hours of the leased slots; None for whole nodes."""
 
 
 class LogView(View, frozen=True):

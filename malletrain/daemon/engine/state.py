@@ -224,6 +224,8 @@ class SiteState:
     """Unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
     """Gaps of the last poll, by node."""
+    prices: dict[str, float] = field(default_factory=dict)
+    """Kind of slots → node-hours that one hour of a slot counts, of the last poll."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Owner of leases → why the newest request failed. Removed when a request succeeds."""
     pending_leases: dict[str, tuple[str, str]] = field(default_factory=dict)

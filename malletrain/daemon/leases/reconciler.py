@@ -16,7 +16,13 @@ import msgspec
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import ForecastsUpdated, GapsSeen, LeaseDeferred, LeaseNotTaken
+from malletrain.core.events import (
+    ForecastsUpdated,
+    GapsSeen,
+    LeaseDeferred,
+    LeaseNotTaken,
+    PricesChanged,
+)
 from malletrain.core.restraint import EVERY_NODE, Restraint
 from malletrain.daemon.engine.sickbay import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
@@ -40,6 +46,7 @@ from malletrain.daemon.leases.silent_leases import (
 )
 from malletrain.daemon.site.backends import output_dir
 from malletrain.daemon.site.clock import happens
+from malletrain.daemon.site.settings import slot_prices
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -255,6 +262,11 @@ class LeaseReconciler:
         self.last_poll = poll
         self._state.rounds.nodes_in_all = poll.total_nodes
         self._state.metrics.polled(poll.time, poll.idle_nodes)
+        prices = slot_prices(self._state.config, poll.kind_parts)
+        if prices != self._state.prices:
+            self._state.prices = prices
+            with self._transactions.begin():
+                self._state.events.append(PricesChanged(prices))
         self._state.lease_ends.update(
             {lease.id: lease.ends_by for lease in poll.leases if lease.ends_by is not None}
         )

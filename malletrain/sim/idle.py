@@ -45,6 +45,14 @@ class IdleBounds:
         """Whether both are the same."""
         return math.isclose(self.least_node_s, self.most_node_s, rel_tol=1e-9, abs_tol=1e-3)
 
+    def to_dict(self) -> dict[str, float | bool]:
+        """Return plain values for JSON."""
+        return {
+            "least_node_hours": self.least_node_s / 3600.0,
+            "most_node_hours": self.most_node_s / 3600.0,
+            "exact": self.exact,
+        }
+
 
 @dataclass(frozen=True)
 class IdleNodes:
@@ -115,9 +123,7 @@ def idle_nodes(
                 f"{(idle_s - least_s) / 3600:,.1f} node-hours less would be idle at most."
             )
         return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s))
-    return _without_names(
-        log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions
-    )
+    return _without_names(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
 
 
 def require_time(trace: Trace) -> None:
@@ -294,7 +300,7 @@ def _bounds_sentences(
             "shared nodes, or the times of the log overlap, or the machine is larger (--nodes)"
         )
     sentences.append(
-        f"The number of idle nodes is known within bounds only, {low:.1f} to {high:.1f} % of the "
+        f"The number of idle nodes is known within bounds only, {low:.2f} to {high:.2f} % of the "
         f"machine ({bounds.least_node_s / 3600:,.0f} to {bounds.most_node_s / 3600:,.0f} "
         f"node-hours): {'; and '.join(reasons)}. The fewest count here, as if each job had been on "
         "nodes of its own."

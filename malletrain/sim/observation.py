@@ -82,6 +82,7 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
     ends = [_start(job) + job.run_s for job in jobs if job.run_s is not None]
     sentences: list[str] = []
     edge, inexact = _longest(jobs, last - first)
+    is_stated = begin is not None and end is not None
     if begin is None:
         begin = _begin(log, first, ends, edge, sentences)
     submissions = np.unique([job.submit_s for job in jobs])
@@ -110,7 +111,7 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
         end = _without_silence(log, submissions, begin, end, sentences)
     else:
         sentences += _silence_within(submissions, stated_end)
-    if last <= first:
+    if last <= first and not is_stated:
         raise WorkloadError(
             "All jobs of the log start at one time; there is no time in which nodes could be "
             "seen idle."

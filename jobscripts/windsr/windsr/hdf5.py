@@ -74,7 +74,7 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
         SPEED_UNITS,
         f"{name}: U10, V10",
     )
-    heights = np.zeros(speed.shape[-2:], np.float32)
+    heights: NDArray[np.float32] = np.zeros(speed.shape[-2:], np.float32)
     if has_terrain:
         heights = to_si(file["HGT"][0], _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
     times = _stamps(file["Times"][:])

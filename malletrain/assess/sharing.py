@@ -58,7 +58,7 @@ class SharingReport:
             return []
         beside = ""
         if self.idle_cpu_hours is not None:
-            most = "" if self.is_named else "up to "
+            most = "" if self.is_named else "Up to "
             beside = f" {most}{self.idle_cpu_hours:,.0f} CPU-hours were idle beside jobs."
         slots = (
             "what leases of slots could use of the rest is listed with the idle GPUs."
@@ -77,7 +77,8 @@ class SharingReport:
 def cpus_of_largest(hosts: Hosts) -> int | None:
     """Return the CPUs of the largest host that is stated; None if nobody states any."""
     listed = [size.cpus for size in hosts.listed.values() if size.cpus is not None]
-    return hosts.cpus.default or max(listed, default=None)
+    rules = (*hosts.cpus.by_name.values(), *(cpus for _, cpus in hosts.cpus.by_pattern))
+    return hosts.cpus.default or max((*listed, *rules), default=None)
 
 
 def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int) -> SharingReport:

@@ -232,7 +232,7 @@ def _cpus_of_a_node(
     if stated is not None:
         return stated, "as stated"
     if log.cpus_per_node is not None:
-        return log.cpus_per_node, "as the log says or its jobs suggest"
+        return log.cpus_per_node, "by the header of the log, the sizes of its jobs or --per-node"
     return (
         largest_share(span.job for span in spans),
         "the most that a job holds on a node; else: --cpus-per-node",
@@ -281,10 +281,10 @@ def _bounds_sentences(
             "these are left out."
         )
     if bounds.exact:
-        sentences.append(
-            "The number of idle nodes is exact at each time, because no job of the log is known to "
-            "have shared its nodes."
-        )
+        alone = "no job of the log is known to have shared its nodes"
+        if used.partial_jobs or used.conflicting_jobs:
+            alone = "sharing of nodes, as far as it was possible, would have freed none"
+        sentences.append(f"The number of idle nodes is exact: {alone}.")
         return sentences
     low, high = (100 * each / machine_s for each in (bounds.least_node_s, bounds.most_node_s))
     reasons = []

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from malletrain.assess.hosts import Hosts, HostSize
+from malletrain.assess.hosts import Hosts, HostSize, SizeRules
 from malletrain.assess.sharing import cpus_of_largest, sharing_report
 from malletrain.cli import main
 from malletrain.sim.logged_jobs import JobLog, LogJob
@@ -54,6 +54,8 @@ def test_jobs_that_fill_their_nodes_share_nothing():
 def test_the_stated_size_of_a_host_counts():
     hosts = Hosts(listed={"a": HostSize(cpus=32), "b": HostSize(cpus=8)})
     assert cpus_of_largest(hosts) == 32
+    assert cpus_of_largest(Hosts(cpus=SizeRules.parse("--cpus-per-node", ["n*=64"]))) == 64
+    assert cpus_of_largest(Hosts()) is None
     shared = report(job(0, 10, "a", 8), job(0, 10, "b", 8), hosts=hosts)
     assert (shared.jobs, shared.idle_cpu_hours) == (1, 240.0)
 
@@ -64,7 +66,7 @@ def test_without_names_the_idle_cpus_are_the_most_possible():
     assert (shared.jobs, shared.idle_cpu_hours) == (2, 80.0)
     (line,) = shared.sentences(counts_slots=False)
     assert "2 of 3 jobs, with 66.7 % of the node-hours" in line
-    assert "up to 80 CPU-hours" in line
+    assert "Up to 80 CPU-hours" in line
 
 
 ROWS = """JobID|Submit|Start|End|State|NNodes|{names}AllocTRES

@@ -105,7 +105,7 @@ def test_the_sentence_says_why_there_are_bounds(cpus, bounds):
     assert (result.bounds.least_node_s, result.bounds.most_node_s) == bounds
     text = " ".join(result.assumptions)
     if cpus == 8:
-        assert "exact at each time" in text
+        assert "exact: no job of the log is known to have shared its nodes" in text
     else:
         assert (
             "within bounds only, 60.00 to 80.00 % of the machine (0 to 0 node-hours): 2 jobs"

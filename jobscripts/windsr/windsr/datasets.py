@@ -122,6 +122,13 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
             f"{name} has no terrain (looked for {', '.join(TERRAINS)}); give a file that has "
             "with --terrain-file, or train and sample without (--no-terrain)."
         )
+    if terrain is not None and not terrain.attrs.get("units"):
+        of = f"{terrain.name} {terrain.attrs.get('standard_name', '')}"
+        if terrain.name == "z" or "geopotential" in of:
+            raise WindsrError(
+                f"{name}: the terrain {terrain.name} has no units, and can be a height (m) or a "
+                "geopotential (m2 s-2); give it some."
+            )
     if terrain is None:
         wind = _rows_and_columns(dataset, wind, name)
     else:
@@ -168,9 +175,8 @@ def _located(
             ).astype(np.float64)
             for axis in projected
         )
-        if options.spacing is None or np.isclose(
-            options.spacing, abs(np.diff(x).mean()), rtol=0.01
-        ):
+        own = [abs(np.diff(axis).mean()) for axis in (y, x) if len(axis) > 1]
+        if options.spacing is None or np.allclose(own, options.spacing, rtol=0.01):
             return _upright(speed, heights, times, y, x, name)
         points = np.meshgrid(y, x, indexing="ij")
         return regridded(*points, speed, heights, times, options, name)

@@ -135,6 +135,13 @@ class Fields:
                     f"{self.source}: {name} is not rising in equal steps; regrid first (--spacing)."
                 )
 
+        both = [float(np.diff(axis).mean()) for axis in (self.y, self.x) if len(axis) > 1]
+        if len(both) == 2 and not np.isclose(*both, rtol=0.01):
+            raise WindsrError(
+                f"{self.source}: points are {both[0]:g} m apart in y and {both[1]:g} m in x; "
+                "regrid first (--spacing)."
+            )
+
     @property
     def spacing(self) -> float:
         """m between grid points."""
@@ -158,6 +165,8 @@ def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tupl
         WindsrError: for days that are not there, or when nothing is left on one side.
     """
     days = np.unique(fields.days)
+    if not len(days):
+        raise WindsrError(f"{fields.source} has no field.")
     if test_days:
         try:
             dates = np.array([np.datetime64(day, "D") for day in test_days])

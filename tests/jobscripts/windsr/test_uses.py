@@ -11,6 +11,7 @@ import pytest
 import xarray
 from windsr import WindsrError, checkpoint, cli, output, pictures
 from windsr.datasets import Options, from_dataset
+from windsr.fields import split_by_day
 from windsr.train import MOST_STEPS_PER_EPOCH, steps_of_an_epoch
 
 from tests.jobscripts.windsr.test_cli import run
@@ -190,6 +191,28 @@ def test_120_steps_are_120(tmp_path):
 def test_the_help_says_what_no_terrain_does(capsys):
     cli.cli.main(["train", "--help"], standalone_mode=False)
     assert "no terrain is needed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_grid_with_two_spacings_is_refused_or_regridded():
+    file = made().assign_coords(x=("x", np.arange(12) * 3000.0, {"units": "m"}))
+    with pytest.raises(WindsrError, match="2000 m apart in y and 3000 m in x; regrid first"):
+        from_dataset(file, "it", Options())
+    for spacing in (2000.0, 3000.0):
+        fields = from_dataset(file, "it", Options(spacing=spacing))
+        assert np.diff(fields.y).mean() == np.diff(fields.x).mean() == spacing
+
+
+def test_a_geopotential_without_units_is_not_taken_for_a_height():
+    file = made().rename(terrain="z")
+    file.z.attrs.clear()
+    with pytest.raises(WindsrError, match="the terrain z has no units"):
+        from_dataset(file, "it", Options())
+
+
+def test_a_file_without_fields_says_so():
+    fields = from_dataset(made().isel(time=slice(0, 0)), "it", Options())
+    with pytest.raises(WindsrError, match="it has no field"):
+        split_by_day(fields)
 
 
 def test_a_terrain_that_is_not_needed_is_used_where_it_fits():

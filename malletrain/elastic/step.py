@@ -55,6 +55,7 @@ class Steps:
         """All ranks have agreed to save when the epoch is over."""
         if self.training.sampler is not None:
             self.training.sampler.on_epoch_closed(self._epoch_closed)
+            self.training.sampler.before_epoch_closes(membership.end_epoch_together)
         self._optimizers = Optimizers(self.training)
         for optimizer in self.training.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
@@ -72,7 +73,7 @@ class Steps:
         membership = self.membership
         self.now, self.exchanged, membership.stepping = step, False, True
         self.attempts += 1
-        self.training.begin_step()
+        self.training.begin_step(len(self.planned))
         rate, self.rate = self.rate, rates.UNKNOWN
         if membership.changes != self._changes:
             rate, self._changes = rates.UNKNOWN, membership.changes
@@ -111,6 +112,7 @@ class Steps:
             self._save_snapshots(save)
 
     def _epoch_closed(self) -> None:
+        self.training.epoch_closed()
         report.between_epochs(False)
         save, self._save_at_close = self._save_at_close, False
         if not self.membership.change_due:

@@ -60,6 +60,7 @@ _LIVE = {
         "optimizers_in_list",
     ),
 }
+_OWN_LOOPS = ("live/while_loop", "live/counted_range")
 _NEEDS = {
     "hugging_face": "transformers",
     "hugging_face_reports": "transformers",
@@ -80,7 +81,13 @@ def _name(mode: str, module: str, name: str) -> str:
 
 def _scripts() -> dict[str, Script]:
     scripts = [
-        Script(_name(mode, module, name), mode, f"{module}:{name}", _NEEDS.get(module, ""))
+        Script(
+            _name(mode, module, name),
+            mode,
+            f"{module}:{name}",
+            _NEEDS.get(module, ""),
+            own_loop=_name(mode, module, name) in _OWN_LOOPS,
+        )
         for mode, modules in (("restart", _RESTART), ("live", _LIVE))
         for module, names in modules.items()
         for name in names

@@ -271,7 +271,6 @@ class Standing:
     """The process has run that code, and a peer was lost before all ranks had run it."""
 
 
-
 class Training:
     """The objects of one run. Arguments: see :class:`malletrain.elastic.Run`."""
 

@@ -55,6 +55,10 @@ _LIVE = {
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("early_stopping_first", "while_loop", "saved_each_epoch", "group_added", "kept_open"),
     ),
+    "live_models": (
+        *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),
+        *("warm_restarts", "overflow", "averages_swapped_in"),
+    ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
         "optimizers_in_list",

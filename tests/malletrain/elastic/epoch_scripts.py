@@ -36,8 +36,9 @@ def _wait_for(path: Path) -> None:
 def train(folder: str, options: dict[str, Any]) -> None:
     """Three epochs of four steps, a scheduler that makes a step an epoch, and an evaluation over
     all ranks. ``gates``: before the step of that number it waits for a file ``go-NUMBER``. With
-    ``evaluates_until`` the evaluation of epoch 0 waits for that file on rank 0; with ``lost_before_row`` rank 0
-    of the first round is killed before it notes the evaluation of that epoch.
+    ``evaluates_until`` the evaluation of epoch 0 waits for that file on rank 0. With
+    ``lost_before_row`` rank 0 of the first round is killed before it notes the evaluation of that
+    epoch.
     """
     membership.LAST_RESORT_S = options.get("last_resort_s", membership.LAST_RESORT_S)
     set_ = data(STEPS * BATCH)

@@ -317,7 +317,7 @@ class Training:
         """Number of the last epoch that was iterated from its first sample on."""
         self._schedulers = Schedulers("elastic.Run", objects, ElasticError)
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
-        self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
+        self.scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
         self.steps = self.samples = self.updates = 0
         self.catching_up = False
         """This process makes an update that other ranks made in the step before."""
@@ -338,7 +338,7 @@ class Training:
         """Call ``warmup`` and undo what it does to buffers, gradients and random numbers."""
         self.undo.keep()
         warmup()
-        self.undo.restore(self._scalers)
+        self.undo.restore(self.scalers)
 
     def begin_step(self, batches: int = 0) -> None:
         """Begin a step: record the state that is needed to discard it. ``batches``: number of
@@ -390,7 +390,7 @@ class Training:
         changed and not copied. ``share``: samples of this process in the step.
         """
         self._discarded_samples = share
-        whole = self.undo.restore(self._scalers)
+        whole = self.undo.restore(self.scalers)
         if self.updates == self._updates_before:
             return whole
         self.updates = self._updates_before

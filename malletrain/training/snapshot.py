@@ -42,6 +42,7 @@ from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
+from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.optimizers import Optimizers
 from malletrain.training.outcomes import Attempt, Outcomes
@@ -215,6 +216,7 @@ class Snapshot:
         self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
+        self._attributes = ModuleAttributes(self._caller, objects)
         # elastic.Run refuses the updates of others itself
         self._optimizers = Optimizers({} if self._caller != "Snapshot" else objects, SnapshotError)
         self._deferred = False
@@ -257,6 +259,7 @@ class Snapshot:
         report.mark("restoring")
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
+        self._attributes.begin()
         if self._memory is None:
             payload = self._from_disk(requested)
         else:
@@ -365,6 +368,8 @@ class Snapshot:
         return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
 
     def _facts(self) -> dict[str, Any]:
+        if rank_and_world()[0] == 0:
+            self._attributes.tell_changed()
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,

@@ -35,7 +35,7 @@ class ModuleAttributes:
         self._owner = owner
         self._objects = objects
         self._without = set(without)
-        self._told = False
+        self._reported = False
         self._initial: dict[str, tuple[Any, ...]] = {}
         self.begin()
 
@@ -49,10 +49,10 @@ class ModuleAttributes:
 
     def tell_changed(self) -> None:
         """Tell the user once which attributes have changed."""
-        names = [] if self._told else self.changed()
+        names = [] if self._reported else self.changed()
         if not names:
             return
-        self._told = True
+        self._reported = True
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         report.tell(
             f"{self._owner} does not save {', '.join(names[:_MAX_NAMES])}{more}: after a change of "

@@ -53,7 +53,7 @@ class Optimizers:
         """Optimizers among the objects, or inside of them."""
         self._began_without_state: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers that had no state at their first update here."""
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers that have made an update."""
         self._updated: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that have made one since the last step."""
@@ -80,7 +80,7 @@ class Optimizers:
         """Return whether ``optimizer`` is one of the objects, or inside one of them."""
         if optimizer in self._passed:
             return True
-        if optimizer in self._known:
+        if optimizer in self._others:
             return False
         from torch import Tensor, nn
 
@@ -92,8 +92,8 @@ class Optimizers:
 
     def note_update(self, optimizer: Any) -> None:
         """Note an update of an optimizer that no snapshot saves."""
-        if optimizer not in self._known:
-            self._known.add(optimizer)
+        if optimizer not in self._others:
+            self._others.add(optimizer)
             if not _has_state(optimizer):
                 self._began_without_state.add(optimizer)
         self._updated.add(optimizer)

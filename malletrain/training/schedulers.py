@@ -250,7 +250,7 @@ def reachable(
         kind: class of the instances.
         closed: classes whose attributes are not searched.
     """
-    found: set[int] = set()
+    ids: set[int] = set()
     visited: set[int] = set()
     values = list(objects.values())
     for _ in range(_MAX_DEPTH):
@@ -260,10 +260,10 @@ def reachable(
                 continue
             visited.add(id(value))
             if isinstance(value, kind):
-                found.add(id(value))
+                ids.add(id(value))
             inner += _parts(value)
         values = inner
-    return found
+    return ids
 
 
 def _parts(value: Any) -> Iterator[Any]:

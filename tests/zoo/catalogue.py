@@ -34,12 +34,16 @@ _RESTART = {
         "optimizers_in_list",
     ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
-    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens"),
+    "hugging_face_reports": (
+        *("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens", "best_only"),
+        "accumulated",
+    ),
     "lightning_trainer": (
         *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
     ),
     "lightning_reports": (
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
+        *("monitored", "clipped"),
     ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),

@@ -91,5 +91,5 @@ def test_a_snapshot_names_them_once(tmp_path, capsys):
         net.center = net.center + 1
         snapshot.step()
         snapshot.save()
-    told = capsys.readouterr().err
-    assert told.count("Snapshot does not save net.center: ") == 1
+    log = capsys.readouterr().err
+    assert log.count("Snapshot does not save net.center: ") == 1

@@ -48,6 +48,7 @@ SERVER_KEY = "MALLETRAIN_SERVER_KEY"
 SERVICE = "MALLETRAIN_SERVICE"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
+STEP_TIMES = "MALLETRAIN_STEP_TIMES"
 SWEEPS = "MALLETRAIN_SWEEPS"
 TASK = "MALLETRAIN_TASK"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
@@ -113,6 +114,8 @@ TABLE = (
      "launch",
      "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
+    (STEP_TIMES, "`1`: the agent accepts the parts of steps in the workers' reports.", "agent",
+     "training"),
     (FLAGS, "File that holds the number of the requested drain.", "agent", "training"),
     (MAX_WORLD_SIZE, "Number of the job's processes at its maximum number of nodes.", "agent",
      "training"),

@@ -59,6 +59,13 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
+        self._step_share = gauge(
+            "job_step_share",
+            "Share of a job's step by part: data (waiting for it), computing, others (waiting for "
+            "other ranks), transfer, snapshot. Absent if not measured.",
+            "job",
+            "part",
+        )
         self._ended = counter("jobs_ended_total", "Jobs that have ended, by final state.", "state")
         self._memory = gauge(
             "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots occupy.", "job"
@@ -252,6 +259,14 @@ class Metrics:
         self._rate.labels(job).set(rate)
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
+
+    def step_shares(self, by_job: Mapping[str, Mapping[str, float]]) -> None:
+        """Set job → part of a step → its share. Only jobs with other gauges are shown."""
+        self._step_share.clear()
+        for job, shares in by_job.items():
+            if job in self._shown:
+                for part, share in shares.items():
+                    self._step_share.labels(job, part).set(share)
 
     def memory(self, by_job: Mapping[str, int]) -> None:
         """Set job → bytes of memory that its snapshots occupy on its nodes."""

@@ -74,7 +74,7 @@ ADVICE: tuple[tuple[Cause, float, str], ...] = (
         Cause.MOSTLY_TRANSFER,
         0.5,
         "{share} of a step exchanges gradients. This job uses nodes badly: give it fewer nodes at "
-        "most (malletrain limit), or a larger batch.",
+        "most (malletrain scale), or a larger batch.",
     ),
     (
         Cause.TRANSFER,

@@ -1,5 +1,5 @@
-"""The part of ``malletrain show`` on where the time of a job's steps goes. Decides the words and the
-columns. The advice is the daemon's.
+"""The part of ``malletrain show`` on where the time of a job's steps goes. Decides the words and
+the columns. The advice is the daemon's.
 """
 
 from __future__ import annotations

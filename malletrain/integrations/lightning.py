@@ -39,6 +39,7 @@ from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles
 from malletrain.training import owner, report
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 
 NAME = "malletrain.ckpt"
 _NEVER_INTERVAL = 10**12
@@ -341,6 +342,7 @@ class MalleTrainCallback(Callback):
             return (self._epoch * steps_per_epoch + self._step) % interval == 0
         return self._step % interval == 0
 
+    @counted_as("snapshot")
     def _save_if_due(self, trainer: Any) -> None:
         if not self._has_stepped:
             return

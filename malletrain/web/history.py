@@ -1,4 +1,5 @@
-"""Records throughput, scale and the parts of a step of the jobs over time, since the page was started. Pure.
+"""Records throughput, scale and the parts of a step of jobs over time, since the page was started.
+Pure.
 
 :class:`SeenHistory`: the daemon does not store throughput over time, so the history of a job starts
 with the first poll after both the job and the page have started.

@@ -28,7 +28,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from malletrain.core.step_times import Cause
 from tests.integration.embedded import Site, site
 
 SCRIPT = """
-import os, sys, time
+import os, sys, threading, time
 import torch
 import torch.distributed as dist
 import malletrain
@@ -71,15 +71,20 @@ class Network(torch.nn.Module):
 
 
 def late(state, bucket):
-    def wait(future):
-        time.sleep(delay_s if cause == "link" else 0.0)
-        return future.value()[0]
-    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(wait)
+    tensor, future = bucket.buffer(), torch.futures.Future()
+    work = dist.all_reduce(tensor, async_op=True)
+    def arrive():
+        work.wait()
+        time.sleep(delay_s)
+        future.set_result(tensor)
+    threading.Thread(target=arrive).start()
+    return future
 
 
 model = Network()
 net = torch.nn.parallel.DistributedDataParallel(model)
-net.register_comm_hook(None, late)
+if cause == "link":
+    net.register_comm_hook(None, late)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 sampler = malletrain.ElasticSampler(4096, global_batch_size=4 * dist.get_world_size())
 loader = torch.utils.data.DataLoader(Samples(), batch_sampler=sampler)
@@ -204,7 +209,9 @@ class Cost:
     measured_ms: float
     """Median step with it, milliseconds."""
     parts_us: float
-    """Time of the measurement alone in a step, microseconds: all parts of the step around nothing."""
+    """Processor time of the measurement alone in a step, microseconds: the median of steps without
+    work.
+    """
     share: float
     """``parts_us`` as a share of the step."""
 
@@ -240,13 +247,15 @@ def overhead(o: argparse.Namespace) -> Cost:
         if clock is not None:
             clock.read()
 
-    def block(work_s: float, measured: bool, count: int) -> list[float]:
+    def block(
+        work_s: float, measured: bool, count: int, clock: Callable[[], float] = time.perf_counter
+    ) -> list[float]:
         with _clock(measured):
             durations = []
             for _ in range(count):
-                began = time.perf_counter()
+                began = clock()
                 step(work_s)
-                durations.append(time.perf_counter() - began)
+                durations.append(clock() - began)
         return durations
 
     work_s = max(0.0, o.step_ms / 1e3 - statistics.median(block(0.0, False, 200)))
@@ -255,7 +264,7 @@ def overhead(o: argparse.Namespace) -> Cost:
     for _ in range(o.blocks):
         for measured in (False, True):
             times[measured] += block(work_s, measured, 20)
-            alone[measured] += block(0.0, measured, 200)
+            alone[measured] += block(0.0, measured, 200, time.thread_time)
     dist.get_world_size = size
     dist.destroy_process_group()
     plain, with_it = (statistics.median(times[measured]) for measured in (False, True))

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from malletrain.core.step_times import Cause
+from malletrain.core.step_times import Bottleneck
 from tests.integration.embedded import Site, site
 
 SCRIPT = """
@@ -89,7 +89,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 sampler = malletrain.ElasticSampler(4096, global_batch_size=4 * dist.get_world_size())
 loader = torch.utils.data.DataLoader(Samples(), batch_sampler=sampler)
 every_s = delay_s if cause == "disk" else 3600.0
-snapshot = malletrain.Snapshot("state.pt", every_s=every_s, model=model, sampler=sampler)
+path = os.environ["MALLETRAIN_JOB"] + ".pt"
+snapshot = malletrain.Snapshot(path, every_s=every_s, model=model, sampler=sampler)
 snapshot.restore()
 for epoch in sampler.epochs(1000):
     for batch in loader:
@@ -101,20 +102,20 @@ for epoch in sampler.epochs(1000):
         snapshot.step()
 """
 NAMED = {
-    "loader": (Cause.DATA,),
-    "rank": (Cause.SLOW_RANK,),
-    "disk": (Cause.SNAPSHOT,),
-    "link": (Cause.TRANSFER, Cause.MOSTLY_TRANSFER),
+    "loader": (Bottleneck.DATA,),
+    "rank": (Bottleneck.SLOW_RANK,),
+    "disk": (Bottleneck.SNAPSHOT,),
+    "link": (Bottleneck.TRANSFER, Bottleneck.MOSTLY_TRANSFER),
 }
 """Injected cause → the causes that are right."""
 PHRASES = {
-    Cause.DATA: "waits for data.",
-    Cause.DATA_OF_ONE_RANK: "waits for the data of",
-    Cause.SLOW_RANK: "which computes longer",
-    Cause.SNAPSHOT: "taken by snapshots",
-    Cause.TRANSFER: "A larger batch has fewer exchanges",
-    Cause.MOSTLY_TRANSFER: "uses nodes badly",
-    Cause.NOTHING: "stands out",
+    Bottleneck.DATA: "waits for data.",
+    Bottleneck.DATA_OF_ONE_RANK: "waits for the data of",
+    Bottleneck.SLOW_RANK: "which computes longer",
+    Bottleneck.SNAPSHOT: "taken by snapshots",
+    Bottleneck.TRANSFER: "A larger batch has fewer exchanges",
+    Bottleneck.MOSTLY_TRANSFER: "uses nodes badly",
+    Bottleneck.NOTHING: "stands out",
 }
 """Cause → words that only its advice has."""
 
@@ -161,11 +162,14 @@ def run(embedded: Site, injection: Injection, steps: int) -> Named:
         steps: number of steps after which the cause is read.
     """
     began = time.monotonic()
-    embedded.work.joinpath("state.pt").unlink(missing_ok=True)
     script = embedded.script("slow_part.py", SCRIPT)
     arguments = (injection.cause, str(injection.delay_s), str(injection.victim))
     job = embedded.submit(script, *arguments, nodes=(2, 2), profile=False)
-    embedded.until_samples(job, 8.0 * steps)
+    embedded.until(
+        lambda: (now := embedded.job(job)).samples >= 8.0 * steps or now.state == "failed",
+        f"{job} has made {steps} steps",
+    )
+    assert not embedded.show(job).failure, embedded.show(job).failure
     embedded.until(
         lambda: len(getattr(embedded.show(job).steps, "ranks", ())) == 2, "both ranks are measured"
     )
@@ -302,8 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = [overhead(o)] if o.overhead else causes(o)
     if o.json:
         load = os.getloadavg()[0]
-        found = {"load": load, "seed": o.seed, "results": [asdict(each) for each in results]}
-        o.json.write_text(json.dumps(found, indent=1) + "\n")
+        rows = [asdict(each) for each in results]
+        text = json.dumps({"load": load, "seed": o.seed, "results": rows}, indent=1)
+        o.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

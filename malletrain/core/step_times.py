@@ -50,7 +50,7 @@ class RankTimes:
         return max(0.0, self.step_s - sum(part or 0.0 for part in parts))
 
 
-class Cause(Enum):
+class Bottleneck(Enum):
     """What delays the steps of a job most."""
 
     DATA = "data"
@@ -69,44 +69,44 @@ class Cause(Enum):
     """No part stands out."""
 
 
-ADVICE: tuple[tuple[Cause, float, str], ...] = (
+ADVICE: tuple[tuple[Bottleneck, float, str], ...] = (
     (
-        Cause.MOSTLY_TRANSFER,
+        Bottleneck.MOSTLY_TRANSFER,
         0.5,
         "{share} of a step exchanges gradients. This job uses nodes badly: give it fewer nodes at "
         "most (malletrain scale), or a larger batch.",
     ),
     (
-        Cause.TRANSFER,
+        Bottleneck.TRANSFER,
         0.15,
         "{share} of a step exchanges gradients. A larger batch has fewer exchanges for the same "
         "samples.",
     ),
     (
-        Cause.DATA_OF_ONE_RANK,
+        Bottleneck.DATA_OF_ONE_RANK,
         0.1,
         "{share} of a step waits for the data of {place}, which takes longer there than elsewhere. "
         "Look at the disk and the network of that node.",
     ),
     (
-        Cause.DATA,
+        Bottleneck.DATA,
         0.1,
         "{share} of a step waits for data. Give the loader more workers (num_workers), or keep the "
         "data in the memory of the nodes (infinicache).",
     ),
     (
-        Cause.SLOW_RANK,
+        Bottleneck.SLOW_RANK,
         0.1,
         "{share} of a step waits for {place}, which computes longer than the others. Look at that "
         'node; with [nodes] slow_nodes = "swap" the job goes on without it.',
     ),
     (
-        Cause.SNAPSHOT,
+        Bottleneck.SNAPSHOT,
         0.05,
         "{share} of the time is taken by snapshots. Save less often (every_s), or to a faster "
         "disk.",
     ),
-    (Cause.NOTHING, 0.0, "No part of a step stands out: {share} is computing."),
+    (Bottleneck.NOTHING, 0.0, "No part of a step stands out: {share} is computing."),
 )
 """(cause, minimum share of a step, sentence). The first cause of each part that reaches its minimum
 counts, and of these the one with the largest share.
@@ -123,7 +123,7 @@ class StepBreakdown:
     """Part of a step (one of :data:`SHARES`) → its share. Parts that are not measured are absent
     and count as computing.
     """
-    cause: Cause
+    cause: Bottleneck
     """What delays the steps most."""
     cause_share: float
     """Share of a step that the cause takes."""
@@ -172,7 +172,7 @@ def breakdown(ranks: Sequence[RankTimes]) -> StepBreakdown | None:
 
 def _cause(
     ranks: Sequence[RankTimes], last: RankTimes, computing: float
-) -> tuple[Cause, float, str]:
+) -> tuple[Bottleneck, float, str]:
     """Return the cause of the largest delay, its share of a step, and its place."""
     others = [rank for rank in ranks if rank is not last]
     place = f"rank {last.rank} on {last.node}"
@@ -188,17 +188,17 @@ def _cause(
     slow = share(max(0.0, last.computing_s - usual_s))
     transfer = share(last.exchange_s or 0.0)
     shares = {
-        Cause.MOSTLY_TRANSFER: transfer,
-        Cause.TRANSFER: transfer,
-        Cause.DATA_OF_ONE_RANK: data if one_rank else 0.0,
-        Cause.DATA: 0.0 if one_rank else data,
-        Cause.SLOW_RANK: slow,
+        Bottleneck.MOSTLY_TRANSFER: transfer,
+        Bottleneck.TRANSFER: transfer,
+        Bottleneck.DATA_OF_ONE_RANK: data if one_rank else 0.0,
+        Bottleneck.DATA: 0.0 if one_rank else data,
+        Bottleneck.SLOW_RANK: slow,
         # the rank that saves stops the others, whichever comes last on average
-        Cause.SNAPSHOT: max(share(rank.snapshot_s or 0.0) for rank in ranks),
+        Bottleneck.SNAPSHOT: max(share(rank.snapshot_s or 0.0) for rank in ranks),
     }
     reached = [cause for cause, minimum, _ in ADVICE if shares.get(cause, 0.0) >= minimum > 0]
     if not reached:
-        return Cause.NOTHING, computing, ""
+        return Bottleneck.NOTHING, computing, ""
     cause = max(reached, key=lambda each: shares[each])  # of equal ones the first in the table
-    local = cause in (Cause.DATA_OF_ONE_RANK, Cause.SLOW_RANK)
+    local = cause in (Bottleneck.DATA_OF_ONE_RANK, Bottleneck.SLOW_RANK)
     return cause, shares[cause], place if local else ""

@@ -127,7 +127,7 @@ def current() -> StepClock | None:
     return _clock
 
 
-class Section:
+class StepSection:
     """A context manager for one part of a step."""
 
     __slots__ = ("_clock", "_part")
@@ -153,7 +153,7 @@ def counted_as(part: StepPart) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with Section(part):
+            with StepSection(part):
                 return function(*args, **kwargs)
 
         return call
@@ -202,11 +202,11 @@ def timed(loader: Iterable[Any]) -> Timed:
 
 def waits_counted(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield ``batches``; the time to get each of them counts as waiting for data."""
-    with Section("data"):
+    with StepSection("data"):
         iterator = iter(batches)
     missing = object()
     while True:
-        with Section("data"):
+        with StepSection("data"):
             batch = next(iterator, missing)
         if batch is missing:
             return

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from malletrain.core.step_times import (
     ADVICE,
     SHARES,
-    Cause,
+    Bottleneck,
     RankTimes,
     breakdown,
 )
@@ -32,7 +32,7 @@ def test_what_is_not_measured_is_computing_and_has_no_share():
     result = breakdown([rank(0, 0.2)])
     assert result is not None
     assert result.shares == {"computing": 1.0}
-    assert result.cause is Cause.NOTHING
+    assert result.cause is Bottleneck.NOTHING
     assert result.advice() == "No part of a step stands out: 100 % is computing."
 
 
@@ -45,35 +45,35 @@ def test_there_are_no_shares_without_steps():
     ("ranks", "cause", "share", "place"),
     [
         # all wait for data
-        ([rank(0, 1.0, 0.4, 0.1), rank(1, 1.0, 0.4, 0.1)], Cause.DATA, 0.4, ""),
+        ([rank(0, 1.0, 0.4, 0.1), rank(1, 1.0, 0.4, 0.1)], Bottleneck.DATA, 0.4, ""),
         # data is not measured on one rank alone: that of the last one counts
-        ([rank(0, 1.0, 0.05)], Cause.NOTHING, 0.95, ""),
+        ([rank(0, 1.0, 0.05)], Bottleneck.NOTHING, 0.95, ""),
         # one rank waits for data, the other for it
         (
             [rank(0, 1.0, 0.1, 0.4), rank(1, 1.0, 0.4, 0.1)],
-            Cause.DATA_OF_ONE_RANK,
+            Bottleneck.DATA_OF_ONE_RANK,
             0.4,
             "rank 1 on n1",
         ),
         # one rank computes for 0.9 s, the others for 0.5 s, and wait
         (
             [rank(0, 1.0, 0.0, 0.5), rank(1, 1.0, 0.0, 0.1), rank(2, 1.0, 0.0, 0.5)],
-            Cause.SLOW_RANK,
+            Bottleneck.SLOW_RANK,
             0.4,
             "rank 1 on n1",
         ),
         # rank 0 saves, the other waits for it
-        ([rank(0, 1.0, 0.0, 0.1, 0.3), rank(1, 1.0, 0.0, 0.4)], Cause.SNAPSHOT, 0.3, ""),
+        ([rank(0, 1.0, 0.0, 0.1, 0.3), rank(1, 1.0, 0.0, 0.4)], Bottleneck.SNAPSHOT, 0.3, ""),
         # all ranks save, as with a sharded model
-        ([rank(k, 1.0, 0.0, 0.1, 0.2) for k in range(4)], Cause.SNAPSHOT, 0.2, ""),
+        ([rank(k, 1.0, 0.0, 0.1, 0.2) for k in range(4)], Bottleneck.SNAPSHOT, 0.2, ""),
         # a slow network
-        ([rank(0, 1.0, 0.1, 0.45), rank(1, 1.0, 0.1, 0.4)], Cause.TRANSFER, 0.4, ""),
-        ([rank(0, 1.0, 0.1, 0.75), rank(1, 1.0, 0.1, 0.7)], Cause.MOSTLY_TRANSFER, 0.7, ""),
+        ([rank(0, 1.0, 0.1, 0.45), rank(1, 1.0, 0.1, 0.4)], Bottleneck.TRANSFER, 0.4, ""),
+        ([rank(0, 1.0, 0.1, 0.75), rank(1, 1.0, 0.1, 0.7)], Bottleneck.MOSTLY_TRANSFER, 0.7, ""),
         # several causes: the largest counts
-        ([rank(0, 1.0, 0.3, 0.2), rank(1, 1.0, 0.3, 0.2)], Cause.DATA, 0.3, ""),
-        ([rank(0, 1.0, 0.2, 0.3), rank(1, 1.0, 0.2, 0.3)], Cause.TRANSFER, 0.3, ""),
+        ([rank(0, 1.0, 0.3, 0.2), rank(1, 1.0, 0.3, 0.2)], Bottleneck.DATA, 0.3, ""),
+        ([rank(0, 1.0, 0.2, 0.3), rank(1, 1.0, 0.2, 0.3)], Bottleneck.TRANSFER, 0.3, ""),
         # just below the thresholds
-        ([rank(0, 1.0, 0.09, 0.14, 0.04), rank(1, 1.0, 0.09, 0.14)], Cause.NOTHING, 0.75, ""),
+        ([rank(0, 1.0, 0.09, 0.14, 0.04), rank(1, 1.0, 0.09, 0.14)], Bottleneck.NOTHING, 0.75, ""),
     ],
 )
 def test_the_cause_is_that_of_the_rank_that_comes_last(ranks, cause, share, place):
@@ -84,7 +84,7 @@ def test_the_cause_is_that_of_the_rank_that_comes_last(ranks, cause, share, plac
 
 
 def test_every_cause_has_advice():
-    assert [cause for cause in Cause if cause not in {row[0] for row in ADVICE}] == []
+    assert [cause for cause in Bottleneck if cause not in {row[0] for row in ADVICE}] == []
 
 
 def test_the_advice_names_the_share_and_the_place():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from malletrain.core.step_times import Cause
+from malletrain.core.step_times import Bottleneck
 from malletrain.daemon.jobs.repository import MAX_STORED_RANKS, step_times_record
 from malletrain.daemon.jobs.step_windows import MARK_S, MARKS, MIN_STEPS, StepWindows
 from malletrain.protocol.messages import Progress
@@ -80,7 +80,7 @@ def test_the_newest_shares_are_of_the_last_seconds_and_the_others_of_the_last_mi
     recent = ranks.windows.recent(1)
     assert recent is not None
     assert recent.shares["data"] == pytest.approx(0.8)
-    assert recent.cause is Cause.DATA
+    assert recent.cause is Bottleneck.DATA
     all_of_it = step_times_record(ranks.windows.ranks(1))
     assert 0.4 < all_of_it["shares"]["data"] < 0.6
 

@@ -10,7 +10,7 @@ import pytest
 import malletrain
 from malletrain.protocol.worker_channel import WorkerProgress
 from malletrain.training import report, step_times
-from malletrain.training.step_times import MAX_PENDING, Section, StepClock, counted_as, timed
+from malletrain.training.step_times import MAX_PENDING, StepClock, StepSection, counted_as, timed
 from tests.malletrain.training.worker_side import as_worker
 
 
@@ -57,12 +57,12 @@ def test_waits_for_batches_are_data_and_what_the_loop_does_is_not(hands):
 
 def test_the_outer_part_counts(hands):
     clock = step_times.start()
-    with Section("snapshot"):
+    with StepSection("snapshot"):
         hands.pass_by(1.0)
-        with Section("exchange"):
+        with StepSection("exchange"):
             hands.pass_by(2.0)
         hands.pass_by(4.0)
-    with Section("exchange"):
+    with StepSection("exchange"):
         hands.pass_by(8.0)
     assert clock.read() == (None, 8.0, 7.0)
 
@@ -71,10 +71,10 @@ def test_only_the_thread_that_steps_counts(hands):
     clock = step_times.start()
 
     def write():
-        with Section("snapshot"):
+        with StepSection("snapshot"):
             hands.pass_by(3.0)
 
-    with Section("data"):
+    with StepSection("data"):
         thread = threading.Thread(target=write)
         thread.start()
         thread.join()
@@ -94,7 +94,7 @@ def test_an_error_ends_the_part(hands):
 
     with pytest.raises(OSError, match="disk full"):
         save()
-    with Section("data"):
+    with StepSection("data"):
         hands.pass_by(2.0)
     assert clock.read() == (2.0, None, 1.0)
 
@@ -145,7 +145,7 @@ def stream(monkeypatch):
 
 def test_on_a_gpu_the_time_is_that_between_two_events_once_they_have_occurred(stream):
     clock = step_times.start()
-    with Section("data"):
+    with StepSection("data"):
         stream.now = 250.0
     assert clock.read() == (0.0, None, None), "the stream is not there yet"
     stream.reached = [0.0, 250.0]
@@ -155,7 +155,7 @@ def test_on_a_gpu_the_time_is_that_between_two_events_once_they_have_occurred(st
 def test_nothing_is_recorded_while_a_graph_is_captured(stream):
     clock = step_times.start()
     stream.capturing = True
-    with Section("exchange"):
+    with StepSection("exchange"):
         stream.now = 100.0
     assert clock.read() == (None, None, None)
 
@@ -163,7 +163,7 @@ def test_nothing_is_recorded_while_a_graph_is_captured(stream):
 def test_a_stream_that_is_far_behind_costs_no_memory(stream):
     clock = step_times.start()
     for _ in range(2 * MAX_PENDING):
-        with Section("data"):
+        with StepSection("data"):
             stream.now += 1.0
     stream.reached = [float(at) for at in range(2 * MAX_PENDING + 1)]
     assert clock.read()[0] == pytest.approx(MAX_PENDING / 1000.0)
@@ -255,7 +255,7 @@ def test_an_error_in_a_backward_pass_ends_the_exchange(hands, hooks, monkeypatch
     with pytest.raises(RuntimeError, match="a peer is lost"):
         weight.sum().backward()
     handle.remove()
-    with Section("data"):
+    with StepSection("data"):
         hands.pass_by(1.0)
     assert clock.read()[0] == 1.0
 
@@ -272,10 +272,10 @@ def test_reports_have_the_parts_up_to_the_last_step(hands, monkeypatch):
     with as_worker(monkeypatch) as agent:
         monkeypatch.setenv("MALLETRAIN_STEP_TIMES", "1")
         malletrain.report(8)  # the clock starts
-        with Section("data"):
+        with StepSection("data"):
             hands.pass_by(0.5)
         malletrain.report(8)
-        with Section("snapshot"):
+        with StepSection("snapshot"):
             hands.pass_by(9.0)  # belongs to the next step
         progress = progress_of(agent)
         assert (progress.data, progress.exchange, progress.snapshot) == (0.5, None, None)
@@ -289,7 +289,7 @@ def test_an_agent_that_does_not_know_the_parts_gets_none(hands, monkeypatch):
         monkeypatch.delenv("MALLETRAIN_STEP_TIMES", raising=False)
         for _ in range(2):
             malletrain.report(8)
-            with Section("data"):
+            with StepSection("data"):
                 hands.pass_by(0.5)
         assert progress_of(agent).data is None
         assert step_times.current() is None

@@ -29,6 +29,7 @@ MAX_SHOWN_JOBS = 200
 """Maximum number of jobs with a label of their own in each metric. More would burden a site's
 Prometheus.
 """
+STEP_PARTS = ("data", "computing", "others", "transfer", "snapshot")
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -307,6 +308,9 @@ class Metrics:
         for metric in (self._rate, self._job_nodes, self._job_samples):
             with contextlib.suppress(KeyError):  # a job that never ran has no gauges
                 metric.remove(job)
+        for part in STEP_PARTS:
+            with contextlib.suppress(KeyError):
+                self._step_share.remove(job, part)
 
     def samples(self, count: float) -> None:
         """Count processed samples."""

@@ -35,7 +35,7 @@ from pathlib import Path
 from malletrain.core.step_times import Bottleneck
 from tests.integration.embedded import Site, site
 
-SCRIPT = """
+PARTS = """
 import os, sys, threading, time
 import torch
 import torch.distributed as dist
@@ -43,8 +43,7 @@ import malletrain
 
 cause, delay_s, victim = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+rank = int(os.environ["RANK"])
 if cause == "disk":
     fsync = os.fsync
     os.fsync = lambda fd: (time.sleep(delay_s), fsync(fd))[1]
@@ -70,6 +69,13 @@ class Network(torch.nn.Module):
         return self.layers(batch)
 
 
+model = Network()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+"""
+"""What the scripts of both modes have in common."""
+SCRIPT = (
+    PARTS
+    + """
 def late(state, bucket):
     tensor, future = bucket.buffer(), torch.futures.Future()
     work = dist.all_reduce(tensor, async_op=True)
@@ -81,11 +87,10 @@ def late(state, bucket):
     return future
 
 
-model = Network()
+dist.init_process_group("gloo")
 net = torch.nn.parallel.DistributedDataParallel(model)
 if cause == "link":
     net.register_comm_hook(None, late)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 sampler = malletrain.ElasticSampler(4096, global_batch_size=4 * dist.get_world_size())
 loader = torch.utils.data.DataLoader(Samples(), batch_sampler=sampler)
 every_s = delay_s if cause == "disk" else 3600.0
@@ -101,6 +106,25 @@ for epoch in sampler.epochs(1000):
         malletrain.report(len(batch))
         snapshot.step()
 """
+)
+LIVE_SCRIPT = (
+    PARTS
+    + """
+from malletrain import elastic
+sampler = malletrain.ElasticSampler(4096, global_batch_size=8)
+loader = torch.utils.data.DataLoader(Samples(), batch_sampler=sampler)
+run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler)
+net = run.ddp(model)
+rank = run.rank
+for epoch in sampler.epochs(1000):
+    for batch in run.batches(loader):
+        rank = run.rank
+        with run.step():
+            optimizer.zero_grad()
+            net(batch).mean().backward()
+            optimizer.step()
+"""
+)
 NAMED = {
     "loader": (Bottleneck.DATA,),
     "rank": (Bottleneck.SLOW_RANK,),
@@ -153,18 +177,20 @@ def drawn(number: random.Random, cause: str | None = None) -> Injection:
     return Injection(cause, round(number.uniform(low, high), 4), number.randrange(2))
 
 
-def run(embedded: Site, injection: Injection, steps: int) -> Named:
+def run(embedded: Site, injection: Injection, steps: int, *, live: bool = False) -> Named:
     """One job with a slow thing.
 
     Args:
         embedded: a site with two nodes.
         injection: the slow thing.
         steps: number of steps after which the cause is read.
+        live: whether the job is one of live mode, with a slow loader or rank.
     """
     began = time.monotonic()
-    script = embedded.script("slow_part.py", SCRIPT)
+    name, text = ("slow_live.py", LIVE_SCRIPT) if live else ("slow_part.py", SCRIPT)
+    script, mode = embedded.script(name, text), "live" if live else "restart"
     arguments = (injection.cause, str(injection.delay_s), str(injection.victim))
-    job = embedded.submit(script, *arguments, nodes=(2, 2), profile=False)
+    job = embedded.submit(script, *arguments, nodes=(2, 2), profile=False, mode=mode)
     embedded.until(
         lambda: (now := embedded.job(job)).samples >= 8.0 * steps or now.state == "failed",
         f"{job} has made {steps} steps",

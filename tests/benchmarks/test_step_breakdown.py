@@ -33,11 +33,12 @@ def test_the_right_cause_is_named(tmp_path):
             result = run(embedded, Injection(cause, delay_s, 1), steps=60)
             assert result.right, result
             assert sentence(result.shares)
-        series = embedded.show(result_job(embedded)).rates
-        assert [rate.nodes for rate in series if rate.steps is not None] in ([], [2])
 
 
-def result_job(embedded):
-    """The newest job."""
-    with embedded.client() as client:
-        return client.jobs()[-1].id
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", ["loader", "rank"])
+def test_the_right_cause_is_named_in_live_mode(tmp_path, cause):
+    pytest.importorskip("torch")
+    with site(tmp_path / "site", nodes=2) as embedded:
+        result = run(embedded, Injection(cause, 0.15, 1), steps=60, live=True)
+        assert result.right, result

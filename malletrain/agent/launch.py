@@ -142,6 +142,7 @@ def job_environment(
             env.DAEMON_ID: place.daemon,
             env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
+            env.STEP_TIMES: "1",
             env.AGENT: order.endpoint,
             env.HOST: order.host,
             env.MAX_WORLD_SIZE: str(spec.largest * spec.nproc_per_node),

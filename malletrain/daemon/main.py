@@ -169,6 +169,7 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     for run in state.runs.values():
         if run.row.started is not None:
             metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
+    metrics.step_shares({run.row.id: run.step_shares() for run in state.runs.values()})
 
 
 def use_of(agent: LeasedAgent) -> str:

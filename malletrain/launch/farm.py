@@ -22,6 +22,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 
+from malletrain.launch.cores import allowed_cores
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
 from malletrain.launch.task_process import TaskProcess, TaskRefused
@@ -61,28 +62,6 @@ have sent the signal to all processes of the lease, and the notice that the node
 RESULTS_AT_ONCE = 200
 """Maximum number of results in a message."""
 _RECENT = 200
-
-
-def cores() -> int:
-    """Returns the number of cores that this process may use: its affinity, and the quota of its
-    control group (cgroup v2, cpu.max).
-    """
-    count = len(os.sched_getaffinity(0))
-    try:
-        with open("/proc/self/cgroup") as file:
-            paths = [line[3:].strip() for line in file if line.startswith("0::")]
-        for path in paths:
-            while path:
-                try:
-                    with open(f"/sys/fs/cgroup{path}/cpu.max") as file:
-                        quota, period = file.read().split()
-                    count = min(count, max(1, int(quota) // int(period)))
-                except (OSError, ValueError):  # ValueError: "max"
-                    pass
-                path = path.rstrip("/").rpartition("/")[0]
-    except OSError:
-        pass
-    return count
 
 
 def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int) -> int:
@@ -386,7 +365,7 @@ def main() -> int:
     if order is None or order.spec.farm is None or order.tasks is None:
         return 2
     farm, setting = order.spec.farm, order.tasks
-    core_count, memory_bytes = cores(), bound(1.0)
+    core_count, memory_bytes = allowed_cores(), bound(1.0)
     slots = slots_of(farm, core_count, len(setting.devices), memory_bytes)
     if slots < 1:
         print(

@@ -52,6 +52,7 @@ SLOT_CPUS = "MALLETRAIN_SLOT_CPUS"
 SLOT_MEMORY_MB = "MALLETRAIN_SLOT_MEMORY_MB"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
+STEP_TIMES = "MALLETRAIN_STEP_TIMES"
 SWEEPS = "MALLETRAIN_SWEEPS"
 TASK = "MALLETRAIN_TASK"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
@@ -122,6 +123,8 @@ TABLE = (
      "launch",
      "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
+    (STEP_TIMES, "`1`: the agent accepts the parts of steps in the workers' reports.", "agent",
+     "training"),
     (FLAGS, "File that holds the number of the requested drain.", "agent", "training"),
     (MAX_WORLD_SIZE, "Number of the job's processes at its maximum number of nodes.", "agent",
      "training"),

@@ -31,6 +31,7 @@ MAX_SHOWN_JOBS = 200
 """Maximum number of jobs with a label of their own in each metric. More would burden a site's
 Prometheus.
 """
+STEP_PARTS = ("data", "computing", "others", "transfer", "snapshot")
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -61,6 +62,13 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
+        self._step_share = gauge(
+            "job_step_share",
+            "Share of a job's step by part: data (waiting for it), computing, others (waiting for "
+            "other ranks), transfer, snapshot. Absent if not measured.",
+            "job",
+            "part",
+        )
         self._ended = counter("jobs_ended_total", "Jobs that have ended, by final state.", "state")
         self._memory = gauge(
             "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots occupy.", "job"
@@ -264,6 +272,14 @@ class Metrics:
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
 
+    def step_shares(self, by_job: Mapping[str, Mapping[str, float]]) -> None:
+        """Set job → part of a step → its share. Only jobs with other gauges are shown."""
+        self._step_share.clear()
+        for job, shares in by_job.items():
+            if job in self._shown:
+                for part, share in shares.items():
+                    self._step_share.labels(job, part).set(share)
+
     def memory(self, by_job: Mapping[str, int]) -> None:
         """Set job → bytes of memory that its snapshots occupy on its nodes."""
         self._memory.clear()
@@ -303,6 +319,9 @@ class Metrics:
         for metric in (self._rate, self._job_nodes, self._job_samples):
             with contextlib.suppress(KeyError):  # a job that never ran has no gauges
                 metric.remove(job)
+        for part in STEP_PARTS:
+            with contextlib.suppress(KeyError):
+                self._step_share.remove(job, part)
 
     def samples(self, count: float) -> None:
         """Count processed samples."""

@@ -37,6 +37,19 @@ def test_gauges_show_what_was_said_last():
     assert value(metrics, "last_poll_timestamp_seconds") == 1e9
 
 
+def test_shares_of_a_step_are_those_of_current_jobs_with_gauges():
+    metrics = Metrics()
+    metrics.job("j1", 10.0, 2, 100.0)
+    metrics.step_shares({"j1": {"data": 0.4, "computing": 0.6}, "j2": {"computing": 1.0}})
+    assert value(metrics, "job_step_share", job="j1", part="data") == 0.4
+    assert value(metrics, "job_step_share", job="j2", part="computing") is None
+    metrics.step_shares({"j1": {"computing": 1.0}})
+    assert value(metrics, "job_step_share", job="j1", part="data") is None
+    assert value(metrics, "job_step_share", job="j1", part="computing") == 1.0
+    metrics.job_ended("j1", "completed")
+    assert value(metrics, "job_step_share", job="j1", part="computing") is None
+
+
 def test_counters_count():
     metrics = Metrics()
     metrics.samples(10)

@@ -217,6 +217,10 @@ class TaskQueue:
                 break
         return oldest
 
+    def starts(self) -> list[float]:
+        """Returns the times at which the running tasks were handed out, seconds."""
+        return [at for tasks in self._of_worker.values() for at in tasks.values()]
+
     # --- hand-out ---
 
     def hand_out(

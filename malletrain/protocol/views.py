@@ -118,6 +118,9 @@ class JobView(View, frozen=True):
     ended: float | None
     metrics: dict[str, float] = {}
     goal: GoalView | None = None
+    mode: str = ""
+    """How it runs: live, restart, service, or farm, whose samples are tasks. Empty: a daemon of an
+    earlier version."""
 
 
 class MemberView(View, frozen=True):
@@ -172,6 +175,17 @@ class TasksView(View, frozen=True):
     tasks: tuple[TaskView, ...] = ()
     rate: float = 0.0
     ends: float | None = None
+    slowest: tuple[TaskView, ...] = ()
+
+
+class TaskHistoryView(View, frozen=True):
+    """The tasks of a farm over time. ``points``: (seconds since the epoch, number of done, failed
+    and running tasks then), the oldest first; they count the last try of each task. ``slowest``:
+    the done tasks that ran longest.
+    """
+
+    job: str
+    points: tuple[tuple[float, int, int, int], ...]
     slowest: tuple[TaskView, ...] = ()
 
 
@@ -257,6 +271,8 @@ class NodeView(View, frozen=True):
     """Memory of its warm fork servers."""
     trainer: str = ""
     """Trainer of the node, if there are several plans; empty if it belongs to none."""
+    mode: str = ""
+    """Mode of the job on it, see JobView; empty if there is none."""
 
 
 class NodeForecastView(View, frozen=True):
@@ -362,6 +378,8 @@ class StatusView(View, frozen=True):
     """
     users_problems: tuple[str, ...] = ()
     """For operators: problems of the list of users, a sentence each."""
+    nodes_farming: int = 0
+    """Number of the nodes with a job whose job is a farm; ``nodes_training`` has the others."""
 
 
 class UsageView(View, frozen=True):

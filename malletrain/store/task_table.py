@@ -37,6 +37,7 @@ class TaskProgress(NamedTuple):
     attempt: int
     node: str
     started: float
+    ended: float | None
 
 
 class TaskChange(NamedTuple):
@@ -148,7 +149,7 @@ class TaskTable:
         """
         handed_out = (table.c.job == job, table.c.attempt > 0)
         query = (
-            select(*_PROGRESS, table.c.started)
+            select(*_PROGRESS, table.c.started, table.c.ended)
             .where(*handed_out, table.c.number >= bindparam("first"))
             .order_by(table.c.number)
             .limit(_ROWS_AT_ONCE)
@@ -157,8 +158,8 @@ class TaskTable:
         while True:
             with self._db.transaction() as connection:
                 rows = connection.execute(query, {"first": first}).all()
-            for number, state, tries, attempt, node, started in rows:
-                yield TaskProgress(number, state, tries, attempt, node, started or 0.0)
+            for number, state, tries, attempt, node, started, ended in rows:
+                yield TaskProgress(number, state, tries, attempt, node, started or 0.0, ended)
             if len(rows) < _ROWS_AT_ONCE:
                 return
             first = rows[-1].number + 1

@@ -252,6 +252,7 @@ class JobViews:
             row.ended,
             dict(row.metrics),
             self._state.goals.view(row.id, goal),
+            spec.mode,
         )
         return view if self._state.accounts.may_manage(user, row.owner) else job_for_others(view)
 

@@ -129,6 +129,7 @@ def node_views(state: SiteState, leases: LeaseReconciler, explain: bool) -> list
             agent.node_class,
             agent.owner,
             warm_bytes=agent.warm_bytes,
+            mode=state.mode_on(agent.node),
         )
     for node in rules.keys() - views.keys():
         # A node may be free without being a gap, because a rule excludes it.

@@ -231,3 +231,9 @@ class SiteState:
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
+
+    def mode_on(self, node: str) -> str:
+        """Return the mode of the unfinished job that a node holds; empty if there is none."""
+        agent = self.agents.on(node)
+        run = None if agent is None or agent.holds is None else self.runs.get(agent.holds)
+        return "" if run is None else run.spec.mode

@@ -19,6 +19,7 @@ import msgspec
 
 from malletrain.core.events import JobCompleted, NodesBusy, SoftwareLacking
 from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
+from malletrain.core.task_history import TaskHistory
 from malletrain.core.task_queue import StoredTask, TaskAttempt, TaskQueue, TaskState
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
@@ -28,7 +29,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.farm import MAX_TASKS_IN_MESSAGE, FarmSpec
-from malletrain.store.task_table import TaskChange
+from malletrain.store.task_table import TaskChange, TaskProgress
 
 REVALUE_EVERY_S = 3.0
 """Minimum time between two changes of a farm's bid, seconds."""
@@ -64,6 +65,7 @@ class Farm:
     queue: TaskQueue
     at_once: int
     """Maximum number of tasks in a message to a node."""
+    history: TaskHistory
     nodes: dict[str, NodeSession] = field(default_factory=dict)
     results: int = 0
     """Number of results since the daemon's start."""
@@ -91,6 +93,12 @@ class Farm:
         return (len(recent) - 1) / max(now - recent[0], 1e-3)
 
 
+def remember(history: TaskHistory, row: TaskProgress) -> None:
+    """Add a stored task that has ended to the history of its farm."""
+    if row.ended is not None and row.state in (TaskState.DONE.value, TaskState.FAILED.value):
+        history.ended(row.number, row.started, row.ended, TaskState(row.state))
+
+
 class Farms:
     """The unfinished farms of one daemon.
 
@@ -111,14 +119,14 @@ class Farms:
         job, spec = run.row.id, run.spec.farm
         assert spec is not None
         if job not in self._farms:
-            rows = (
-                StoredTask(row.number, TaskState(row.state), *row[2:])
-                for row in self._state.store.tasks.progress(job)
-            )
+            rows, history = [], TaskHistory(run.row.submitted)
+            for row in self._state.store.tasks.progress(job):
+                rows.append(StoredTask(row.number, TaskState(row.state), *row[2:6]))
+                remember(history, row)
             queue = TaskQueue.restored(spec.total, rows, spec.retries, spec.duplicate_stragglers)
             item_bytes = self._state.store.tasks.longest(job) + ITEM_OVERHEAD_BYTES
             at_once = max(1, min(MAX_TASKS_IN_MESSAGE, MAX_ITEMS_BYTES // item_bytes))
-            self._farms[job] = Farm(spec, queue, at_once)
+            self._farms[job] = Farm(spec, queue, at_once, history)
         return self._farms[job]
 
     # --- messages of nodes ---
@@ -168,6 +176,7 @@ class Farms:
                 farm.results += 1
                 farm.unstartable += result.unstartable
                 farm.ends.append(now)
+                farm.history.ended(result.number, now - seconds, now, outcome.state)
                 if not result.unstartable:
                     farm.durations.append(seconds)
                 tail = "\n".join(text for text in (result.tail, result.sentence) if text)
@@ -245,7 +254,9 @@ class Farms:
             numbers = farm.queue.numbers(TaskState.FAILED, limit=farm.spec.total)
         back = farm.queue.retry(numbers)
         self._state.store.tasks.retry(run.row.id, back)
-        self._hand_out(run, farm, self._state.clock.now())
+        now = self._state.clock.now()
+        farm.history.put_back(len(back), now)
+        self._hand_out(run, farm, now)
         return len(back)
 
     # --- inside ---

@@ -68,6 +68,23 @@ class Site:
         counts = self.do(operations.tasks(self.job, limit=0)).counts
         return {state: count for state, count in counts.items() if count}
 
+    def restart_daemon(self):
+        for agent in self.agents:
+            agent.close()
+        self.daemon.stop()
+        self.daemon = RunningDaemon(self.folder, self.machine)
+
+    def reconnect(self):
+        self.agents = [Agent(self.daemon, agent.lease) for agent in self.agents]
+        for agent in self.agents:
+            agent.hello(assignment=messages.Assignment(self.job, "running", 1))
+            agent.hear(messages.Welcome)
+
+    def history(self):
+        """The newest counts, and the slowest tasks."""
+        view = self.do(operations.task_history(self.job))
+        return view.points[-1][1:], [task.number for task in view.slowest]
+
     def pull(self, agent=0, capacity=2, present=(), received=0, session="s"):
         tasks = tuple(HeldTask(*each) for each in present)
         self.agents[agent].say(messages.TaskPull(self.job, session, 2, capacity, tasks, received))
@@ -166,16 +183,32 @@ def test_a_daemon_that_restarts_knows_what_was_handed_out_and_done(site):
     site.pull()
     site.items()
     site.finish((0, 1))
-    lease = site.agents[0].lease
-    site.agents[0].close()
-    site.daemon.stop()
-    site.daemon = RunningDaemon(site.folder, site.machine)
+    site.restart_daemon()
     assert site.counts() == {"done": 1, "running": 1, "waiting": 2}
-    site.agents = [Agent(site.daemon, lease)]
-    site.agents[0].hello(assignment=messages.Assignment(site.job, "running", 1))
-    site.agents[0].hear(messages.Welcome)
+    site.reconnect()
     site.pull(present=[(1, 1)], received=7, capacity=2)
     assert site.items() == (8, [(2, 1, "v2")])
+
+
+def test_the_history_of_a_farm_is_the_same_after_a_restart_and_after_its_end(site, monkeypatch):
+    monkeypatch.setattr(farm_operations, "ROWS_BETWEEN_PAUSES", 1)
+    site.pull(capacity=4)
+    site.items()
+    site.finish((0, 1), (1, 1))
+    site.finish((2, 1), code=7)
+    assert site.history() == ((2, 1, 1), [0, 1])
+    site.do(operations.retry(site.job, state="failed"))
+    assert site.history() == ((2, 0, 1), [0, 1])
+    site.restart_daemon()
+    assert site.history()[0][:2] == (2, 0)
+    site.reconnect()
+    site.pull(capacity=4, present=[(3, 1)], received=1)
+    site.items()
+    site.finish((3, 1), received=2)
+    site.finish((2, 2), received=2)
+    until(lambda: site.daemon.job(site.job).state == "completed", "the farm is completed")
+    (done, failed, running), slowest = site.history()
+    assert ((done, failed, running), sorted(slowest)) == ((4, 0, 0), [0, 1, 2, 3])
 
 
 def test_a_node_without_the_job_loses_its_tasks(two_nodes):

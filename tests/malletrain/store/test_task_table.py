@@ -33,10 +33,10 @@ def check_life_of_tasks(store: Store) -> None:
     )
     tasks.put_back(job, [2])
     assert list(tasks.progress(job)) == [
-        TaskProgress(0, "done", 0, 1, "n1", 101.0),
-        TaskProgress(1, "failed", 1, 1, "n1", 101.0),
-        TaskProgress(2, "waiting", 0, 1, "n1", 100.0),
-        TaskProgress(3, "running", 0, 1, "n2", 100.0),
+        TaskProgress(0, "done", 0, 1, "n1", 101.0, 102.5),
+        TaskProgress(1, "failed", 1, 1, "n1", 101.0, 103.0),
+        TaskProgress(2, "waiting", 0, 1, "n1", 100.0, None),
+        TaskProgress(3, "running", 0, 1, "n2", 100.0, None),
     ]
     assert tasks.counts(job) == {"done": 1, "failed": 1, "waiting": 2, "running": 1}
     [row] = tasks.listed(job, ["failed"], -1, 10)

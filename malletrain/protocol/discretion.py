@@ -24,6 +24,7 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
     EventKind.COMMAND_RUN: "The job's owner ran a command on a node.",
+    EventKind.TASKS_FAILING: "Tasks of the farm failed on the node.",
     EventKind.NODE_REJECTED: "The job could not start on the node.",
     EventKind.JOB_EXTENDED: "The job's goals were changed.",
     EventKind.GOAL_STANDING: "The standing of the job's goals changed.",

@@ -165,7 +165,8 @@ class TaskView(View, frozen=True):
 class TasksView(View, frozen=True):
     """``malletrain tasks JOB``. ``counts``: state → number of tasks; ``tasks``: the requested ones
     in order; ``rate``: tasks/s completed lately; ``ends``: forecast of the end, None if there is
-    none; ``slowest``: the tasks that run longest. ``columns``: names of the values.
+    none; ``slowest``: the tasks that run longest; ``failing``: why nodes get no tasks, a sentence
+    each. ``columns``: names of the values. A task that its node has not begun waits.
     """
 
     job: str
@@ -176,6 +177,7 @@ class TasksView(View, frozen=True):
     rate: float = 0.0
     ends: float | None = None
     slowest: tuple[TaskView, ...] = ()
+    failing: tuple[str, ...] = ()
 
 
 class TaskHistoryView(View, frozen=True):

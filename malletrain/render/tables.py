@@ -152,6 +152,7 @@ BAD_NEWS = (
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
     EventKind.NODE_SLOW,
+    EventKind.TASKS_FAILING,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )

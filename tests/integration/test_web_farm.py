@@ -30,6 +30,7 @@ def test_a_person_follows_a_farm(tmp_path):
             lambda: (
                 farms.tasks(made, job).counts["done"] == 3
                 and farms.tasks(made, job).counts["failed"] == 2
+                and farms.tasks(made, job).counts["running"] == 1
             ),
             "all but the slow task have ended",
         )

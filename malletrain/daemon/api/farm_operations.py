@@ -7,6 +7,7 @@ Decides who may add, see and retry tasks, and that a farm waits until all its ta
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,7 +23,7 @@ from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving
-from malletrain.daemon.nodes.farms import Farms, remember
+from malletrain.daemon.nodes.farms import Farms, failing_sentence, remember
 from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH, FarmSpec
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.task_template import expand
@@ -201,6 +202,9 @@ class FarmOperations:
         else:
             queue = self._farms.of(run).queue
             counts |= {each.value: count for each, count in queue.counts().items()}
+            fetched = counts[TaskState.RUNNING.value] - len(queue.begun())
+            counts[TaskState.RUNNING.value] -= fetched
+            counts[TaskState.WAITING.value] += fetched
         if ended:
             counts[CANCELLED] = sum(counts[each] for each in _OPEN)
             counts |= dict.fromkeys(_OPEN, 0)
@@ -213,7 +217,8 @@ class FarmOperations:
             return TasksView(row.id, farm.columns, farm.total, counts, views)
         live, now = self._farms.of(run), self._state.clock.now()
         rate = live.rate(now)
-        numbers = [number for number, _ in live.queue.oldest(SLOWEST)]
+        begun = live.queue.begun()
+        numbers = heapq.nsmallest(SLOWEST, begun, key=begun.__getitem__)
         return TasksView(
             row.id,
             farm.columns,
@@ -223,6 +228,10 @@ class FarmOperations:
             rate,
             now + live.queue.unfinished / rate if rate > 0 else None,
             tuple(_view(farm, each, ended=False) for each in store.rows(row.id, numbers)),
+            tuple(
+                f"{node}: {failing_sentence(trust, count)}"
+                for node, (trust, count) in sorted(live.queue.failing.untrusted().items())
+            ),
         )
 
     async def _task_history(self, user: str, params: Mapping[str, Any]) -> TaskHistoryView:
@@ -234,10 +243,11 @@ class FarmOperations:
         else:
             live, now = self._farms.of(run), self._state.clock.now()
             history, counts = live.history, live.queue.counts()
-            points = [each for each in history.counts(live.queue.starts()) if each.time < now]
+            begun = live.queue.begun()
+            points = [each for each in history.counts(begun.values()) if each.time < now]
             if points:
                 done, failed = counts[TaskState.DONE], counts[TaskState.FAILED]
-                points.append(TaskCounts(now, done, failed, counts[TaskState.RUNNING]))
+                points.append(TaskCounts(now, done, failed, len(begun)))
         slowest = history.slowest()
         views = {
             each.number: _view(farm, each, JobState(row.state).ended)
@@ -329,7 +339,7 @@ def _view(farm: FarmSpec, row: TaskRow, ended: bool) -> TaskView:
     return TaskView(
         row.number,
         row.arguments,
-        CANCELLED if ended and row.state in _OPEN else row.state,
+        _shown_state(row, ended),
         row.tries,
         row.exit_code,
         row.node,
@@ -338,6 +348,14 @@ def _view(farm: FarmSpec, row: TaskRow, ended: bool) -> TaskView:
         log if row.attempt else "",
         row.tail,
     )
+
+
+def _shown_state(row: TaskRow, ended: bool) -> str:
+    if row.state in _OPEN and ended:
+        return CANCELLED
+    if row.state == TaskState.RUNNING.value and row.started is None:
+        return TaskState.WAITING.value  # on its node
+    return row.state
 
 
 def _fitting(views: Sequence[TaskView]) -> tuple[TaskView, ...]:

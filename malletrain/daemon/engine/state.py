@@ -228,6 +228,8 @@ class SiteState:
     """Owner of leases → why the newest request failed. Removed when a request succeeds."""
     pending_leases: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
+    failing_tasks: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Node → farm that gives it no tasks, because they fail there → why, as a sentence."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""

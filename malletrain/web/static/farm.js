@@ -22,8 +22,8 @@ const ran = (task, now) => (task.started === null ? "" : duration(Math.max(0, (t
 
 /** Creates the part of a job's page about its tasks. It is hidden until `look` is called with a farm. */
 export function farm(id) {
-  const places = Object.fromEntries(["counts", "picture", "failed", "slowest"].map((name) => [name, h("div", { id: `tasks-${name}` })]));
-  const element = section("Tasks", places.counts, places.picture, h("h3", {}, "Failed tasks"), places.failed,
+  const places = Object.fromEntries(["counts", "failing", "picture", "failed", "slowest"].map((name) => [name, h("div", { id: `tasks-${name}` })]));
+  const element = section("Tasks", places.counts, places.failing, places.picture, h("h3", {}, "Failed tasks"), places.failed,
     h("h3", {}, "Slowest tasks"), places.slowest);
   element.hidden = true;
   let timer = null;
@@ -59,6 +59,7 @@ export function farm(id) {
     ];
     replace(places.counts, h("dl", { class: "numbers" }, numbers.map(([name, value, more]) =>
       h("div", {}, h("dt", {}, name.charAt(0).toUpperCase() + name.slice(1)), h("dd", {}, h("strong", {}, value), " ", h("small", {}, more))))));
+    replace(places.failing, view.failing.map((sentence) => h("p", { class: "why" }, sentence)));
     const line = (name, index, style) => ({ name, style, points: history.points.map((point) => [point[0], point[index]]) });
     const seenAny = history.points.length > 0;
     replace(places.picture,

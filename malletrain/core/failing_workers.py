@@ -129,7 +129,7 @@ class FailingWorkers:
             return count
         return min(count, 0 if has_tasks or now < entry.trial_at else 1)
 
-    def given(self, worker: str, now: float) -> None:
+    def note_hand_out(self, worker: str, now: float) -> None:
         """Note that a worker got tasks. The next trial of one that is not trusted is later."""
         entry = self._workers.get(worker)
         if entry is not None and entry.trust is not Trust.TRUSTED:

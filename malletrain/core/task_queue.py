@@ -285,7 +285,7 @@ class TaskQueue:
         if self._duplicate and not self._counts[TaskState.WAITING]:
             attempts += self._copies(worker, count - len(attempts), now)
         if attempts:
-            self.failing.given(worker, now)
+            self.failing.note_hand_out(worker, now)
         return attempts
 
     def begin(self, worker: str, attempt: TaskAttempt, at: float) -> bool:
@@ -374,11 +374,11 @@ class TaskQueue:
         if before_trust is not Trust.TRUSTED:
             return outcome
         fetched = [a for a in self.attempts_of(worker) if self._of_worker[worker][a.number] is None]
-        kept = set(self.attempts_of(worker)) - set(fetched)
+        remaining = set(self.attempts_of(worker)) - set(fetched)
         return replace(
             outcome,
             obsolete=(*outcome.obsolete, *((worker, each) for each in fetched)),
-            back=tuple(self.lose(worker, now, kept)),
+            back=tuple(self.lose(worker, now, remaining)),
             suspected=True,
         )
 

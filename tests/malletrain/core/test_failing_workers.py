@@ -59,7 +59,7 @@ def test_a_suspected_worker_gets_one_task_from_time_to_time(suspecting):
         assert suspecting.allowed("bad", 8, True, now + wait_s) == 0
         assert suspecting.allowed("bad", 8, False, now + wait_s) == 1
         now, wait_s = now + wait_s, min(MAX_TRIAL_S, 2 * wait_s)
-        suspecting.given("bad", now)
+        suspecting.note_hand_out("bad", now)
         assert suspecting.failed("bad", number, others, now) == {number: 1}
 
 

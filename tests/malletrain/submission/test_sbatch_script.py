@@ -36,7 +36,10 @@ def test_a_batch_script():
         "log": "logs/{name}-{name}_{index}.out",
         "env": ("DATA=/scratch", "SEED"),
     }
-    assert options.ignored == ("--partition=gpu", "--exclusive", "--export=ALL")
+    assert options.ignored == (
+        "the width of %4a in --output=logs/%x-%A_%4a.out",
+        *("--partition=gpu", "--exclusive", "--export=ALL"),
+    )
 
 
 def test_a_script_without_options():

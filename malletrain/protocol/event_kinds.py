@@ -210,6 +210,10 @@ class EventKind(Word):
         "Workers of the job ended with an error although no node was lost. The job is restarted, "
         "up to `max_tries` times.",
     )
+    TASKS_FAILING = (
+        "tasks-failing",
+        "Tasks of a farm in a row failed on the node, and it gets no more of them for now.",
+    )
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended with exit code 0 on every rank.")
     JOB_FAILED = ("job-failed", "The job's workers failed too often; it is not restarted.")

@@ -508,6 +508,7 @@ class Api:
         # What was idle at the last poll may have been leased since.
         leased = {row.node for row in self.leases.active.values()}
         leased.update(agent.node for agent in state.agents)
+        farming = sum(state.mode_on(agent.node) == "farm" for agent in state.agents)
         return StatusView(
             __version__,
             os.getpid(),
@@ -517,7 +518,7 @@ class Api:
             self.scheduler,
             len(state.gaps.keys() - leased),
             sum(1 for _ in state.agents),
-            sum(agent.holds is not None for agent in state.agents),
+            sum(agent.holds is not None for agent in state.agents) - farming,
             dict(totals.jobs),
             totals.samples + unsaved,
             sum(run.rate(now) for run in state.runs.values()),
@@ -533,4 +534,5 @@ class Api:
             trainer_views(state),
             self.views.late_hand_overs(user),
             self._users_problems() if state.accounts.operates(user) else (),
+            farming,
         )

@@ -234,6 +234,14 @@ class SiteState:
     """Running lease → end of its time limit, epoch seconds, as far as the main scheduler reports
     it.
     """
+    failing_tasks: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Node → farm that gives it no tasks, because they fail there → why, as a sentence."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
+
+    def mode_on(self, node: str) -> str:
+        """Return the mode of the unfinished job that a node holds; empty if there is none."""
+        agent = self.agents.on(node)
+        run = None if agent is None or agent.holds is None else self.runs.get(agent.holds)
+        return "" if run is None else run.spec.mode

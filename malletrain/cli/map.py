@@ -44,6 +44,7 @@ TASK_OPTIONS = (
     "gpus",
     "memory",
     "time",
+    "drain",
     "retries",
     "output",
     "log",
@@ -176,6 +177,12 @@ def _apply_batch_options(ctx: click.Context) -> None:
     metavar="TIME",
     help='Maximum duration of a task, such as "30 min". A task that exceeds it is stopped, and has '
     "failed.",
+)
+@click.option(
+    "--drain",
+    metavar="TIME",
+    help="How long the tasks on a node may go on when it is about to be taken, such as "
+    '"20 s", at most as long as it has left. Then they get SIGTERM. Default: at once.',
 )
 @click.option(
     "--retries",

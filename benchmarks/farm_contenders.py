@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 WORKER = "hq-worker"
 ALLOCATOR_EVERY_S = 1.0
 """Time between two looks of HyperQueue's allocator at its workers, seconds."""
+DRAIN = "20 s"
+"""Length of the longest task."""
 CONFIG = """
 [daemon]
 state_dir = "{state}"
@@ -152,8 +154,10 @@ def hyperqueue(field: Field) -> Iterator[Prepared]:
 
 
 @contextlib.contextmanager
-def malletrain(field: Field, *options: str) -> Iterator[Prepared]:
-    """``malletrain map``, and a daemon that has no lease when the farm is submitted."""
+def malletrain(field: Field) -> Iterator[Prepared]:
+    """``malletrain map``, and a daemon that has no lease when the farm is submitted. Tasks may use
+    the grace time of a preemption to end, as those of an array do.
+    """
     state, config = field.root / "state", field.root / "site.toml"
     config.write_text(CONFIG.format(state=state))
     environment = {**field.slurm.environment, "MALLETRAIN_STATE_DIR": str(state)}
@@ -164,7 +168,8 @@ def malletrain(field: Field, *options: str) -> Iterator[Prepared]:
 
     def submit() -> None:
         nodes, command = f"1:{len(field.slurm.nodes)}", ("--", *field.command)
-        argv = [*python, "map", "--name", "farm", "--nodes", nodes, "--cpus", "1", *options]
+        argv = [*python, "map", "--name", "farm", "--nodes", nodes, "--cpus", "1"]
+        argv += ["--drain", DRAIN]
         argv += ["--workdir", str(field.root), *command]
         lines = "".join(f"{number}\n" for number in range(field.tasks))
         done = subprocess.run(argv, input=lines, env=environment, capture_output=True, text=True)

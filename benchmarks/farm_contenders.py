@@ -62,6 +62,8 @@ class Field:
     cores: int
     """Number of cores of a node."""
     tasks: int
+    results: Path
+    """A directory in which each task that is done has a file, named by its number."""
     command: tuple[str, ...]
     """The command of a task; ``{}`` is its number."""
 
@@ -138,8 +140,9 @@ def hyperqueue(field: Field) -> Iterator[Prepared]:
 
     def submit() -> None:
         with open(field.root / "server.log", "wb") as log:
-            argv = [str(python), str(program), "server", str(folder), str(field.tasks)]
-            server.append(subprocess.Popen([*argv, *field.command], stdout=log, stderr=log))
+            argv = [str(python), str(program), "server", str(folder), str(field.results)]
+            argv += [str(field.tasks), *field.command]
+            server.append(subprocess.Popen(argv, stdout=log, stderr=log))
         field.slurm.until((folder / "ready").exists, "HyperQueue's server has the tasks")
         allocator.start()
 

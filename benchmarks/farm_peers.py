@@ -16,7 +16,8 @@ Where the comparison is uneven:
   HyperQueue one; on real nodes they start side by side.
 * HyperQueue's program ``hq`` is not in the package index. Its server, scheduler and workers run
   from its Python package, and its automatic allocator is imitated: a loop looks once a second and
-  keeps a job of one node in the queue for each node.
+  keeps a job of one node in the queue for each node. It counts a task that the end of a worker's
+  job terminates as failed; such tasks are submitted again when the others have ended.
 * The polling of MalleTrain's daemon is set to 1 s (5 s by default), as for HyperQueue.
 """
 
@@ -110,7 +111,7 @@ def run(
         task = str(Path(__file__).parent / "farm_task.py")
         command = (sys.executable, "-I", "-S", task, str(root), "{}")
         with SlurmCluster(root / "slurm", nodes, grace=grace_s, cpus=cores, **CLUSTER) as slurm:
-            field = Field(slurm, root / "contender", cores, len(seconds), command)
+            field = Field(slurm, root / "contender", cores, len(seconds), root / "done", command)
             player = Player(slurm, trace, root / "main")
             with CONTENDERS[name](field) as submit:
                 player.start()

@@ -23,8 +23,8 @@ def main() -> None:
         file.write(f"{began} {node}\n")
     with open(os.path.join(folder, "lengths")) as file:
         seconds = float(file.read().split()[index])
-    while (left := began + seconds - time.time()) > 0:
-        time.sleep(min(BEAT_S, left))
+    while (remaining_s := began + seconds - time.time()) > 0:
+        time.sleep(min(BEAT_S, remaining_s))
         os.utime(record)
     with open(record, "a") as file:
         file.write(f"{time.time()}\n")

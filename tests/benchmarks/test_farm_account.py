@@ -137,6 +137,6 @@ def test_the_peak_counts_a_job_until_its_latest_end():
 def test_main_jobs_never_wait_for_each_other(seed: int):
     jobs = workload(16, 900.0, 0.5, seed)
     assert peak(jobs, 0.0, 1000.0) <= 14
-    asked = sum(job.nodes * job.seconds for job in jobs)
-    assert 0.35 <= asked / (16 * 900) <= 0.55
+    requested_s = sum(job.nodes * job.seconds for job in jobs)
+    assert 0.35 <= requested_s / (16 * 900) <= 0.55
     assert jobs == workload(16, 900.0, 0.5, seed)

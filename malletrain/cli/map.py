@@ -45,6 +45,7 @@ TASK_OPTIONS = (
     "gpus",
     "memory",
     "time",
+    "drain",
     "retries",
     "output",
     "log",
@@ -181,6 +182,12 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
     metavar="TIME",
     help='Maximum duration of a task, such as "30 min". A task that exceeds it is stopped, and has '
     "failed.",
+)
+@click.option(
+    "--drain",
+    metavar="TIME",
+    help="How long the tasks on a node may go on when it is about to be taken, such as "
+    '"20 s", at most as long as it has left. Then they get SIGTERM. Default: at once.',
 )
 @click.option(
     "--retries",

@@ -115,6 +115,11 @@ class EventKind(Word):
         "The node will leave: the main scheduler has given notice of a preemption. Its job moves "
         "off.",
     )
+    NODE_EXPIRING = (
+        "node-expiring",
+        "The node will leave: the time limit of its lease is reached. Its job moves off. No "
+        "preemption.",
+    )
     NODE_RECLAIMED = (
         "node-reclaimed",
         "MalleTrain will give the node back: another user's jobs have more use for it, an operator "

@@ -37,6 +37,7 @@ from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.hosts import host_sentences
 from malletrain.render.palette import STATE_STYLES
+from malletrain.render.step_times import step_times
 from malletrain.render.text import (
     clock,
     count,
@@ -148,6 +149,7 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
+    EventKind.NODE_EXPIRING,
     EventKind.NODE_RECLAIMED,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
@@ -306,6 +308,7 @@ def job(detail: JobDetail) -> RenderableType:
     parts: list[RenderableType] = [_facts(detail)]
     if not detail.spec.get("farm"):  # its tasks do not depend on each other: nothing is measured
         parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
+        parts += step_times(detail)
     if detail.rescales:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:

@@ -1,16 +1,16 @@
 // One job: its progress, why it waits, the cost of its rescales, its output.
 
 import { get, jobPath, onchange, seen, send } from "./daemon.js";
-import { bars, chart } from "./charts.js";
+import { bars, chart, shares } from "./charts.js";
 import { h, replace, section, table } from "./dom.js";
 import { farm } from "./farm.js";
 import { logs } from "./logs.js";
-import { CAUSES, ENDED, STANDS, clock, count, duration, hosts, measured, moment, number, rate } from "./words.js";
+import { CAUSES, ENDED, PARTS, STANDS, clock, count, duration, hosts, measured, moment, number, rate } from "./words.js";
 
 const ASK_EVERY_MS = 2000;
 
 export function job(main, [id = ""]) {
-  const places = Object.fromEntries(["facts", "why", "steer", "scale", "rate", "curve", "costs", "metrics", "notices"]
+  const places = Object.fromEntries(["facts", "why", "steer", "scale", "rate", "steps", "curve", "costs", "metrics", "notices"]
     .map((name) => [name, h("div", { id: `job-${name}` })]));
   const title = h("h1", {}, id);
   const log = logs(id);
@@ -23,8 +23,8 @@ export function job(main, [id = ""]) {
   let over = false;
   let previous = "";
   // The tasks of a farm depend on nothing but their own node: it has no scaling curve, no pauses and no metrics.
-  const ofTrainings = [section("Throughput", places.rate), section("Scaling", places.curve),
-    section("Rescales", places.costs), section("Metrics", places.metrics)];
+  const ofTrainings = [section("Throughput", places.rate), section("A step", places.steps),
+    section("Scaling", places.curve), section("Rescales", places.costs), section("Metrics", places.metrics)];
   replace(main, title, places.why, places.facts, places.steer, tasks.element, section("Scale", places.scale), ofTrainings,
     section("Notices", places.notices), section("Log", log.element));
   ask();
@@ -87,6 +87,7 @@ export function job(main, [id = ""]) {
     notices();
     if (detail.spec.farm) return;
     throughput();
+    steps();
     curve();
     costs();
     replace(places.metrics, series.length ? series.map((each) => {
@@ -130,6 +131,13 @@ export function job(main, [id = ""]) {
     const predicted = history.points.filter(([, , nodes]) => expected.has(nodes)).map(([time, , nodes]) => [time, expected.get(nodes)]);
     if (predicted.length) lines.push({ name: "predicted by the scaling curve", points: predicted, style: "expected", stepped: true });
     replace(places.rate, chart("Samples/s over time, since this page is served", { lines, height: 160 }));
+  }
+
+  function steps() {
+    const names = history.parts.map((part) => PARTS[part] ?? part);
+    replace(places.steps, detail.steps && h("p", {}, detail.steps.advice),
+      history.steps.length ? shares("Share of a step over time, since this page is served", history.steps, names)
+        : h("p", { class: "none" }, "Not measured yet."));
   }
 
   function curve() {

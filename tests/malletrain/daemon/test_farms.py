@@ -299,7 +299,7 @@ def test_a_node_without_the_job_loses_its_tasks(two_nodes):
     site.pull(1, capacity=4)
     assert site.items(1) == (1, [(2, 1, "v2"), (3, 1, "v3")])
     site.pull(1, present=[(2, 1), (3, 1)], received=1, capacity=4)
-    site.agents[0].say(messages.Leaving(600.0, "preempted"))
+    site.agents[0].say(messages.Leaving(600.0))
     site.agents[0].hear(messages.Round)
     site.agents[0].say(messages.Drained(site.job, 1, True))
     site.agents[0].hear(messages.Release)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from malletrain.launch.loop import Child, LaunchLoop
 from malletrain.protocol import env
 from malletrain.protocol.farm import MAX_TAIL, FarmSpec, TaskItem, TaskResult
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import TaskSetting
 from malletrain.protocol.task_template import INDEX, OUTPUT, expand
 
@@ -187,7 +188,9 @@ class TaskProcess:
             if code == 0 and self._output and not os.path.exists(self._output_part):
                 code, sentence = 1, f"It ended with code 0 and did not write {self._output}."
             elif code == 0 and self._output:
+                reached(FaultPoint.TASK_ENDED)
                 os.replace(self._output_part, self._output)
+                reached(FaultPoint.TASK_RENAMED)
         except OSError as error:
             code, sentence = 1, f"{self._output} cannot be written: {error.strerror}."
         tail = tail_of(self._log_part) if code else ""

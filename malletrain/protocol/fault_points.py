@@ -41,6 +41,10 @@ class FaultPoint(Enum):
     DAEMON_POLLED = "The main scheduler has answered a poll, and nothing of the answer is stored."
     DAEMON_LOGGED = "A piece of a log is written, and its agent has no acknowledgement."
 
+    DAEMON_HANDS_OUT = "Tasks are handed out in a transaction that is not stored."
+    DAEMON_COUNTS = "Results of tasks are part of a transaction that is not stored."
+    DAEMON_ENDS_FARM = "The last result of a farm is in a transaction that is not stored."
+
     AGENT_STARTED = "An agent runs, and has reported to nobody."
     AGENT_GREETS = "An agent is about to send Hello."
     AGENT_WELCOMED = "An agent has its Welcome."
@@ -70,6 +74,9 @@ class FaultPoint(Enum):
     FORK_SERVER_WARM = "A fork server has finished its imports, and its agent does not know it."
     FORK_SERVER_FORKED = "A fork server has forked the fork server of a job."
     JOB_SERVER_FORKED = "The fork server of a job has forked a worker."
+
+    TASK_ENDED = "A task has ended with code 0, and its result file has its temporary name."
+    TASK_RENAMED = "A task's result file has its final name, and the daemon does not know it."
 
     SERVICE_JOINS = "A service's process is about to join."
     SERVICE_JOINED = "A service's process has joined, and has no view yet."

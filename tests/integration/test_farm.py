@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,17 +136,27 @@ def test_setup_is_entered_once_for_all_tasks_of_a_node(shared):
     assert (shared.work / "setups").read_text() == "x\n"
 
 
-def test_tasks_run_in_the_container_of_the_site(tmp_path):
+def test_tasks_and_commands_run_in_the_container_of_the_site(tmp_path):
     image = make_image(tmp_path / "image", Path(sys.executable))
     containers = (
         f'[containers]\nimage = "{image}"\nruntime = "charliecloud"\n'
         f"binds = {json.dumps(host_binds(tmp_path))}\n"
     )
     with site(tmp_path / "site", nodes=1, config=containers) as made:
-        command = "echo $IMAGE_SAYS $MALLETRAIN_TASK {x} > {output}"
+        wait = "until test -e go; do sleep 0.1; done; "
+        command = f"{wait}echo $IMAGE_SAYS $MALLETRAIN_TASK {{x}} > {{output}}"
         words = ("/bin/sh", "-c", command)
         rows = [["a"], ["b"]]
         job = farms.submit(made, "", rows, nodes="1:1", output="out/{index}", words=words)
+        made.until(lambda: farms.tasks(made, job).counts["running"], "a task runs")
+        exec_words = ["exec", "--state-dir", str(made.state), job, "--", "/bin/sh", "-c"]
+        done = subprocess.run(
+            [sys.executable, "-m", "malletrain", *exec_words, "echo $IMAGE_SAYS; pwd"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.splitlines() == ["so", str(made.work)], done.stderr
+        (made.work / "go").touch()
         view = made.until_state(job, "completed", "failed")
         assert view.state == "completed", (view.reason, farms.tasks(made, job))
         folder = made.work / "out"

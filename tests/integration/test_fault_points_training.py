@@ -15,6 +15,7 @@ from malletrain.protocol.fault_points import FaultPoint
 from malletrain.protocol.messages import JobSpec
 from tests.integration.faults import FaultySite
 from tests.integration.test_fault_points import SERVICES
+from tests.integration.test_fault_points_farm import FARM_POINTS
 
 P = FaultPoint
 TRAININGS = {
@@ -57,7 +58,7 @@ points that its processes come to then.
 
 def test_every_point_is_tried():
     tried = {p for rows in TRAININGS.values() for points in rows.values() for p in points}
-    assert SERVICES | tried == set(FaultPoint)
+    assert SERVICES | tried | set(FARM_POINTS) == set(FaultPoint)
 
 
 @pytest.mark.thorough

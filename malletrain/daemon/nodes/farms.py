@@ -31,6 +31,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.farm import MAX_TASKS_IN_MESSAGE, FarmSpec
+from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.task_table import TaskChange, TaskProgress
 
 REVALUE_EVERY_S = 3.0
@@ -235,6 +236,7 @@ class Farms:
             state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in excused])
             state.store.tasks.put_back(job, back)
             farm.history.put_back(sum(each.had_failed for each in excused), now)
+            reached(FaultPoint.DAEMON_COUNTS)
             acknowledged = tuple((r.number, r.attempt) for r in message.results)
             state.agents.tell(node, messages.TaskAck(job, acknowledged))
             session = farm.nodes.get(node)
@@ -330,6 +332,7 @@ class Farms:
             if not attempts:
                 continue
             state.store.tasks.hand_out(job, node, attempts)
+            reached(FaultPoint.DAEMON_HANDS_OUT)
             values = state.store.tasks.arguments(job, [a.number for a in attempts])
             session.serial += 1
             session.sent = messages.TaskItems(
@@ -412,6 +415,7 @@ class Farms:
         elif farm.queue.unfinished:
             return False
         elif not failed:
+            reached(FaultPoint.DAEMON_ENDS_FARM)
             self._transactions.feed(JobCompleted(job))
             return True
         else:

@@ -103,8 +103,8 @@ async def _repaired(cache: AsyncCache, pool: RealPool) -> None:
             parts = await cache.summary()
         except (CacheError, ConnectionError):
             parts = []
-        known = sum(len(part["nodes"]) for part in parts)
-        if known == len(pool.nodes) and not any(part["waiting_repairs"] for part in parts):
+        registered = sum(len(part["nodes"]) for part in parts)
+        if registered == len(pool.nodes) and not any(part["waiting_repairs"] for part in parts):
             return
         await asyncio.sleep(0.02)
 
@@ -173,15 +173,15 @@ async def real(
 async def _request(cache: AsyncCache, request: Request, scale: int, counts: dict[str, int]) -> None:
     """A get, and a put if it finds nothing."""
     value = content(request.key, max(1, request.size // scale))
-    found = None
+    answer = None
     try:
-        found = await cache.get(request.key)
+        answer = await cache.get(request.key)
     except (CacheError, ConnectionError):
         counts["failed"] += 1
-    if found is not None:
+    if answer is not None:
         counts["hits"] += 1
         counts["hit_bytes"] += request.size
-        counts["wrong"] += bytes(found) != value
+        counts["wrong"] += bytes(answer) != value
         return
     code = code_for(request.size)
     try:
@@ -250,12 +250,13 @@ def main() -> None:
     for day in map(int, options.days.split(",")):
         begin = day * DAY_S
         requests = docker(seconds)
-        way = Way("as it runs by default", apart=True)
+        # Without a forecast the cache takes the oldest nodes first.
+        way = Way("by age", apart=True, foresight="age")
         pool = (memory, options.nodes)
         _, model = replay(requests, idle, (begin, seconds), pool, "all without", way)
-        known = {name: model[name] for name in ("gets", "hit_ratio", "byte_hit_ratio")}
-        known |= {name: model[name] for name in ("lost_objects", "refused", "nodes_lost")}
-        rows.append({"day": day, "pool": "model", **known})
+        figures = {name: model[name] for name in ("gets", "hit_ratio", "byte_hit_ratio")}
+        figures |= {name: model[name] for name in ("lost_objects", "refused", "nodes_lost")}
+        rows.append({"day": day, "pool": "model", **figures})
 
         async def measured(begin: float = begin, requests: list[Request] = requests) -> Any:
             real_pool = RealPool(memory // options.scale, options.nodes)

@@ -17,7 +17,7 @@ from malletrain.assess.host_use import MachineUse, states
 from malletrain.assess.hosts import Hosts
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
-from malletrain.sim.occupancy import Span, cpus_of, largest_share, occupancy
+from malletrain.sim.occupancy import JobSpan, cpus_of, largest_share, occupancy
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int)
         nodes: number of nodes of the machine.
     """
     spans = [
-        Span(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
+        JobSpan(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
         for job in log.jobs
         if job.start_s is not None
     ]
@@ -103,15 +103,15 @@ def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int)
     sizes, idle_cpu_s = _named_cpus(log, observed, hosts)
     sharing = _overlapping(named)
     for number, span in enumerate(named):
-        held = cpus_of(span.job)
-        if held and held < sum(sizes.get(name, 0) for name in span.job.names):
+        cpus = cpus_of(span.job)
+        if cpus and cpus < sum(sizes.get(name, 0) for name in span.job.names):
             sharing.add(number)
     return _report(named, [named[k] for k in sorted(sharing)], observed, idle_cpu_s, is_named=True)
 
 
 def _without_names(
     log: JobLog,
-    spans: Sequence[Span],
+    spans: Sequence[JobSpan],
     observed: Observation,
     stated_cpus: int | None,
     nodes: int,
@@ -121,15 +121,15 @@ def _without_names(
         return _report(spans, [], observed, None, is_named=False)
     sharing = [s for s in spans if 0 < cpus_of(s.job) < cpus * s.job.nodes]
     used = occupancy(sharing, observed.begin_s, observed.end_s, size=None, cpus_per_node=cpus)
-    held_s = sum(_seconds(span, observed) * cpus_of(span.job) for span in sharing)
+    used_cpu_s = sum(_seconds(span, observed) * cpus_of(span.job) for span in sharing)
     on_nodes_s = used.node_s(np.minimum(used.most, nodes))
-    idle_cpu_s = max(0.0, cpus * on_nodes_s - held_s)
+    idle_cpu_s = max(0.0, cpus * on_nodes_s - used_cpu_s)
     return _report(spans, sharing, observed, idle_cpu_s, is_named=False)
 
 
 def _report(
-    spans: Sequence[Span],
-    sharing: Sequence[Span],
+    spans: Sequence[JobSpan],
+    sharing: Sequence[JobSpan],
     observed: Observation,
     idle_cpu_s: float | None,
     *,
@@ -148,11 +148,11 @@ def _report(
     )
 
 
-def _seconds(span: Span, observed: Observation) -> float:
+def _seconds(span: JobSpan, observed: Observation) -> float:
     return min(span.end, observed.end_s) - max(span.start, observed.begin_s)
 
 
-def _overlapping(spans: Sequence[Span]) -> set[int]:
+def _overlapping(spans: Sequence[JobSpan]) -> set[int]:
     """Return the indices of the jobs that run on a node at the same time as another."""
     by_node: dict[str, list[tuple[float, float, int]]] = {}
     for number, span in enumerate(spans):

@@ -26,7 +26,7 @@ import numpy as np
 
 from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
-from malletrain.sim.occupancy import Occupancy, Span, cpus_of, largest_share, occupancy
+from malletrain.sim.occupancy import JobSpan, Occupancy, cpus_of, largest_share, occupancy
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
@@ -96,7 +96,7 @@ def idle_nodes(
     observed = observed or observe(log)
     begin, duration = observed.begin_s, observed.end_s - observed.begin_s
     spans = [
-        Span(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
+        JobSpan(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
         for job in log.jobs
         if job.start_s is not None
     ]
@@ -135,7 +135,7 @@ def require_time(trace: Trace) -> None:
         )
 
 
-def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
+def _node_s(spans: Sequence[JobSpan], begin: float, end: float) -> float:
     """Return the node-seconds of jobs between two times."""
     return sum(
         (min(stop, end) - max(start, begin)) * job.nodes
@@ -144,19 +144,19 @@ def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
     )
 
 
-def _taken_s(trace: Trace, spans: Sequence[Span], begin: float) -> float:
+def _taken_s(trace: Trace, spans: Sequence[JobSpan], begin: float) -> float:
     """Return the idle node-seconds of a trace that jobs of unknown nodes could have had."""
     used = occupancy(spans, begin, begin + trace.duration_s, size=None, cpus_per_node=None)
     times, counts = trace.idle_count()
     edges = np.union1d(np.append(times, trace.duration_s), used.edges - begin)
-    left = edges[:-1]
-    idle = counts[np.searchsorted(times, left, side="right") - 1]
-    taken = used.most[np.searchsorted(used.edges - begin, left, side="right") - 1]
+    starts = edges[:-1]
+    idle = counts[np.searchsorted(times, starts, side="right") - 1]
+    taken = used.most[np.searchsorted(used.edges - begin, starts, side="right") - 1]
     return float((np.minimum(idle, taken) * np.diff(edges)).sum())
 
 
 def _named(
-    spans: Sequence[Span],
+    spans: Sequence[JobSpan],
     begin: float,
     duration: float,
     nodes: int | None,
@@ -198,7 +198,7 @@ def _named(
 
 def _without_names(
     log: JobLog,
-    spans: Sequence[Span],
+    spans: Sequence[JobSpan],
     observed: Observation,
     stated: tuple[int | None, str],
     cpus_per_node: int | None,
@@ -224,7 +224,7 @@ def _without_names(
 
 
 def _cpus_of_a_node(
-    log: JobLog, spans: Sequence[Span], stated: int | None
+    log: JobLog, spans: Sequence[JobSpan], stated: int | None
 ) -> tuple[int | None, str]:
     """Return the CPUs of a node, and how they are known; None if the log lists no CPUs."""
     if not any(cpus_of(span.job) for span in spans):
@@ -240,7 +240,7 @@ def _cpus_of_a_node(
 
 
 def _size(
-    log: JobLog, spans: Sequence[Span], stated: tuple[int | None, str], cpus: int | None
+    log: JobLog, spans: Sequence[JobSpan], stated: tuple[int | None, str], cpus: int | None
 ) -> tuple[int, str]:
     """Return the number of nodes of the machine, and a sentence about how it is known."""
     if stated[0] is not None:
@@ -308,10 +308,10 @@ def _bounds_sentences(
     return sentences
 
 
-def _packed(spans: Sequence[Span], begin: float, duration: float, size: int) -> Trace:
+def _packed(spans: Sequence[JobSpan], begin: float, duration: float, size: int) -> Trace:
     """Return a trace on which each job has nodes of its own, as far as there are any."""
     free = deque((k, -math.inf) for k in range(size))
-    held: dict[int, list[int]] = {}
+    nodes_of_job: dict[int, list[int]] = {}
     missing: dict[int, int] = {}
     ends: list[tuple[float, int]] = []
     node: list[int] = []
@@ -323,12 +323,12 @@ def _packed(spans: Sequence[Span], begin: float, duration: float, size: int) -> 
         released: list[int] = []
         while ends and ends[0][0] <= when:
             _, number = heapq.heappop(ends)
-            released += held.pop(number)
+            released += nodes_of_job.pop(number)
             missing.pop(number, None)
         while released and missing:
             number = next(iter(missing))
             got, released = released[: missing[number]], released[missing[number] :]
-            held[number] += got
+            nodes_of_job[number] += got
             missing[number] -= len(got)
             if not missing[number]:
                 del missing[number]
@@ -337,7 +337,7 @@ def _packed(spans: Sequence[Span], begin: float, duration: float, size: int) -> 
     for number, (start, end, job) in enumerate(spans):
         while ends and ends[0][0] <= start:
             release(ends[0][0])
-        job_nodes = held[number] = []
+        job_nodes = nodes_of_job[number] = []
         for _ in range(min(job.nodes, len(free))):
             k, since = free.popleft()
             job_nodes.append(k)

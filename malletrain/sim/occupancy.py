@@ -25,7 +25,7 @@ Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 
 
-class Span(NamedTuple):
+class JobSpan(NamedTuple):
     """A job and when it ran, seconds of the log."""
 
     start: float
@@ -71,8 +71,8 @@ def cpus_of(job: LogJob) -> int:
     """Return the CPUs of a job on all its nodes; 0 if it has its nodes alone, or the log does not
     say what it holds.
     """
-    held = job.allocated.cpus if job.allocated is not None else 0
-    return held + sum(part.cpus for part in job.per_node)
+    cpus = job.allocated.cpus if job.allocated is not None else 0
+    return cpus + sum(part.cpus for part in job.per_node)
 
 
 def largest_share(jobs: Iterable[LogJob]) -> int | None:
@@ -83,7 +83,7 @@ def largest_share(jobs: Iterable[LogJob]) -> int | None:
 
 
 def occupancy(
-    spans: Sequence[Span],
+    spans: Sequence[JobSpan],
     begin: float,
     end: float,
     *,
@@ -109,14 +109,14 @@ def occupancy(
         partial = (cpus > 0) & (cpus < nodes * cpus_per_node)
     edges = np.unique(np.concatenate([[begin, end], start, stop]))
     most = _sum(edges, start, stop, nodes)
-    held = np.where(partial, cpus, 0)
-    fewest = _fewest(edges, start, stop, nodes, partial, held, cpus_per_node or 1)
+    partial_cpus = np.where(partial, cpus, 0)
+    fewest = _fewest(edges, start, stop, nodes, partial, partial_cpus, cpus_per_node or 1)
     conflicting = np.zeros(len(inside), dtype=np.bool_)
     if size is not None and (fewest > size).any():
         conflicting = _running(edges, fewest > size, start, stop)
-        held[conflicting] = 0
+        partial_cpus[conflicting] = 0
         loose = partial | conflicting
-        fewest = _fewest(edges, start, stop, nodes, loose, held, cpus_per_node or 1)
+        fewest = _fewest(edges, start, stop, nodes, loose, partial_cpus, cpus_per_node or 1)
     return Occupancy(
         edges,
         most,

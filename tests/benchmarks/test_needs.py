@@ -138,17 +138,17 @@ def test_other_errors_keep_their_traceback(capsys):
         raise ValueError("a defect")
     except ValueError as error:
         needs.explain(type(error), error, error.__traceback__)
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert "a defect" in said
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert "a defect" in text
 
 
 def test_a_missing_program_is_named():
     with pytest.raises(FileNotFoundError) as raised:
         subprocess.run(["no-such-program"])
-    said = needs.sentence("benchmarks.noharm", raised.value)
-    assert said is not None
-    assert said.startswith(
+    text = needs.sentence("benchmarks.noharm", raised.value)
+    assert text is not None
+    assert text.startswith(
         "benchmarks.noharm needs no-such-program, a file that it reads or a prog"
     )
 

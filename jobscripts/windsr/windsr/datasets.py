@@ -225,11 +225,11 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
         wind = np.hypot(u, v).rename(f"{u.name}, {v.name}").assign_attrs(mapping)
         return wind, both.pop()
     for both_names, components in pairs:
-        known = [c for c in components if c is not None]
-        if len(known) == 1:
+        present = [c for c in components if c is not None]
+        if len(present) == 1:
             absent = both_names[1] if components[1] is None else both_names[0]
             raise WindsrError(
-                f"{name} has {known[0].name} and no {absent}: the speed of the wind needs both."
+                f"{name} has {present[0].name} and no {absent}: the speed of the wind needs both."
             )
     others = _at_other_heights(dataset)
     if others:
@@ -247,8 +247,10 @@ def _at_other_heights(dataset: Any) -> list[str]:
     """The variables whose names say a wind at some height."""
     names = (*SPEEDS_AT, *(u for u, _ in COMPONENTS_AT))
     patterns = [re.compile(name.format(r"\d+")) for name in names]
-    found = [str(v) for v in dataset.data_vars if any(p.fullmatch(str(v)) for p in patterns)]
-    return found + [name for name in (*SPEEDS_AT_10_M, "uas") if name in dataset]
+    names_at_heights = [
+        str(v) for v in dataset.data_vars if any(p.fullmatch(str(v)) for p in patterns)
+    ]
+    return names_at_heights + [name for name in (*SPEEDS_AT_10_M, "uas") if name in dataset]
 
 
 def _at_height(wind: Any, name: str, options: Options) -> Any:

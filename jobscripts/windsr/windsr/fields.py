@@ -136,7 +136,7 @@ class Fields:
                 )
 
         both = [float(np.diff(axis).mean()) for axis in (self.y, self.x) if len(axis) > 1]
-        if len(both) == 2 and not np.isclose(*both, rtol=0.01):
+        if len(both) == 2 and not np.isclose(both[0], both[1], rtol=0.01):
             raise WindsrError(
                 f"{self.source}: points are {both[0]:g} m apart in y and {both[1]:g} m in x; "
                 "regrid first (--spacing)."

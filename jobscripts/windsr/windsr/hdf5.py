@@ -64,8 +64,8 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
     Guide, "WRF output fields").
     """
     has_terrain = "HGT" in file
-    wanted = ("HGT", "Times") if options.needs_terrain else ("Times",)
-    missing = [key for key in wanted if key not in file]
+    required = ("HGT", "Times") if options.needs_terrain else ("Times",)
+    missing = [key for key in required if key not in file]
     if missing:
         raise WindsrError(f"{name} lacks {', '.join(missing)}, which WRF output has.")
     speed = to_si(
@@ -99,8 +99,8 @@ def _wtk(file: Any, name: str, options: Options) -> Fields:
         )
     columns = set(file["meta"].dtype.names or ())
     has_terrain = "elevation" in columns
-    wanted = {"latitude", "longitude"} | ({"elevation"} if options.needs_terrain else set())
-    absent = wanted - columns
+    required = {"latitude", "longitude"} | ({"elevation"} if options.needs_terrain else set())
+    absent = required - columns
     if absent:
         raise WindsrError(
             f"{name}: its table 'meta' lacks {', '.join(sorted(absent))}; wind over unknown ground "

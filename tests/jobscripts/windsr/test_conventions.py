@@ -278,6 +278,7 @@ def test_a_rotated_grib_whose_terrain_is_in_another_order(tmp_path, scan, ground
 # -- trained and sampled --
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["netcdf", "grib"])
 def test_training_and_sampling_keep_what_is_where(tmp_path, data):
     """Coarse values are means of blocks, and fields linear, so that the coarse input and the block

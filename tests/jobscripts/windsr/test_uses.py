@@ -55,9 +55,9 @@ def refusal(*words):
 
 def test_one_day_can_be_made_fine(tmp_path, model):
     data = file_of(tmp_path / "day.nc", days=1)
-    said = refusal("sample", tmp_path / "test", "--model", model, "--data", data)
-    assert "1 day(s), all held out for the test" in said
-    assert "sample --part all" in said
+    output_text = refusal("sample", tmp_path / "test", "--model", model, "--data", data)
+    assert "1 day(s), all held out for the test" in output_text
+    assert "sample --part all" in output_text
     run("sample", tmp_path / "all", "--model", model, "--data", data, "--part", "all",
         "--members", 1)  # fmt: skip
     drawn = output.read(tmp_path / "all" / "samples.nc")
@@ -77,12 +77,15 @@ def test_all_days_stay_in_their_order(tmp_path, model):
 
 def test_wind_at_50_m_is_not_called_wind_at_10_m(tmp_path, model, capsys):
     data = file_of(tmp_path / "wind.nc", height=50)
-    said = refusal("sample", tmp_path / "ten", "--model", model, "--data", data)
-    assert "wind_speed is on 50 m (height), none of them at 10 m; say which with --height" in said
+    output_text = refusal("sample", tmp_path / "ten", "--model", model, "--data", data)
+    assert (
+        "wind_speed is on 50 m (height), none of them at 10 m; say which with --height"
+        in output_text
+    )
     words = ("--model", model, "--data", data, "--height", 50, "--members", 1)
     run("sample", tmp_path / "fifty", *words)
-    said = capsys.readouterr().out
-    assert "trained on wind at 10 m, and these fields are at 50 m" in said
+    output_text = capsys.readouterr().out
+    assert "trained on wind at 10 m, and these fields are at 50 m" in output_text
     with xarray.open_dataset(tmp_path / "fifty" / "samples.nc") as file:
         assert float(file.height) == 50.0
         assert file.wind_speed.attrs["long_name"] == "50 m wind speed, super-resolved"
@@ -150,18 +153,18 @@ def test_more_nodes_than_patches_are_no_error(tmp_path, model, capsys, monkeypat
     data = file_of(tmp_path / "wind.nc")
     run("sample", tmp_path / "drawn", "--model", model, "--data", data, "--members", 1,
         "--overlap", 0)  # fmt: skip
-    said = capsys.readouterr().out
-    assert "sampling 4 patches on 1 worker(s)" in said
-    assert "the job may have 16 nodes and has 4 patches" in said
+    output_text = capsys.readouterr().out
+    assert "sampling 4 patches on 1 worker(s)" in output_text
+    assert "the job may have 16 nodes and has 4 patches" in output_text
     assert len(list((tmp_path / "drawn" / "patches").iterdir())) == 4
     assert np.isfinite(output.read(tmp_path / "drawn" / "samples.nc").members).all()
 
 
 def test_without_terrain_none_is_asked_for(tmp_path, model, capsys):
     data = file_of(tmp_path / "bare.nc", terrain=False)
-    said = refusal("train", tmp_path / "with", *TINY, "--steps", 1, "--data", data)
-    assert "no terrain" in said
-    assert "--no-terrain" in said
+    output_text = refusal("train", tmp_path / "with", *TINY, "--steps", 1, "--data", data)
+    assert "no terrain" in output_text
+    assert "--no-terrain" in output_text
     run("train", tmp_path / "bare", *TINY, "--no-terrain", "--steps", 1, "--data", data)
     bare = tmp_path / "bare" / "model.safetensors"
     run("sample", tmp_path / "drawn", "--model", bare, "--data", data, "--members", 1)

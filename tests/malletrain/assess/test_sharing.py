@@ -19,9 +19,9 @@ DAY = Observation(0.0, 24 * HOUR)
 
 
 def job(first_h, last_h, names, cpus=None):
-    held = None if cpus is None else Resources(cpus=cpus)
+    resources = None if cpus is None else Resources(cpus=cpus)
     start, run = first_h * HOUR, (last_h - first_h) * HOUR
-    return LogJob(start, start, run, len(names), tuple(names), allocated=held)
+    return LogJob(start, start, run, len(names), tuple(names), allocated=resources)
 
 
 def report(*jobs, hosts=None):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
-from malletrain.sim.occupancy import Span, occupancy
+from malletrain.sim.occupancy import JobSpan, occupancy
 from malletrain.sim.resources import Resources
 
 
 def span(start, end, nodes, cpus=0):
-    held = Resources(cpus=cpus) if cpus else None
-    return Span(start, end, LogJob(start, start, end - start, nodes, allocated=held))
+    resources = Resources(cpus=cpus) if cpus else None
+    return JobSpan(start, end, LogJob(start, start, end - start, nodes, allocated=resources))
 
 
 def steps(used, values):

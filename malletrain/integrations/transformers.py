@@ -38,6 +38,7 @@ from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id
 
 _OWN_ORDER_REASON = "its data order is its own, and cannot be kept over a change of nodes"
@@ -86,8 +87,11 @@ class MalleTrainCallback(TrainerCallback):
         folder = own_folder(output_dir)
         paths = _checkpoints(folder)
         records = {path: read_record(path) for path in paths}
-        # checkpoints of other releases and of Trainer alone have no record
-        complete = [path for path in paths if records[path].get("whole", True)]
+        complete = [
+            path
+            for path in paths
+            if (_is_whole(records[path]) if records[path] else _has_trainer_state(path))
+        ]
         recorded = [path for path in complete if records[path]]
         own_checkpoints = [path for path in recorded if is_own(records[path], self._run)]
         self._resumed = next(iter(own_checkpoints), "") or self._find_other_checkpoint(
@@ -138,6 +142,7 @@ class MalleTrainCallback(TrainerCallback):
         def begin(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
             return train(self._checkpoint_to_resume(resume_from_checkpoint), *args, **kwargs)
 
+        @counted_as("snapshot")
         def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
             limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             self._begin_checkpoint(trainer.args.output_dir, trainer.state)
@@ -467,6 +472,13 @@ def _is_whole(record: dict[str, Any]) -> bool:
     so and count as complete; an empty record counts as incomplete.
     """
     return bool(record.get("whole", record))
+
+
+def _has_trainer_state(path: str) -> bool:
+    """Return whether a checkpoint without a record, of another release or of Trainer alone, is
+    complete: Trainer writes its state last.
+    """
+    return os.path.exists(os.path.join(path, "trainer_state.json"))
 
 
 def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:

@@ -99,6 +99,8 @@ class HeldTask(msgspec.Struct, frozen=True, array_like=True):
     attempt: Count
     running: bool = False
     """Whether its process runs."""
+    started: Moment | None = None
+    """When its process was started."""
 
 
 class TaskResult(

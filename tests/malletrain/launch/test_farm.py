@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import psutil
@@ -386,3 +387,17 @@ def test_a_release_ends_the_launcher_and_its_tasks(tmp_path):
         launcher.agent.say(messages.Release("j1", 5.0))
         assert launcher.process.wait(PATIENCE_S) == 0
         assert not psutil.pid_exists(int(pid))
+
+
+def test_the_start_of_a_long_task_is_reported_and_of_one_that_waits_is_not(tmp_path):
+    with node(tmp_path, spec_of("sleep", "{x}")) as launcher:
+        launcher.begin()
+        before = time.time()
+        launcher.give(["1000"], ["1000"])
+        running, waiting = until(
+            lambda: next((m for m in [launcher.hear(TaskPull)] if len(m.tasks) == 2), None),
+            "it says what it has",
+        ).tasks
+        assert (running.number, running.running) == (0, True)
+        assert before <= running.started <= time.time()
+        assert (waiting.number, waiting.running, waiting.started) == (1, False, None)

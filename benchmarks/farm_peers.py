@@ -18,6 +18,9 @@ Where the comparison is uneven:
   from its Python package, and its automatic allocator is imitated: a loop looks once a second and
   keeps a job of one node in the queue for each node. It counts a task that the end of a worker's
   job terminates as failed; such tasks are submitted again when the others have ended.
+* A task of the array goes on during the grace time, because Slurm does not signal its script. One
+  of MalleTrain has the option --drain for that, and a part of the grace time.
+* A requeued task of the array waits for two minutes, Slurm's default; one of the others does not.
 * The polling of MalleTrain's daemon is set to 1 s (5 s by default), as for HyperQueue.
 """
 

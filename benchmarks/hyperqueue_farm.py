@@ -16,15 +16,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from hyperqueue import Client, Job
-from hyperqueue.ffi.cluster import Cluster
-
 CURRENT = "hq-current"
 """Link in a server directory to the access file of the running server."""
 
 
 def serve(folder: Path, results: Path, count: int, command: list[str]) -> None:
     """Run a server until all tasks have a result. ``{}`` in the command is the task."""
+    from hyperqueue import Client, Job
+    from hyperqueue.ffi.cluster import Cluster
+
     cluster = Cluster(str(folder))
     client = Client(folder)
     while missing := [number for number in range(count) if not (results / str(number)).exists()]:
@@ -40,6 +40,8 @@ def serve(folder: Path, results: Path, count: int, command: list[str]) -> None:
 
 def work(folder: Path, cores: int) -> None:
     """Run a worker of the server in ``folder``."""
+    from hyperqueue.ffi.cluster import Cluster
+
     with tempfile.TemporaryDirectory(prefix="hq-worker-") as own:
         cluster = Cluster(own)
         link = Path(own) / CURRENT

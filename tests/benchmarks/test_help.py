@@ -15,12 +15,8 @@ import pytest
 import benchmarks
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-NOT_FOR_PEOPLE = {"stub_launcher", "farm_task"}
-"""Started by the agent, with a file; and by each task of benchmarks/farm_peers.py."""
-
-IN_AN_ENVIRONMENT_OF_ITS_OWN = {"hyperqueue_farm"}
-"""Run by another Python, which has its packages."""
-MODULES = [name for name in MODULES if name not in IN_AN_ENVIRONMENT_OF_ITS_OWN]
+NOT_FOR_PEOPLE = {"stub_launcher", "farm_task", "hyperqueue_farm"}
+"""Started by the agent or by other benchmarks, with arguments of their own."""
 
 
 def is_command(name: str) -> bool:

@@ -44,7 +44,18 @@ def test_rows_of_a_table(run, daemon, here):
     (here / "runs.csv").write_text("lr,seed\n0.1,1\n0.2,2\n")
     done = run(
         *("map", "--tasks", "runs.csv", "--nodes", "1:4", "--cpus", 2, "--memory", "1 GB"),
-        *("--time", "30 min", "--retries", 1, "--output", "out/{seed}.txt", "--name", "study"),
+        *(
+            "--time",
+            "30 min",
+            "--drain",
+            "20 s",
+            "--retries",
+            1,
+            "--output",
+            "out/{seed}.txt",
+            "--name",
+            "study",
+        ),
         *("--", "sh", "-c", "echo {lr} > {output}"),
     )
     assert done.exit_code == 0, done.stderr
@@ -58,6 +69,7 @@ def test_rows_of_a_table(run, daemon, here):
     assert farm["command"][1:] == ["-c", "echo {lr} > {output}"]
     assert os.path.isabs(farm["command"][0])
     assert (farm["cpus"], farm["memory_bytes"], farm["time_s"]) == (2, 10**9, 1800)
+    assert farm["drain_s"] == 20
     assert (farm["retries"], farm["output"]) == (1, "out/{seed}.txt")
     assert farm["log"].startswith("malletrain-logs/study-")
     assert farm["log"].endswith("/{index}.log")
@@ -187,6 +199,7 @@ def test_a_dry_run_asks_no_daemon(run, daemon, here):
         (["--array", "1-3", "--log", "x.log", "--", "echo"], "all tasks would write to x.log"),
         (["--array", "1-3", "--", "echo", "{output}"], "give its name with --output"),
         (["--array", "1-3", "--time", "5", "--", "echo"], "--time: \"5\" has no unit"),
+        (["--array", "1-3", "--drain", "5", "--", "echo"], "--drain: \"5\" has no unit"),
         (["--array", "1-3", "--memory", "5", "--", "echo"], "--memory: \"5\" has no unit"),
         (["--array", "1-3", "--cpus", "-1", "--", "echo"], "--cpus is -1"),
         (["--array", "1-3", "--nodes", "0", "--", "echo"], "asks for 0 nodes"),

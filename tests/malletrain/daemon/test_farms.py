@@ -437,6 +437,7 @@ def test_the_largest_message_with_results_fits():
         ({"columns": ("output",), "command": ("r",), "output": "{index}"}, "rename it"),
         ({"retries": -1}, "tried again 0 to"),
         ({"time_s": -1.0}, "time limit of a task"),
+        ({"drain_s": -1.0}, "drain time of tasks"),
         ({"cpus": -1}, "0 or more"),
         ({"log": ""}, "has no name"),
     ],

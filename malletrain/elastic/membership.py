@@ -293,6 +293,7 @@ class GroupMembership:
         reached(FaultPoint.WORKER_SHARES)
         policy.share(group)
         reached(FaultPoint.WORKER_SHARED)
+        self.training.copies_epoch_ends = self.live and group.several and not policy.sharded
         if joins and self.training.between_epochs:
             # The other ranks have lost a peer in this code. They continue with it, but this process
             # has not run the steps that come before it.
@@ -314,6 +315,25 @@ class GroupMembership:
             report.mark(name, at)
         self._link.say("running", place.generation)
         reached(FaultPoint.WORKER_ENTERED)
+
+    def end_epoch_together(self) -> None:
+        """Wait, after the code that follows the steps of an epoch, until all ranks have run it. If
+        a peer is lost before, its part of that code may not have run: then the last step of the
+        epoch is made again, and that code runs again on all ranks
+        (:func:`malletrain.elastic.state_policy.reopens_epoch`).
+        """
+        if not self.live or not self.group.several or self._policy.sharded:
+            return
+        drain.flush()  # what a lost process had in buffers is not written again
+        try:
+            self.group.begin_step(False, False)
+            self.group.end_step()
+        except RuntimeError as error:
+            if not is_peer_loss(error):
+                raise
+            self.training.epoch_run = True
+            self.give_up()
+            self.settle()
 
     def leave_together(self) -> None:
         """Wait at the end of the script until all ranks have reached it. A rank that exited first

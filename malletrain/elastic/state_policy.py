@@ -49,6 +49,16 @@ def source_and_needy(table: Sequence[Standing]) -> tuple[int, list[int]]:
     return source, [rank for rank in range(len(table)) if table[rank] != table[source]]
 
 
+def reopens_epoch(table: Sequence[Standing]) -> bool:
+    """Returns whether the ranks go back to the last step of an epoch, by the progress of each rank:
+    the code after that step has run on some of them, and may not have run on a lost peer.
+    """
+    furthest = [standing for standing in table if standing == max(table) and standing.has_state]
+    return any(standing.epoch_run for standing in furthest) and not any(
+        standing.epoch_closed for standing in furthest
+    )
+
+
 def share(training: Training, group: Group) -> None:
     """Give every rank the state of the rank that is furthest. If no rank has state, it is that of
     the snapshot, or else the initial state of rank 0.
@@ -56,32 +66,34 @@ def share(training: Training, group: Group) -> None:
     Raises what :meth:`Group.wait` raises, StateError or SnapshotError.
     """
     place = group.place
-    own_standing = training.standing()
-    table = [own_standing]
-    if group.several:
-        row = torch.tensor(
-            [
-                own_standing.has_state,
-                own_standing.updates,
-                own_standing.steps,
-                own_standing.whole,
-                own_standing.epoch_closed,
-            ],
-            dtype=torch.int64,
-        )
-        rows = [torch.empty_like(row) for _ in range(place.size)]
-        group.wait(dist.all_gather(rows, row, async_op=True))
-        table = [
-            Standing(bool(has_state), updates, steps, bool(whole), bool(closed))
-            for has_state, updates, steps, whole, closed in (row.tolist() for row in rows)
-        ]
+    table = _standings(training, group)
+    if reopens_epoch(table):
+        training.reopen_epoch()
+        table = _standings(training, group)
     source, needy = source_and_needy(table)
-    if place.rank == source and not own_standing.has_state:
+    if place.rank == source and not table[source].has_state:
         training.restore_snapshot()
     chain = [source, *needy]
     if needy and place.rank in chain:
         _move(training, group, chain)
     training.settled()
+
+
+def _standings(training: Training, group: Group) -> list[Standing]:
+    """Returns the progress of each rank."""
+    own = training.standing()
+    if not group.several:
+        return [own]
+    row = torch.tensor(
+        [own.has_state, own.updates, own.steps, own.whole, own.epoch_closed, own.epoch_run],
+        dtype=torch.int64,
+    )
+    rows = [torch.empty_like(row) for _ in range(group.place.size)]
+    group.wait(dist.all_gather(rows, row, async_op=True))
+    return [
+        Standing(bool(has_state), updates, steps, bool(whole), bool(closed), bool(run))
+        for has_state, updates, steps, whole, closed, run in (row.tolist() for row in rows)
+    ]
 
 
 def _move(training: Training, group: Group, chain: list[int]) -> None:

@@ -3,11 +3,15 @@
 Decides whether a step counts on this process: it does once it ends without an error, or once the
 optimizer has made the only update that such a step makes. Whether it counts for all ranks is
 settled when the group changes (:mod:`malletrain.elastic.state_policy`).
+
+A step whose update a GradScaler has skipped, because gradients overflowed, counts like one with an
+update: the scaler has changed its scale, and cannot undo that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -55,10 +59,13 @@ class Steps:
         """All ranks have agreed to save when the epoch is over."""
         if self.training.sampler is not None:
             self.training.sampler.on_epoch_closed(self._epoch_closed)
+            self.training.sampler.before_epoch_closes(membership.end_epoch_together)
         self._optimizers = Optimizers(self.training)
         for optimizer in self.training.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
             optimizer.register_step_post_hook(self._after_update)
+        for scaler in self.training.scalers:
+            self._watch_scale(scaler)
 
     def note_exchange(self) -> None:
         """Record that the group is about to exchange gradients."""
@@ -72,7 +79,7 @@ class Steps:
         membership = self.membership
         self.now, self.exchanged, membership.stepping = step, False, True
         self.attempts += 1
-        self.training.begin_step()
+        self.training.begin_step(len(self.planned))
         rate, self.rate = self.rate, rates.UNKNOWN
         if membership.changes != self._changes:
             rate, self._changes = rates.UNKNOWN, membership.changes
@@ -111,6 +118,7 @@ class Steps:
             self._save_snapshots(save)
 
     def _epoch_closed(self) -> None:
+        self.training.epoch_closed()
         report.between_epochs(False)
         save, self._save_at_close = self._save_at_close, False
         if not self.membership.change_due:
@@ -145,6 +153,20 @@ class Steps:
             return None
         self.training.before_closure(optimizer)
         return (args[0],), {**kwargs, "closure": self._over_all_ranks(closure)}
+
+    def _watch_scale(self, scaler: Any) -> None:
+        """Check the gradients before each ``scaler.update()``, as before an optimizer's update."""
+        update = scaler.update
+
+        @functools.wraps(update)
+        def checked_update(*args: Any, **kwargs: Any) -> None:
+            if self.now is not None and not self.training.catching_up:
+                self._check_gradients("scaler.update()")
+            update(*args, **kwargs)
+            if self.now is not None:
+                self.now.scaled = True
+
+        scaler.update = checked_update
 
     def _over_all_ranks(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Returns a closure that returns the mean loss of all ranks. Optimizers choose their next
@@ -207,6 +229,8 @@ class Step:
         self._read_group()
         self.aborted = False
         self.updates = 0
+        self.scaled = False
+        """A GradScaler has set its scale for the next step."""
 
     def _read_group(self) -> None:
         place, planned = self._steps.membership.group.place, self._steps.planned
@@ -267,7 +291,7 @@ class Step:
         )
         if error is not None and not lost:
             return False
-        updated = self.updates and (not lost or training.one_update_is_all)
+        updated = (self.updates or self.scaled) and (not lost or training.one_update_is_all)
         if updated or (error is None and not group.broken):
             reached(FaultPoint.WORKER_COMMITS)
             training.commit(self.samples, self.global_samples, len(self.planned), torn=lost)

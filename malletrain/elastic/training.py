@@ -17,6 +17,9 @@ gradients, and need no copy. Three kinds of scripts need one:
 * Scripts with several updates in one step, each from gradients of its own (the two networks of a
   GAN). The first such step is only detected; from the second on the whole state is copied
   (:class:`StateCopy`).
+
+The whole state is also copied before the last step of each epoch, and kept until the code after
+that step has run on all ranks (:meth:`Training.reopen_epoch`).
 """
 
 from __future__ import annotations
@@ -212,8 +215,8 @@ class StateBeforeStep:
 
 
 class StateCopy:
-    """A copy of all objects of a run, so that a step can be discarded after some of its updates.
-    The copy needs as much memory as the state itself.
+    """A copy of all objects of a run, so that a step can be discarded after some of its updates, or
+    after the code that follows it. The copy needs as much memory as the state itself.
     """
 
     def __init__(self, state: Holder) -> None:
@@ -221,9 +224,11 @@ class StateCopy:
         self._skeleton = b""
         self._tensors: list[torch.Tensor] = []
 
-    def keep(self) -> None:
-        """Copy the current state. Raises StateError if the state of an object cannot be read."""
-        self._skeleton, tensors = self._state.pack({})
+    def keep(self, counters: dict[str, Any]) -> None:
+        """Copy the current state, and ``counters``. Raises StateError if the state of an object
+        cannot be read.
+        """
+        self._skeleton, tensors = self._state.pack(counters)
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
         ]:
@@ -232,13 +237,13 @@ class StateCopy:
         for saved, tensor in zip(self._tensors, tensors, strict=True):
             saved.copy_(tensor)
 
-    def restore(self) -> bool:
-        """Restore the copy, once. Returns False if there is none."""
+    def restore(self) -> dict[str, Any] | None:
+        """Restore the copy, once. Returns its counters; None if there is no copy."""
         if not self._skeleton:
-            return False
-        self._state.restore(pickle.loads(self._skeleton), self._tensors)
+            return None
+        counters = self._state.restore(pickle.loads(self._skeleton), self._tensors)
         self.forget()  # the optimizers now use the copied tensors as their state
-        return True
+        return counters
 
     def forget(self) -> None:
         """Drop the copy."""
@@ -262,6 +267,8 @@ class Standing:
     that each process has for itself, so it puts no process ahead; but a joiner must get the state
     from after it.
     """
+    epoch_run: bool = field(default=False, compare=False)
+    """The process has run that code, and a peer was lost before all ranks had run it."""
 
 
 class Training:
@@ -269,6 +276,8 @@ class Training:
 
     undoes_parameters = True
     """Whether a step that changed parameters can be undone."""
+    copies_epoch_ends = False
+    """Whether the state is copied before the last step of each epoch."""
 
     def __init__(
         self,
@@ -287,10 +296,14 @@ class Training:
         )
         self.several_updates = False
         """A step makes several updates, each from gradients of its own."""
+        self.epoch_run = False
+        """See :attr:`Standing.epoch_run`."""
         self._has_finished_step = False
         """This process has finished a step, so that the number of updates per step is known."""
         self._state_before = StateCopy(self.state)
-        """State before the current step, if a step makes several updates."""
+        """State before the current step, if a step makes several updates; until an epoch is
+        closed, the state before its last step.
+        """
         self._updates_before = 0
         samplers = [value for value in plain if isinstance(value, ElasticSampler)]
         if len(samplers) > 1:
@@ -304,7 +317,7 @@ class Training:
         """Number of the last epoch that was iterated from its first sample on."""
         self._schedulers = Schedulers("elastic.Run", objects, ElasticError)
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
-        self._scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
+        self.scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
         self.steps = self.samples = self.updates = 0
         self.catching_up = False
         """This process makes an update that other ranks made in the step before."""
@@ -325,14 +338,25 @@ class Training:
         """Call ``warmup`` and undo what it does to buffers, gradients and random numbers."""
         self.undo.keep()
         warmup()
-        self.undo.restore(self._scalers)
+        self.undo.restore(self.scalers)
 
-    def begin_step(self) -> None:
-        """Begin a step: record the state that is needed to discard it."""
+    def begin_step(self, batches: int = 0) -> None:
+        """Begin a step: record the state that is needed to discard it. ``batches``: number of
+        batches of this process in the step.
+        """
         self.undo.keep()
         self._updates_before = self.updates
-        if self.several_updates:
-            self._state_before.keep()
+        if self.several_updates or (self.copies_epoch_ends and self._ends_epoch(batches)):
+            self._state_before.keep(self._counters_for_peers())
+
+    def _ends_epoch(self, batches: int) -> bool:
+        """Returns whether no batch of the epoch remains after a step of ``batches`` batches."""
+        sampler = self.sampler
+        return (
+            sampler is not None
+            and sampler.looping
+            and 0 < len(sampler.upcoming(batches + 1)) <= batches
+        )
 
     def commit(self, share: int, whole: int, batches: int, torn: bool) -> None:
         """Count a step.
@@ -366,11 +390,25 @@ class Training:
         changed and not copied. ``share``: samples of this process in the step.
         """
         self._discarded_samples = share
-        whole = self.undo.restore(self._scalers)
+        whole = self.undo.restore(self.scalers)
         if self.updates == self._updates_before:
             return whole
         self.updates = self._updates_before
-        return self._state_before.restore()
+        return self._state_before.restore() is not None
+
+    def reopen_epoch(self) -> None:
+        """Go back to the state before the last step of the epoch, so that this step and the code
+        after it come again. Does nothing if that state was not copied.
+        """
+        counters = self._state_before.restore()
+        if counters is not None:
+            self._load_counters(counters)
+            self._torn = False
+
+    def epoch_closed(self) -> None:
+        """Drop what was kept for :meth:`reopen_epoch`."""
+        if not self.several_updates:
+            self._state_before.forget()
 
     @property
     def one_update_is_all(self) -> bool:
@@ -394,7 +432,12 @@ class Training:
     def standing(self) -> Standing:
         """Returns the progress of this process."""
         return Standing(
-            self.has_state, self.updates, self.steps, not self._torn, not self.between_epochs
+            self.has_state,
+            self.updates,
+            self.steps,
+            not self._torn,
+            not self.between_epochs,
+            self.epoch_run,
         )
 
     @property
@@ -434,7 +477,9 @@ class Training:
     def settled(self) -> None:
         """Note that all peers now have the same state."""
         self.undo.forget_parameters()
-        self._state_before.forget()
+        if not self.between_epochs:
+            self._state_before.forget()
+        self.epoch_run = False
         self.state.rooms.clear()
         self.has_state, self._torn, self._discarded_samples = True, False, 0
         if self.snapshot is not None:

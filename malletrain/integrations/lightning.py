@@ -37,6 +37,7 @@ from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.integrations.lightning_rounds import EpochResults, ModelFiles
 from malletrain.training import owner, report
+from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
@@ -103,6 +104,7 @@ class MalleTrainCallback(Callback):
         self._epoch_results: dict[str, Any] = {}
         """Results of the epoch so far over all ranks, for the checkpoint that is being written."""
         self._numbers = ModuleNumbers({})
+        self._attributes = ModuleAttributes("MalleTrainCallback", {})
         self._files = ModelFiles(self.folder, self._run)
 
     def _total(self, numbers: list[float]) -> list[float]:
@@ -216,7 +218,9 @@ class MalleTrainCallback(Callback):
         _check_averaging(trainer, pl_module)
         _check_finetuning(trainer, self._batches)
         self._trainer = trainer
-        self._numbers = ModuleNumbers({"module": pl_module}, without=vars(LightningModule()))
+        library = vars(LightningModule())
+        self._numbers = ModuleNumbers({"module": pl_module}, without=library)
+        self._attributes = ModuleAttributes("MalleTrainCallback", {"module": pl_module}, library)
         self._log_every = trainer.log_every_n_steps
         self._limits = trainer.accumulate_grad_batches, trainer.limit_train_batches
         _check_limits(trainer, self._batches)
@@ -241,6 +245,7 @@ class MalleTrainCallback(Callback):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Record the initial numbers, after all callbacks have set up the module."""
+        self._attributes.begin()
         if self._batches is not None and self._batches.resumed == (0, 0):
             self._numbers.begin()
 
@@ -361,6 +366,8 @@ class MalleTrainCallback(Callback):
         if 0 < self._step < self._batches.steps_per_epoch:
             self._epoch_results = self._results.whole(trainer, trainer.lightning_module)
         # First under another name: a crash while saving must leave the previous checkpoint.
+        if trainer.is_global_zero:
+            self._attributes.tell_changed()
         trainer.save_checkpoint(self.path + ".new")
         self._epoch_results = {}
         if trainer.is_global_zero:

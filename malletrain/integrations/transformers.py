@@ -87,8 +87,11 @@ class MalleTrainCallback(TrainerCallback):
         folder = own_folder(output_dir)
         paths = _checkpoints(folder)
         records = {path: read_record(path) for path in paths}
-        # checkpoints of other releases and of Trainer alone have no record
-        complete = [path for path in paths if records[path].get("whole", True)]
+        complete = [
+            path
+            for path in paths
+            if (_is_whole(records[path]) if records[path] else _has_trainer_state(path))
+        ]
         recorded = [path for path in complete if records[path]]
         own_checkpoints = [path for path in recorded if is_own(records[path], self._run)]
         self._resumed = next(iter(own_checkpoints), "") or self._find_other_checkpoint(
@@ -469,6 +472,13 @@ def _is_whole(record: dict[str, Any]) -> bool:
     so and count as complete; an empty record counts as incomplete.
     """
     return bool(record.get("whole", record))
+
+
+def _has_trainer_state(path: str) -> bool:
+    """Return whether a checkpoint without a record, of another release or of Trainer alone, is
+    complete: Trainer writes its state last.
+    """
+    return os.path.exists(os.path.join(path, "trainer_state.json"))
 
 
 def _is_of_job(record: dict[str, Any], job: str, mine: owner.Owner) -> bool:

@@ -46,6 +46,10 @@ RESUME_FROM = "MALLETRAIN_RESUME_FROM"
 RUN_DIR = "MALLETRAIN_RUN_DIR"
 SERVER_KEY = "MALLETRAIN_SERVER_KEY"
 SERVICE = "MALLETRAIN_SERVICE"
+SHARING = "MALLETRAIN_SHARING"
+SLOT = "MALLETRAIN_SLOT"
+SLOT_CPUS = "MALLETRAIN_SLOT_CPUS"
+SLOT_MEMORY_MB = "MALLETRAIN_SLOT_MEMORY_MB"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
 STEP_TIMES = "MALLETRAIN_STEP_TIMES"
@@ -89,6 +93,11 @@ TABLE = (
     (GRACE_S, "Seconds between SIGTERM and SIGKILL of a preempted lease.", "daemon, scavenger",
      "agent"),
     (HEALTH, "The health checks of the agent's node, as JSON.", "daemon", "agent"),
+    (SHARING, "How the processes of a slot behave towards other jobs on the host, as JSON.",
+     "daemon", "agent"),
+    (SLOT, "Kind and number of the slot; not set for a whole node.", "scavenger", "lease script"),
+    (SLOT_CPUS, "Processors of the slot.", "scavenger", "agent"),
+    (SLOT_MEMORY_MB, "Memory of the slot, MiB.", "scavenger", "agent"),
     (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
      "scavenger"),
     (HOST, "Address under which other nodes reach this one.", "user, agent",

@@ -193,7 +193,6 @@ class Leaving(Message, frozen=True):
     """The main scheduler wants the node back: the agent is gone within ``in_s`` seconds."""
 
     in_s: Duration
-    reason: Sentence = ""
 
 
 class Sick(Message, frozen=True):

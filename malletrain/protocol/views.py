@@ -148,6 +148,9 @@ class JobView(View, frozen=True):
     goal: GoalView | None = None
     step_shares: dict[str, float] = {}
     """Part of a step → its share lately, as in :class:`StepTimesView`; empty if not measured."""
+    mode: str = ""
+    """How it runs: live, restart, service, or farm, whose samples are tasks. Empty: a daemon of an
+    earlier version."""
 
 
 class MemberView(View, frozen=True):
@@ -192,7 +195,8 @@ class TaskView(View, frozen=True):
 class TasksView(View, frozen=True):
     """``malletrain tasks JOB``. ``counts``: state → number of tasks; ``tasks``: the requested ones
     in order; ``rate``: tasks/s completed lately; ``ends``: forecast of the end, None if there is
-    none; ``slowest``: the tasks that run longest. ``columns``: names of the values.
+    none; ``slowest``: the tasks that run longest; ``failing``: why nodes get no tasks, a sentence
+    each. ``columns``: names of the values. A task that its node has not begun waits.
     """
 
     job: str
@@ -202,6 +206,18 @@ class TasksView(View, frozen=True):
     tasks: tuple[TaskView, ...] = ()
     rate: float = 0.0
     ends: float | None = None
+    slowest: tuple[TaskView, ...] = ()
+    failing: tuple[str, ...] = ()
+
+
+class TaskHistoryView(View, frozen=True):
+    """The tasks of a farm over time. ``points``: (seconds since the epoch, number of done, failed
+    and running tasks then), the oldest first; they count the last try of each task. ``slowest``:
+    the done tasks that ran longest.
+    """
+
+    job: str
+    points: tuple[tuple[float, int, int, int], ...]
     slowest: tuple[TaskView, ...] = ()
 
 
@@ -289,6 +305,8 @@ class NodeView(View, frozen=True):
     """Memory of its warm fork servers."""
     trainer: str = ""
     """Trainer of the node, if there are several plans; empty if it belongs to none."""
+    mode: str = ""
+    """Mode of the job on it, see JobView; empty if there is none."""
 
 
 class NodeForecastView(View, frozen=True):
@@ -394,6 +412,8 @@ class StatusView(View, frozen=True):
     """
     users_problems: tuple[str, ...] = ()
     """For operators: problems of the list of users, a sentence each."""
+    nodes_farming: int = 0
+    """Number of the nodes with a job whose job is a farm; ``nodes_training`` has the others."""
 
 
 class UsageView(View, frozen=True):
@@ -417,6 +437,12 @@ class UsageView(View, frozen=True):
     account: str = ""
     """The user's account; empty: not known."""
     silent_nh: float = 0.0
+    charged_nh: float | None = None
+    """Node-hours that the leased time counts: that of a slot times the price of its kind, all times
+    charge_factor. None from a daemon that does not tell.
+    """
+    gpu_h: float | None = None
+    """GPU-hours of the leased slots; None for whole nodes."""
 
 
 class LogView(View, frozen=True):

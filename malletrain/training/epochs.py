@@ -38,6 +38,7 @@ class CountedEpochs:
         self.finished = False
         """True if all epochs that were requested from :meth:`epochs` are done."""
         self._listeners: list[Callable[[], None]] = []
+        self._meet_before_close: Callable[[], None] | None = None
         self._prefetched = 0
         """Number of batches that the training loop reads ahead, for example with a prefetcher."""
         self.between_epochs = False
@@ -46,13 +47,21 @@ class CountedEpochs:
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_listeners": []}  # listeners belong to this process
+        # listeners belong to this process
+        return {**self.__dict__, "_listeners": [], "_meet_before_close": None}
 
     def on_epoch_closed(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` on every rank each time the code after the steps of an epoch has run:
         when :meth:`epochs` continues or, in scripts without it, when the next epoch is iterated.
         """
         self._listeners.append(listener)
+
+    def before_epoch_closes(self, meet: Callable[[], None]) -> None:
+        """Call ``meet`` on every rank when :meth:`epochs` continues after the code that follows the
+        steps of an epoch. If it moves the position back into that epoch, :meth:`epochs` yields the
+        epoch again: its last steps are trained once more, and that code runs again.
+        """
+        self._meet_before_close = meet
 
     def close_epoch(self) -> None:
         """Call the listeners: the code after the steps of the epoch has run."""
@@ -105,6 +114,10 @@ class CountedEpochs:
             yield epoch
             if self._ended:
                 return
+            if self.between_epochs and self._meet_before_close is not None:
+                self._meet_before_close()
+                if self.epoch == epoch:
+                    continue
             if self.between_epochs:
                 self.finished = self.epoch >= count
                 self.close_epoch()

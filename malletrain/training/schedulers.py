@@ -237,20 +237,33 @@ def _schedulers_in(objects: Mapping[str, Any]) -> set[int]:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-    schedulers: set[int] = set()
+    return reachable(objects, LRScheduler, (nn.Module, Optimizer, Tensor))
+
+
+def reachable(
+    objects: Mapping[str, Any], kind: type[Any], closed: tuple[type[Any], ...]
+) -> set[int]:
+    """Return the ids of the instances of ``kind`` in ``objects``, their items and their attributes.
+
+    Args:
+        objects: the script's objects, by name.
+        kind: class of the instances.
+        closed: classes whose attributes are not searched.
+    """
+    ids: set[int] = set()
     visited: set[int] = set()
     values = list(objects.values())
     for _ in range(_MAX_DEPTH):
         inner: list[Any] = []
         for value in values:
-            if id(value) in visited or isinstance(value, nn.Module | Optimizer | Tensor):
+            if id(value) in visited or isinstance(value, closed):
                 continue
             visited.add(id(value))
-            if isinstance(value, LRScheduler):
-                schedulers.add(id(value))
+            if isinstance(value, kind):
+                ids.add(id(value))
             inner += _parts(value)
         values = inner
-    return schedulers
+    return ids
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -42,7 +42,9 @@ from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
+from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
+from malletrain.training.optimizers import Optimizers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
@@ -215,6 +217,9 @@ class Snapshot:
         self._counted = parts.all_epochs_of(objects)
         self._rates = LoopRates(objects, self._epochs)
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
+        self._attributes = ModuleAttributes(self._caller, objects)
+        # elastic.Run refuses the updates of others itself
+        self._optimizers = Optimizers({} if self._caller != "Snapshot" else objects, SnapshotError)
         self._deferred = False
         """True after the last step of an epoch: what is due is done when the epoch is closed."""
         self._saved_schedule: str | None = None
@@ -255,6 +260,7 @@ class Snapshot:
         report.mark("restoring")
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
+        self._attributes.begin()
         if self._memory is None:
             payload = self._from_disk(requested)
         else:
@@ -265,6 +271,7 @@ class Snapshot:
             self._numbers.restore(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
             self._schedulers.resumed(payload.get("schedulers", {}))
+            self._optimizers.resumed(payload.get("unsaved_optimizers", ()))
             in_memory = self._memory is not None and self._memory.newest is not None
             if in_memory:  # the snapshot on disk is older, or absent
                 self._disk_saved_at = float(payload.get("disk_since", self._disk_saved_at))
@@ -363,6 +370,8 @@ class Snapshot:
         return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
 
     def _facts(self) -> dict[str, Any]:
+        if rank_and_world()[0] == 0:
+            self._attributes.tell_changed()
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
@@ -373,6 +382,7 @@ class Snapshot:
             "numbers": self._numbers.changed(),
             "rates": self._rates.state(),
             "schedulers": self._schedulers.progress(),
+            "unsaved_optimizers": self._optimizers.kinds(),
             "save_s": self._pace.cost_s,
             "disk_since": self._outcomes.saved_at or self._disk_saved_at,
             "world_size": rank_and_world()[1],
@@ -397,6 +407,7 @@ class Snapshot:
         """
         if not self._looked:
             self._look()
+        self._optimizers.after_step()
         self._steps += 1
         if self._epochs is not None and self._epochs.between_epochs:
             self._deferred = True

@@ -34,12 +34,16 @@ _RESTART = {
         "optimizers_in_list",
     ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
-    "hugging_face_reports": ("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens"),
+    "hugging_face_reports": (
+        *("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens", "best_only"),
+        "accumulated",
+    ),
     "lightning_trainer": (
         *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
     ),
     "lightning_reports": (
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
+        *("monitored", "clipped"),
     ),
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),
@@ -55,11 +59,16 @@ _LIVE = {
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("early_stopping_first", "while_loop", "saved_each_epoch", "group_added", "kept_open"),
     ),
+    "live_models": (
+        *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),
+        *("warm_restarts", "overflow", "averages_swapped_in"),
+    ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
         "optimizers_in_list",
     ),
 }
+_OWN_LOOPS = ("live/while_loop", "live/counted_range")
 _NEEDS = {
     "hugging_face": "transformers",
     "hugging_face_reports": "transformers",
@@ -80,7 +89,13 @@ def _name(mode: str, module: str, name: str) -> str:
 
 def _scripts() -> dict[str, Script]:
     scripts = [
-        Script(_name(mode, module, name), mode, f"{module}:{name}", _NEEDS.get(module, ""))
+        Script(
+            _name(mode, module, name),
+            mode,
+            f"{module}:{name}",
+            _NEEDS.get(module, ""),
+            own_loop=_name(mode, module, name) in _OWN_LOOPS,
+        )
         for mode, modules in (("restart", _RESTART), ("live", _LIVE))
         for module, names in modules.items()
         for name in names

@@ -203,8 +203,9 @@ def _rounded(text: str) -> list[str]:
 
 
 def in_the_hands_of(leader: Sequence[Record], point: int) -> list[Record]:
-    """What rank 0 alone records between the steps around its ``point``: lost with it in live mode,
-    where the others have passed that code. After the last step nothing is.
+    """What rank 0 alone records between the steps around its ``point``: lost with it in a live
+    script with a loop of its own, where the others have passed that code. After the last step
+    nothing is.
 
     Args:
         leader: the undisturbed records of rank 0.

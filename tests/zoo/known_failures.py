@@ -14,10 +14,6 @@ _OFFLINE_ROWS = (
     "W&B offline keeps its last rows in the memory of a process of its own: they are lost with a "
     "process that has no notice"
 )
-_BUFFERED_ROWS = (
-    "the lost rank 0 had the row in a buffer of its file, and the others do not write it again: "
-    "docs/training-scripts.md has it among what the snapshot promises"
-)
 _LAST_BEFORE_BREAK = (
     *("before an update #3", "after an update #3", "step 0 12"),
     *("before an update #6", "after an update #6", "step 1 12"),
@@ -34,7 +30,6 @@ KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     ("restart/weights_and_biases", "loss", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
     ("live/early_stopping", "loss", ""): _BREAK,
-    ("live/kept_open", "loss-first", ""): _BUFFERED_ROWS,
     ("restart/early_stopping", "loss-of-all", "weights end"): _BREAK,
 }
 """Reason by script, change and boundary. An empty boundary: some of the boundaries fail."""

@@ -68,6 +68,19 @@ def test_a_change_of_a_job_changes_nothing_else(zoo, jobs, script, change, place
     check(zoo, jobs, script, change, place)
 
 
+@pytest.mark.parametrize(
+    "boundary", ["scheduler 1", pytest.param("tail of 2", marks=pytest.mark.thorough)]
+)
+def test_what_rank_0_does_after_an_epoch_is_done_when_its_node_is_lost(zoo, jobs, boundary):
+    """The other rank has run that code, and writes no row as rank 1."""
+    script, change = SCRIPTS["live/epoch_scheduler"], CHANGES["live"]["loss-first"]
+    expected = zoo.undisturbed(script, {2})[2]
+    point = boundary_names(expected, change.actor).index(boundary)
+    run = jobs.disturbed(script, change, point)
+    assert not differences(expected, run, repeats=True)
+    assert max(record.round for record in run.trace) > 1, "no node was lost"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("script", ["restart/epoch_scheduler", "live/epoch_scheduler"])
 @pytest.mark.parametrize("change", ["grow", "shrink", "loss"])

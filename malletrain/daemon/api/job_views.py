@@ -268,6 +268,7 @@ class JobViews:
             dict(row.metrics),
             self._state.goals.view(row.id, goal),
             run.step_shares() if run else {},
+            spec.mode,
         )
         return view if self._state.accounts.may_manage(user, row.owner) else job_for_others(view)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +36,9 @@ def _wait_for(path: Path) -> None:
 def train(folder: str, options: dict[str, Any]) -> None:
     """Three epochs of four steps, a scheduler that makes a step an epoch, and an evaluation over
     all ranks. ``gates``: before the step of that number it waits for a file ``go-NUMBER``. With
-    ``evaluates_until`` the evaluation of epoch 0 waits for that file on rank 0.
+    ``evaluates_until`` the evaluation of epoch 0 waits for that file on rank 0. With
+    ``lost_before_row`` rank 0 of the first round is killed before it notes the evaluation of that
+    epoch.
     """
     membership.LAST_RESORT_S = options.get("last_resort_s", membership.LAST_RESORT_S)
     set_ = data(STEPS * BATCH)
@@ -88,6 +91,8 @@ def train(folder: str, options: dict[str, Any]) -> None:
         ranks = torch.ones(9, dtype=torch.float64)
         if run.world_size > 1 and not options.get("alone"):
             dist.all_reduce(ranks)
+        if (epoch, run.rank, run.generation) == (options.get("lost_before_row"), 0, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
         note(kind="evaluated", epoch=epoch, sums=ranks.tolist())
         scheduler.step()
     note(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.malletrain.elastic import epoch_scripts
 from tests.malletrain.elastic.conductor import Conductor, conducted
-from tests.malletrain.elastic.epoch_scripts import EPOCHS, LOOKS, STEPS
+from tests.malletrain.elastic.epoch_scripts import BATCH, EPOCHS, LOOKS, STEPS
 
 
 def events(folder: Path, kind: str) -> list[dict]:
@@ -116,7 +116,29 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
         c.finish()
     assert weights_of(tmp_path) == pytest.approx(undisturbed, rel=1e-5)
     evaluated = Counter(e["epoch"] for e in events(tmp_path, "evaluated") if e["rank"] == 0)
-    assert evaluated == {0: 1, 1: 1, 2: 1}
+    assert evaluated == {0: 2, 1: 1, 2: 1}, "rank 1 was lost before the end of epoch 0"
+
+
+@pytest.mark.parametrize("lost", range(EPOCHS))
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_rank_0_had_to_do_after_an_epoch_is_done_when_it_is_lost(
+    tmp_path, undisturbed, lost, replaced
+):
+    """The other rank has run that code as rank 1, and runs it again as rank 0."""
+    with conducted(tmp_path, epoch_scripts.train, str(tmp_path), {"lost_before_row": lost}) as c:
+        members = c.start(2)
+        c.round(members)
+        c.until(lambda: not members[0].alive, "rank 0 is lost")
+        survivors = c.lose(members[0])
+        joiners = c.start(1) if replaced else []
+        c.round([*survivors, *joiners], wait=False)
+        c.finish()
+    assert weights_of(tmp_path) == pytest.approx(undisturbed, rel=1e-5)
+    rows = Counter(e["epoch"] for e in events(tmp_path, "evaluated") if e["rank"] == 0)
+    assert rows == {0: 1, 1: 1, 2: 1}
+    steps = [e for e in events(tmp_path, "step") if e["epoch"] == lost]
+    samples = Counter(number for e in steps for number in e["samples"])
+    assert sum(samples.values()) == STEPS * BATCH + BATCH, "the last step comes again"
 
 
 @pytest.mark.parametrize("collective", epoch_scripts.COLLECTIVES)

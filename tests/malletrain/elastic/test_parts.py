@@ -11,7 +11,7 @@ from hypothesis import given
 
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
-from malletrain.elastic.state_policy import source_and_needy
+from malletrain.elastic.state_policy import reopens_epoch, source_and_needy
 from malletrain.elastic.training import Standing, StateBeforeStep, Training
 
 standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
@@ -39,6 +39,31 @@ def test_everybody_ends_with_the_state_that_is_furthest(table):
 def test_who_is_ahead(ahead, behind):
     assert source_and_needy([behind, ahead]) == (1, [0])
     assert source_and_needy([ahead, behind, ahead]) == (0, [1])
+
+
+OPEN = Standing(True, 4, 4, True, epoch_closed=False)
+"""In the code after an epoch's last step."""
+RUN = Standing(True, 4, 4, True, epoch_closed=False, epoch_run=True)
+"""At its end, and a peer is lost."""
+CLOSED = Standing(True, 4, 4, True)
+JOINER = Standing(False, 0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("table", "reopened"),
+    [
+        ([RUN], True),
+        ([JOINER, RUN, RUN], True),
+        ([OPEN, RUN], True),
+        ([OPEN, OPEN], False),  # lost in the last step: the code after it is still to come
+        ([CLOSED, RUN], False),  # all had run it, for one has been told so
+        ([CLOSED, CLOSED, JOINER], False),
+        ([JOINER], False),
+        ([Standing(True, 3, 3, True, epoch_closed=False, epoch_run=True), CLOSED], False),
+    ],
+)
+def test_an_epoch_is_reopened_if_its_end_may_not_have_run_on_a_lost_peer(table, reopened):
+    assert reopens_epoch(table) == reopened
 
 
 def test_a_discarded_step_leaves_nothing_behind():

@@ -45,7 +45,7 @@ def alone(tmp_path_factory):
     return weights
 
 
-@pytest.mark.parametrize("kind", ["sgd", "lbfgs", "sam", "twice"])
+@pytest.mark.parametrize("kind", ["sgd", "lbfgs", "sam", "twice", "overflow"])
 def test_two_ranks_train_as_one(tmp_path, alone, kind):
     assert trained(tmp_path, 2, kind=kind) == pytest.approx(alone(kind), rel=1e-9)
 
@@ -62,11 +62,19 @@ def test_two_ranks_train_as_one(tmp_path, alone, kind):
         ("sam", [5, 1]),
         ("twice", [5, 0]),
         ("twice", [5, 1]),
+        ("overflow", [5, 0]),
+        ("overflow", [6, 0]),
     ],
 )
 def test_a_peer_lost_within_an_update_leaves_nothing_behind(tmp_path, alone, kind, dies_at):
     options = {"kind": kind, "dies_at": dies_at, "notices": kind == "twice"}
     check_loss(tmp_path, options, alone(kind))
+
+
+@pytest.mark.parametrize("step", [5, 6])
+def test_a_scale_is_changed_once_when_a_peer_is_lost_before_the_step_ends(tmp_path, alone, step):
+    """Also in step 5, whose gradients overflow, so that no update is made."""
+    check_loss(tmp_path, {"kind": "overflow", "dies_after": step}, alone("overflow"))
 
 
 @pytest.mark.parametrize("by_data", [False, True])

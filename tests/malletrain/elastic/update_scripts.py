@@ -5,6 +5,7 @@ change the model before the optimizer does.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -38,8 +39,11 @@ def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 def train(folder: str, options: dict[str, Any]) -> None:
     """``kind``: ``lbfgs`` and ``sgd`` call optimizer.step(closure), ``sam`` makes two passes a
     step, the second at other weights, ``noise`` draws from torch's generator, ``twice`` two
-    updates at rates that a scheduler changes between them. With ``dies_at`` rank 1 is killed in
+    updates at rates that a scheduler changes between them, ``overflow`` has gradients that
+    overflow in each fifth step. With ``dies_at`` rank 1 is killed in
     that pass of that step.
+    With ``dies_after`` it is killed when it has made that step, before the step ends; the other
+    rank notices that in the same place.
     ``notices``: that pass raises an error on the other rank when it knows of the loss.
     """
     kind, dies_at = options["kind"], options.get("dies_at")
@@ -52,11 +56,14 @@ def train(folder: str, options: dict[str, Any]) -> None:
     sampler = ElasticSampler(len(set_), global_batch_size=BATCH, seed=5)
     rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.98)
     ended = {"updates": 0}
-    run = elastic.Run(model=model, optimizer=optimizer, rates=rates, ended=ended, sampler=sampler)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    run = elastic.Run(
+        model=model, optimizer=optimizer, rates=rates, ended=ended, sampler=sampler, scaler=scaler
+    )
     net = run.ddp(model)
     passes = 0
 
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss_of(x: torch.Tensor, y: torch.Tensor, overflows: bool = False) -> torch.Tensor:
         nonlocal passes
         if dies_at == [run.steps_done, passes] and run.generation == 1:
             if run.rank == 1:
@@ -69,6 +76,8 @@ def train(folder: str, options: dict[str, Any]) -> None:
         optimizer.zero_grad()
         noise = float(torch.rand(())) if kind == "noise" else 0.0
         loss = ((net(x + noise) - y) ** 2).mean() * run.loss_weight
+        if kind == "overflow":
+            loss = scaler.scale(loss * (math.inf if overflows else 1.0))
         loss.backward()
         return loss
 
@@ -93,10 +102,21 @@ def train(folder: str, options: dict[str, Any]) -> None:
                         optimizer.step()
                         rates.step()
                         ended["updates"] += 1
+                elif kind == "overflow":
+                    loss_of(x, y, run.steps_done % 5 == 0)
+                    scaler.step(optimizer)
+                    scaler.update()
+                    rates.step()
+                    ended["updates"] += 1
+                    if options.get("dies_after") == run.steps_done and run.generation == 1:
+                        if run.rank == 1:
+                            os.kill(os.getpid(), signal.SIGKILL)
+                        while not run.membership.group.broken:
+                            time.sleep(0.001)
                 else:
                     optimizer.step(lambda x=x, y=y: loss_of(x, y))
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).tolist()
-    weights += [optimizer.param_groups[0]["lr"], ended["updates"]]
+    weights += [optimizer.param_groups[0]["lr"], ended["updates"], scaler.get_scale()]
     result = {"weights": weights, "size": run.world_size, "steps": run.steps_done}
     Path(folder, f"end-{os.getpid()}").write_text(json.dumps(result))
 

@@ -237,3 +237,18 @@ def test_lightning_says_what_it_cannot_keep(tmp_path, monkeypatch):
             fit(True, plain)
         with pytest.raises(ValueError, match="Leave accumulate_grad_batches out"):
             fit(True, accumulate_grad_batches=2)
+
+
+def test_a_folder_without_a_record_and_state_is_no_hugging_face_checkpoint(tmp_path, monkeypatch):
+    """A process that is killed when it has made the folder leaves it."""
+    pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.transformers import MalleTrainCallback
+
+    with as_plain_script(monkeypatch):
+        torn = tmp_path / "checkpoint-2"
+        torn.mkdir()
+        assert MalleTrainCallback().latest(str(tmp_path)) is None
+        (torn / "model.safetensors").touch()
+        assert MalleTrainCallback().latest(str(tmp_path)) is None
+        (torn / "trainer_state.json").write_text("{}")
+        assert MalleTrainCallback().latest(str(tmp_path)) == str(torn), "it is of Trainer alone"

@@ -153,3 +153,34 @@ def tokens(trace: Trace) -> None:
     trainer.train(resume_from_checkpoint=callback.latest("out"))
     trace.note("trained", "end", tokens=int(trainer.state.num_input_tokens_seen))
     trace.finish(net.layers)
+
+
+def best_only(trace: Trace) -> None:
+    """``save_strategy="best"``, warm-up by ratio, gradients clipped, a limit in steps."""
+    _trainer(
+        trace,
+        [History(trace)],
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="best",
+        save_total_limit=1,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        load_best_model_at_end=True,
+        warmup_steps=3,
+        max_steps=10,
+        max_grad_norm=0.5,
+    )
+
+
+def accumulated(trace: Trace) -> None:
+    """The arguments ask for accumulation themselves, and for decay and a polynomial schedule."""
+    _trainer(
+        trace,
+        [History(trace)],
+        gradient_accumulation_steps=2,
+        weight_decay=0.1,
+        lr_scheduler_type="polynomial",
+        logging_steps=1,
+        eval_strategy="epoch",
+    )

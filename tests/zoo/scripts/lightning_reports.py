@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 import torchmetrics
 
 from tests.zoo.scripts.lightning_trainer import Module, fit_module
@@ -111,3 +112,37 @@ def averaged(trace: Trace) -> None:
 def swa(trace: Trace) -> None:
     """``StochasticWeightAveraging`` (pytorch-lightning#9938)."""
     _fit(trace, Validated(trace), pl.callbacks.StochasticWeightAveraging(0.02, swa_epoch_start=1))
+
+
+class Monitored(Validated):
+    """ReduceLROnPlateau by the validation, which is made every second epoch."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, factor=0.5, patience=0, threshold=0.5
+        )
+        plan = {"scheduler": scheduler, "monitor": "val_loss", "frequency": 2}
+        return {"optimizer": optimizer, "lr_scheduler": plan}
+
+
+class WarmRestarts(Validated):
+    """CosineAnnealingWarmRestarts, a step an update."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=3)
+        plan = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": plan}
+
+
+def monitored(trace: Trace) -> None:
+    """A validation every second epoch (pytorch-lightning#20495, #4655)."""
+    _fit(trace, Monitored(trace), max_epochs=4, check_val_every_n_epoch=2)
+
+
+def clipped(trace: Trace) -> None:
+    """Clipping, the rates in a CSV file, warm restarts by step (pytorch-lightning#5455)."""
+    rates = pl.callbacks.LearningRateMonitor("step")
+    logger = pl.loggers.CSVLogger("rows", version=0, flush_logs_every_n_steps=1)
+    _fit(trace, WarmRestarts(trace), rates, gradient_clip_val=0.5, logger=logger)

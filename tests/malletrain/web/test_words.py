@@ -89,11 +89,11 @@ def test_shares_over_time_are_stacked_to_the_top():
         ".filter((each) => each.tag === 'path')"
         ".map((each) => [each.attributes.class, each.attributes.d]); })()",
     )
-    bottom, top, left, right = 154, 10, "58.0", "708.0"
+    bottom, top, begin, end = 154, 10, "58.0", "708.0"
     first, second = bottom - 0.25 * (bottom - top), bottom - 0.5 * (bottom - top)
     assert outlines == [
-        ["area part0", f"M{left} {first}L{right} {second}L{right} {bottom}.0L{left} {bottom}.0Z"],
-        ["area part1", f"M{left} {top}.0L{right} {top}.0L{right} {second}L{left} {first}Z"],
+        ["area part0", f"M{begin} {first}L{end} {second}L{end} {bottom}.0L{begin} {bottom}.0Z"],
+        ["area part1", f"M{begin} {top}.0L{end} {top}.0L{end} {second}L{begin} {first}Z"],
     ]
 
 

@@ -31,6 +31,10 @@ _LOADER = "torch.utils.data._utils.worker"
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "ElasticStream": ((_LOADER, "_worker_info"),),
+    "parts of a step": (
+        ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__"),
+        ("torch.autograd", "Variable._execution_engine.queue_callback"),
+    ),
     "live mode": ((_C10D, "_world.group_count"), (_C10D, "_set_pg_timeout")),
     "sharded live mode": (
         ("torch.distributed", "ProcessGroup._register_backend"),

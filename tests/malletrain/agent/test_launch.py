@@ -121,6 +121,7 @@ def test_what_describes_the_lease_does_not_reach_the_job(tmp_path):
         "MALLETRAIN_DAEMON_ID": "d1",
         "MALLETRAIN_SOCKET": "/w",
         "MALLETRAIN_FLAGS": "/f",
+        "MALLETRAIN_STEP_TIMES": "1",
         "MALLETRAIN_AGENT": "ipc:///run/launcher.sock",
         "MALLETRAIN_HOST": "node-1",
         "MALLETRAIN_MAX_WORLD_SIZE": "8",

@@ -89,11 +89,11 @@ def test_shares_over_time_are_stacked_to_the_top():
         ".filter((each) => each.tag === 'path')"
         ".map((each) => [each.attributes.class, each.attributes.d]); })()",
     )
-    bottom, top, x0, x1 = 154, 10, "58.0", "708.0"
+    bottom, top, begin, end = 154, 10, "58.0", "708.0"
     first, second = bottom - 0.25 * (bottom - top), bottom - 0.5 * (bottom - top)
     assert outlines == [
-        ["area part0", f"M{x0} {first}L{x1} {second}L{x1} {bottom}.0L{x0} {bottom}.0Z"],
-        ["area part1", f"M{x0} {top}.0L{x1} {top}.0L{x1} {second}L{x0} {first}Z"],
+        ["area part0", f"M{begin} {first}L{end} {second}L{end} {bottom}.0L{begin} {bottom}.0Z"],
+        ["area part1", f"M{begin} {top}.0L{end} {top}.0L{end} {second}L{begin} {first}Z"],
     ]
 
 

@@ -1,12 +1,21 @@
-"""How fast a farm hands out tasks, and how long clients wait meanwhile.
+"""How fast a farm hands out tasks, and what the same farm takes by other means.
 
     python -m benchmarks.farm --dispatch [--tasks 100000] [--nodes 4] [--json]
+    python -m benchmarks.farm --peers [--tasks 1000] [--nodes 24] [--scale 1] [--grace 10]
+                              [--seed 1] [--contenders array hyperqueue malletrain] [--json]
 
 ``--dispatch``: tasks of ``true`` on an embedded cluster, whose nodes have as many slots as this
 machine has cores. Tasks/s are those between the first and the last result. Beside it another client
 asks for ``status`` ten times a second: the median, the 99th percentile and the maximum of its
 waits. On a real site the nodes are not on the daemon's host: here the daemon and its clients get
 the processor before the nodes and their tasks (sched(7), autogroups; root only).
+
+``--peers``: tasks of 0.5 to 20 s (times ``--scale``) on a real Slurm with main jobs, by
+Slurm's own job array, by HyperQueue and by ``malletrain map`` (benchmarks/farm_peers.py). Needs
+Slurm's packages (tests/slurm/install.sh), and for HyperQueue the package index; its environment is
+kept below ~/.cache/malletrain/benchmarks. Reported for each: the time until the last task is done,
+the node-seconds of tasks cut short, tasks started again and done twice, node-seconds that were idle
+while tasks waited, the wait of main jobs, and submissions to Slurm.
 """
 
 from __future__ import annotations
@@ -15,6 +24,7 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -24,10 +34,14 @@ from typing import Any
 
 import numpy as np
 import psutil
+from rich.console import Console
 
+from benchmarks import end_in_order, farm_peers
+from benchmarks.farm_contenders import CONTENDERS
 from malletrain.client import operations
 from tests.integration import farms
 from tests.integration.embedded import Site, site
+from tests.slurm.cluster import missing
 
 TARGET_PER_S, TARGET_STATUS_MS = 200.0, 100.0
 ROWS_AT_ONCE = 5000
@@ -133,20 +147,50 @@ def show(figures: dict[str, Any]) -> None:
         print(f"{name:<26}{value:>18}  {target}".rstrip())
 
 
-def main() -> None:
+def main() -> int:
+    end_in_order()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dispatch", action="store_true", help="tasks/s, and waits of clients")
-    parser.add_argument("--tasks", type=int, default=100_000)
-    parser.add_argument("--nodes", type=int, default=4)
+    part = parser.add_mutually_exclusive_group(required=True)
+    part.add_argument("--dispatch", action="store_true", help="tasks/s, and waits of clients")
+    part.add_argument("--peers", action="store_true", help="beside a job array and HyperQueue")
+    parser.add_argument("--tasks", type=int, help="100,000 of --dispatch, 1,000 of --peers")
+    parser.add_argument("--nodes", type=int, help="4 of --dispatch, 24 of --peers")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the tasks' lengths")
+    parser.add_argument("--grace", type=int, default=10, help="of a preemption, seconds")
+    parser.add_argument("--seed", type=int, default=1, help="of lengths and main jobs")
+    parser.add_argument(
+        "--limit", type=float, default=3000.0, help="of each contender, seconds (default: 3000)"
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=tuple(CONTENDERS), default=list(CONTENDERS)
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if not options.dispatch:
-        parser.error("name a part: --dispatch")
-    figures = dispatch(options.tasks, options.nodes)
-    print(json.dumps(figures)) if options.json else show(figures)
+    if options.dispatch:
+        figures = dispatch(options.tasks or 100_000, options.nodes or 4)
+        print(json.dumps(figures)) if options.json else show(figures)
+        return 0
+    if reason := missing():
+        print(reason, file=sys.stderr)
+        return 1
+    figures = farm_peers.compare(
+        options.contenders,
+        tasks=options.tasks or 1000,
+        nodes=options.nodes or 24,
+        scale=options.scale,
+        grace_s=options.grace,
+        seed=options.seed,
+        limit_s=options.limit,
+        console=Console(stderr=True),
+    )
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        farm_peers.show(figures, Console(width=None if sys.stdout.isatty() else 160))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -33,6 +33,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import needs
 from benchmarks.infinicache_contenders import (
     LATE_SHARE,
     cache_nodes,
@@ -297,6 +298,11 @@ def main() -> None:
     parts = options.part.split(",")
     if {"latency", "clients"} & {*parts} and shutil.which("redis-server") is None:
         parser.error("redis-server is not installed (Debian: apt-get install redis-server)")
+    if {"latency", "clients"} & {*parts}:
+        needs.package("redis")
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        parser.error(f"--part {', '.join(unknown)} is none of {', '.join(PARTS)}")
     before = os.getloadavg()
     results = {part: PARTS[part](options.nodes, options.quick) for part in parts}
     about = {

@@ -2,15 +2,17 @@
 another one.
 
     python -m benchmarks.infinicache_replay [--days 1,4] [--hours 24] [--nodes 32] [--memory-gb 8]
-    [--requests docker,cloudphysics,web] [--ways …] [--preemption …] [--reserved 2,4,8] [--json]
+    [--idle FILE] [--requests docker,cloudphysics,web] [--traces FOLDER] [--ways …]
+    [--preemption …] [--reserved 2,4,8] [--json]
 
 Each row is told on the standard error stream as soon as it is there.
 
 What is decided by the product's own code and what is modelled is said in
 :mod:`benchmarks.infinicache_pool`. The nodes come and go as on Summit
-(../shared/data/summit_idle_week1.csv.gz, from the beginning of each of the days, counted from 0);
-the pool takes idle nodes, those idle longest first, up to its limit. Preemption is with 30 s of
-notice, or without notice for one in ten or for all; and for comparison never.
+(``--idle``, by default ../shared/data/summit_idle_week1.csv.gz, from the beginning of each of the
+days, counted from 0); the pool takes idle nodes, those idle longest first, up to its limit.
+Preemption is with 30 s of notice, or without notice for one in ten or for all; and for comparison
+never.
 
 Ways to run the cache, one change each: as it was before nodes were told apart; with room made for
 leavers; with chunks on nodes that lasted, or (what could be had at best) that do last; with
@@ -35,13 +37,21 @@ import math
 import os
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Shown
 
+from benchmarks import needs
 from benchmarks.infinicache_pool import SUDDEN, Way, replay
-from benchmarks.infinicache_requests import REQUESTS, SHARED, Request
+from benchmarks.infinicache_requests import (
+    CACHE_TRACES,
+    REQUESTS,
+    SHARED,
+    Request,
+    trace_file,
+)
 from scavenger.trace import files
 
 from infinicache.availability import PoolChange, lost_within, monte_carlo  # isort: skip
@@ -112,11 +122,33 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(w.name.replace(",", ";") for w in WAYS))
     parser.add_argument("--preemption", default="30 s of notice;all without")
     parser.add_argument("--reserved", default="", help="pools of so many nodes, never taken")
+    parser.add_argument(
+        "--idle",
+        type=Path,
+        default=SHARED / "summit_idle_week1.csv.gz",
+        metavar="FILE",
+        help="trace of idle nodes (CSV time_s,node,event; also .gz)",
+    )
+    parser.add_argument(
+        "--traces",
+        type=Path,
+        default=SHARED / "cache_trace",
+        metavar="FOLDER",
+        help="traces of requests, for --requests cloudphysics and web",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    for name in options.requests.split(","):
+        if name not in REQUESTS:
+            parser.error(f"--requests {name!r} is none of {', '.join(REQUESTS)}")
+        if name in CACHE_TRACES:
+            needs.existing(
+                trace_file(options.traces, name), "--traces FOLDER", "a trace of requests"
+            )
+    needs.existing(options.idle, "--idle FILE", "when nodes are idle")
     selection = [name.replace(";", ",") for name in options.ways.split(",")]
     ways = [w for w in WAYS if w.name in selection]
-    idle = files.read(SHARED / "summit_idle_week1.csv.gz")
+    idle = files.read(options.idle)
     memory = int(options.memory_gb * 1e9)
     rows: list[dict[str, Any]] = []
 
@@ -130,7 +162,7 @@ def main() -> None:
         seconds = (
             min(options.hours * 3600, 7200.0) if name == "cloudphysics" else 3600 * options.hours
         )
-        requests = REQUESTS[name](seconds)
+        requests = REQUESTS[name](seconds, options.traces)
         for day in map(int, options.days.split(",")):
             span = (day * DAY_S, seconds)
             about = {"requests": name, "day": day}
@@ -156,7 +188,7 @@ def main() -> None:
                         models += [{**about, **row} for row in of_day]
     if options.json:
         about = {"options": vars(options), "load": [load, os.getloadavg()[0]]}
-        print(json.dumps({**about, "replay": rows, "model": models}, indent=1))
+        print(json.dumps({**about, "replay": rows, "model": models}, indent=1, default=str))
         return
     console = Console(width=220)
     for title, part in (("replay", rows), ("model", models)):

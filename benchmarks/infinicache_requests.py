@@ -27,22 +27,32 @@ class Request:
     size: int
 
 
-def _rows(name: str) -> Iterator[list[str]]:
-    with gzip.open(SHARED / "cache_trace" / f"{name}.csv.gz", "rt") as file:
+CACHE_TRACES = {"cloudphysics": "cloudphysics_io", "web": "web_requests_bu98"}
+"""Requests to the name of their trace."""
+
+
+def _rows(file_of_trace: Path) -> Iterator[list[str]]:
+    with gzip.open(file_of_trace, "rt") as file:
         rows = csv.reader(file)
         next(rows)
         yield from rows
 
 
-def cloudphysics(seconds: float) -> list[Request]:
+def trace_file(folder: Path, name: str) -> Path:
+    """The trace of these requests in a folder of traces."""
+    return folder / f"{CACHE_TRACES[name]}.csv.gz"
+
+
+def cloudphysics(seconds: float, traces: Path = SHARED / "cache_trace") -> list[Request]:
     """Two hours of block reads and writes, as they were timed."""
-    rows = ((int(t) / 1e6, op, key, int(size)) for t, op, key, size in _rows("cloudphysics_io"))
+    read = _rows(trace_file(traces, "cloudphysics"))
+    rows = ((int(t) / 1e6, op, key, int(size)) for t, op, key, size in read)
     return [Request(t, op == "PUT", key, size) for t, op, key, size in rows if t < seconds]
 
 
-def web(seconds: float) -> list[Request]:
+def web(seconds: float, traces: Path = SHARED / "cache_trace") -> list[Request]:
     """Web requests, which have an order but no times: spread evenly."""
-    rows = list(_rows("web_requests_bu98"))
+    rows = list(_rows(trace_file(traces, "web")))
     return [
         Request(i * seconds / len(rows), op == "PUT", key, int(size))
         for i, (_, op, key, size) in enumerate(rows)
@@ -68,8 +78,9 @@ def docker(seconds: float, objects: int = 6000, per_s: float = 0.5) -> list[Requ
     ]
 
 
-REQUESTS: dict[str, Callable[[float], list[Request]]] = {
-    "docker": docker,
+REQUESTS: dict[str, Callable[[float, Path], list[Request]]] = {
+    "docker": lambda seconds, traces: docker(seconds),
     "cloudphysics": cloudphysics,
     "web": web,
 }
+"""Name to the requests of so many seconds, from a folder of traces."""

@@ -3,6 +3,7 @@ harvests beside it.
 
     python -m benchmarks.noharm [--nodes 64] [--minutes 8] [--repeats 2] [--load 0.85]
                                 [--shapes single array block] [--lease-nodes 8] [--json]
+    python -m benchmarks.noharm --slots     (see benchmarks/noharm_slots.py)
 
 A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh).
 The main workload is drawn at random: jobs of 1 node to half the machine, 20 s to 5 min, with time
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import end_in_order
+from benchmarks import end_in_order, noharm_slots
 from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harvest_of, summary
 from malletrain.client import Connection
 from malletrain.demo.account import length, normal
@@ -170,7 +171,7 @@ def with_malletrain(
             argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
             daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
         try:
-            slurm.until(lambda: _status(state) is not None, "the daemon answers")
+            slurm.until(lambda: nodes_leased(state) is not None, "the daemon answers")
             curve = {
                 str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes
             } | {str(nodes): 16.0 * nodes**0.95}
@@ -188,7 +189,7 @@ def with_malletrain(
                             curve=curve,
                         )
                     )
-            slurm.until(lambda: (_status(state) or 0) == nodes, "MalleTrain holds the machine")
+            slurm.until(lambda: (nodes_leased(state) or 0) == nodes, "MalleTrain holds the machine")
             slurm.until(lambda: _begun(spans) == nodes, "and has worked on all of it")
             before = submissions(slurm)
             run = replay(slurm, jobs, root / "out", minutes)
@@ -231,7 +232,7 @@ def _slurm(root: Path, nodes: int) -> SlurmCluster:
     )
 
 
-def _status(state: Path) -> int | None:
+def nodes_leased(state: Path) -> int | None:
     """Nodes held, None when no daemon answers."""
     try:
         with Connection.of(state) as client:
@@ -319,11 +320,29 @@ def main() -> int:
         "--shapes", nargs="+", choices=("single", "array", "block"), default=["single"]
     )
     parser.add_argument("--lease-nodes", type=int, default=8, help="in an array or block at most")
+    parser.add_argument(
+        "--slots", action="store_true", help="jobs beside leases of slots: benchmarks/noharm_slots"
+    )
+    parser.add_argument("--cycles", type=int, default=6, help="windows of each kind (--slots)")
+    parser.add_argument("--window", type=float, default=3.0, help="seconds of each (--slots)")
+    parser.add_argument("--wanted", type=int, default=8, help="slots wanted back (--slots)")
+    parser.add_argument(
+        "--confine", nargs="+", choices=noharm_slots.CONFINE, default=noharm_slots.CONFINE
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if reason := missing():
         print(reason, file=sys.stderr)
         return 1
+    if args.slots:
+        figures = []
+        for row in noharm_slots.rows(args.confine, args.cycles, args.window, args.wanted):
+            figures.append(row)
+            if not args.json:
+                noharm_slots.show(row)
+        if args.json:
+            print(noharm_slots.as_json(figures))
+        return 0
     rows = []
     for repeat in range(args.repeats):
         seed = args.seed + repeat

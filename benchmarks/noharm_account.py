@@ -41,7 +41,7 @@ def spans_of(folder: Path) -> dict[str, Intervals]:
     for path in folder.iterdir():
         text = path.read_text()
         if text:
-            spans.setdefault(path.name.split(".")[0], []).append(
+            spans.setdefault(path.name.rsplit(".", 2)[0], []).append(
                 (float(text), path.stat().st_mtime)
             )
     return {node: normal(pieces) for node, pieces in spans.items()}

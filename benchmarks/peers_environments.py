@@ -1,4 +1,4 @@
-"""Environments of their own for the frameworks that benchmarks/peers.py compares with.
+"""Environments of their own for the frameworks with which benchmarks compare MalleTrain.
 
 A virtual environment a framework, made once below a cache folder with what the framework needs from
 the package index. torch is that of the running interpreter, so that all contenders train with the
@@ -19,6 +19,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "torchft": ("torchft-nightly==2026.10.26",),
     "ray": ("ray[train]==2.60.0",),
     "tune": ("ray[tune]==2.60.0",),
+    "hyperqueue": ("hyperqueue==0.27.0",),
 }
 """What is installed for each, with versions."""
 TIMEOUT_S = 900.0

@@ -2,6 +2,7 @@
 
     python -m benchmarks.slots --trials [--steps 20] [--json]
     python -m benchmarks.slots --log philly_jobs.csv.gz [--json]
+    python -m benchmarks.slots --slurm [--json]     (see benchmarks/slots_slurm.py)
 
 ``--trials``: a sweep of eight trials of one slot each on one host of the embedded cluster, once
 with eight slots on the host and once with the whole host as the unit of leases, where the trials
@@ -39,6 +40,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import end_in_order, slots_slurm
 from malletrain.sim.engine import simulate
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
@@ -49,6 +51,7 @@ from scavenger.embedded.hosts import Division
 from scavenger.trace.amounts import HEADER, parse
 from scavenger.trace.trace import Trace
 from tests.integration.embedded import site
+from tests.slurm.cluster import missing
 
 TRIALS = 8
 TARGET = 0.2
@@ -259,18 +262,27 @@ def main() -> None:
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--trials", action="store_true", help="eight trials on one host")
+    what.add_argument("--slurm", action="store_true", help="shared hosts of a real Slurm")
     what.add_argument("--log", type=Path, metavar="FILE", help="a log of GPU jobs with hosts")
     parser.add_argument("--steps", type=int, default=20, help="seconds that a trial takes")
     parser.add_argument("--per-host", type=int, default=8, help="GPUs of a host, for --log")
     parser.add_argument("--load", type=float, default=0.8, help="GPUs that jobs need, for --log")
     parser.add_argument("--hours", type=float, default=12.0, help="simulated hours of --log")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of main jobs, for --slurm")
+    parser.add_argument("--gpu-hosts", type=int, default=4, help="hosts of four GPUs, for --slurm")
+    parser.add_argument("--gpu-load", type=float, default=0.6, help="of main jobs, for --slurm")
+    parser.add_argument("--seed", type=int, default=1, help="of the main jobs of --slurm")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    figures = (
-        trials(args.steps)
-        if args.trials
-        else harvest(args.log, args.per_host, args.load, args.hours)
-    )
+    if args.slurm:
+        if reason := missing():
+            raise SystemExit(reason)
+        end_in_order()
+        figures = slots_slurm.measure(args.gpu_hosts, args.minutes, args.gpu_load, args.seed)
+    elif args.trials:
+        figures = trials(args.steps)
+    else:
+        figures = harvest(args.log, args.per_host, args.load, args.hours)
     if args.json:
         print(json.dumps(figures))
         return

@@ -40,7 +40,7 @@ def main() -> int:
     """Serve rounds until the job leaves the node."""
     order = read_order(sys.argv[-1])
     end, inbox = LauncherEnd(order.endpoint), RoundInbox()
-    spans, node = Path(os.environ["BENCH_SPANS"]), os.environ["MALLETRAIN_NODE"]
+    spans, node = Path(os.environ["BENCH_SPANS"]), os.environ["MALLETRAIN_NODE"].replace("/", "_")
     child = 0
 
     def stop(*_: object) -> None:

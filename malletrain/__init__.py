@@ -2,7 +2,7 @@
 
 Training scripts do ``import malletrain``, so importing this package imports only the standard
 library; other modules are imported when one of their names is used. The training-side library:
-:func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :class:`Snapshot`,
+:func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`, :class:`Snapshot`,
 :class:`ElasticSampler`, :class:`ElasticStream`. They run in the user's process. :class:`Client`
 submits jobs from Python, :class:`AsyncClient` from asyncio.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
     from malletrain.training.snapshot import Snapshot, SnapshotError
+    from malletrain.training.step_times import timed
     from malletrain.training.stream import ElasticStream
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "mark",
     "metric",
     "report",
+    "timed",
 ]
 
 _MODULE_OF = {
@@ -47,6 +49,7 @@ _MODULE_OF = {
     "mark": "malletrain.training.report",
     "metric": "malletrain.training.report",
     "report": "malletrain.training.report",
+    "timed": "malletrain.training.step_times",
 }
 
 

@@ -92,6 +92,10 @@ class Lease:
     """Start time that the main scheduler reports, epoch seconds; None if it reports none."""
     ended: float | None = None
     """End time that the main scheduler reports, epoch seconds; None if it reports none."""
+    ends_by: float | None = None
+    """End of the time limit of a running lease, epoch seconds; None: no limit, or not known. Not
+    set while the lease is leaving.
+    """
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class PollResult:
     """Forecasts of the present gaps, including those of leased nodes; empty if there are no
     forecasts.
     """
+    kind_parts: Mapping[str, float] = field(default_factory=dict)
+    """Kind of slots → the part of a host that one of its slots is; empty without slots."""
     max_new_leases: int | None = None
     """Number of leases that may be requested until the next poll at the site's submission rate;
     None: no limit.

@@ -11,10 +11,10 @@ import pytest
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """A file system of 512 KiB mounted on ``folder``."""
+def small_disk(folder: Path, size: str = "512k") -> Iterator[None]:
+    """A file system of this size mounted on ``folder``."""
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
         capture_output=True,
         text=True,
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
-WORKERS = max(2, (5 * (os.cpu_count() or 1) + 1) // 2)
+WORKERS = 4 * (os.cpu_count() or 1)
 """As many as ``make test`` has."""
 PYTEST = ("pytest", "-q")
 SPREAD = ("-n", str(WORKERS), "--dist", "worksteal")

@@ -10,11 +10,14 @@ import sys
 from malletrain.agent.config import AgentConfig, parse_config
 from malletrain.agent.run_dir import own_caches
 from malletrain.agent.session import NodeAgent
+from malletrain.agent.sharing import restrict
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 
 
 async def _run(config: AgentConfig) -> int:
+    if config.slot is not None:
+        restrict(config.slot, config.node)  # before any thread or process starts
     agent = NodeAgent(config)
     os.environ.update(own_caches(os.environ, agent.directory))
     return await agent.run()

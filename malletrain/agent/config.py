@@ -18,8 +18,9 @@ from pathlib import Path
 import zmq
 
 from malletrain.agent.networks import address_to
+from malletrain.agent.sharing import SlotBounds
 from malletrain.identity.keys import is_key
-from malletrain.protocol import env, health
+from malletrain.protocol import env, health, sharing
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class AgentConfig:
     """Number of GPUs."""
     health: health.HealthPlan = field(default_factory=lambda: health.HealthPlan(gpus=False))
     """Health checks of the node; by default none."""
+    slot: SlotBounds | None = None
+    """What the lease has of a host that it shares with other jobs; None for a whole node."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,20 @@ _OPTIONS = (
     _Option("node-class", env.NODE_CLASS, "class of this node", "default"),
     _Option("gpus", env.GPUS, "number of GPUs (default: counted)", ""),
     _Option("health", env.HEALTH, "health checks of the node, as JSON (default: none)", ""),
+    _Option(
+        "slot-cpus",
+        env.SLOT_CPUS,
+        "processors of the lease, if it shares its host with other jobs (default: all)",
+        "",
+    ),
+    _Option("slot-memory-mb", env.SLOT_MEMORY_MB, "memory of such a lease, MiB", ""),
+    _Option(
+        "sharing",
+        env.SHARING,
+        "how such a lease behaves towards other jobs, as JSON (default: niceness 10, low I/O "
+        "priority, own processors and memory only)",
+        "",
+    ),
 )
 
 
@@ -156,6 +173,11 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         plan = health.read(values["health"]) if values["health"] else plan
     except ValueError as error:
         problems.append(f"--health cannot be read: {error}.")
+    slot = None
+    try:
+        slot = _slot(values)
+    except ValueError as error:
+        problems.append(str(error))
     if problems:
         raise ValueError("The agent cannot start. " + " ".join(problems))
     return AgentConfig(
@@ -170,7 +192,25 @@ def parse_config(argv: Sequence[str], environment: MutableMapping[str, str]) -> 
         node_class=values["node-class"],
         gpus=gpus,
         health=plan,
+        slot=slot,
     )
+
+
+def _slot(values: Mapping[str, str]) -> SlotBounds | None:
+    """Returns what the lease has of its host; None for a whole node. Raises ValueError."""
+    cpus, memory = values["slot-cpus"], values["slot-memory-mb"]
+    if not cpus and not memory:
+        return None
+    if not (cpus.isdecimal() and memory.isdecimal() and int(cpus) and int(memory)):
+        raise ValueError(
+            f"--slot-cpus is '{cpus}' and --slot-memory-mb is '{memory}'; both must be positive "
+            "whole numbers."
+        )
+    try:
+        rules = sharing.read(values["sharing"]) if values["sharing"] else sharing.SharingRules()
+    except ValueError as error:
+        raise ValueError(f"--sharing cannot be read: {error}.") from None
+    return SlotBounds(int(cpus), int(memory) << 20, rules)
 
 
 def public_key(secret_key: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -342,6 +343,17 @@ class NodeJob:
                 self._process.terminate()
         self._kill_at = deadline if self._kill_at is None else min(self._kill_at, deadline)
 
+    def end_here(self, sentence: str) -> None:
+        """Kill the job's processes on this node, because they break a rule of the node. The job
+        fails here with ``sentence`` as the cause.
+        """
+        if self._process is None or self.releasing:
+            return
+        entered = self._rounds.get(self.generation)
+        rank = entered.group_rank * self._assign.spec.nproc_per_node if entered else 0
+        self._last_failures = (Failure(rank, -signal.SIGKILL, time.time(), cause=sentence),)
+        self._servers.sweep(1.0)  # the next step finds that the launcher has ended
+
     # --- messages of the launcher and the workers ---
 
     def from_launcher(self, message: LauncherMessage) -> None:
@@ -512,8 +524,8 @@ class NodeJob:
             self.phase = AssignmentPhase.SUCCEEDED
             self._report()
             return
-        signal = -code if code < 0 else code - 128
-        end = f"with code {code}" if 0 <= code <= 128 else f"by signal {signal}"
+        number = -code if code < 0 else code - 128
+        end = f"with code {code}" if 0 <= code <= 128 else f"by signal {number}"
         lines = tail(self._launcher_log)
         self._last_failures = self._last_failures or unfit(lines, code, time.time())
         self._report_exit(lines or f"The launcher ended {end} and said nothing.")

@@ -84,6 +84,10 @@ class JobPlace:
     """Whether the daemon has chosen the network. If not, the agent's environment may select
     another.
     """
+    cpus: int = 0
+    """Processors of the lease, if it shares its host with other jobs; 0 for a whole node."""
+    memory_bytes: int | None = None
+    """Memory of such a lease, bytes; None for a whole node."""
 
 
 def base_environment(agents: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -128,12 +132,17 @@ def job_environment(
             environment.update(fabric.network_variables(place.interface))
         else:
             environment = {**fabric.gloo_variables(place.interface), **environment}
+    if place.cpus and spec.farm is None:
+        # Libraries count the processors of the host if nothing confines the lease.
+        threads = max(1, place.cpus // max(1, spec.nproc_per_node))
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment.update(
         {
             env.JOB: order.job,
             env.DAEMON_ID: place.daemon,
             env.SOCKET: place.worker_socket,
             env.FLAGS: flags,
+            env.STEP_TIMES: "1",
             env.AGENT: order.endpoint,
             env.HOST: order.host,
             env.MAX_WORLD_SIZE: str(spec.largest * spec.nproc_per_node),

@@ -104,6 +104,9 @@ class WorkerReports:
                     datagram.first,
                     datagram.last,
                     datagram.busy,
+                    datagram.data,
+                    datagram.exchange,
+                    datagram.snapshot,
                 )
                 self._counts.move_to_end(key)
                 for ends in (self._over, self._between):

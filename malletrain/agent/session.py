@@ -33,6 +33,7 @@ from malletrain.agent.networks import Prober, interface_of, networks
 from malletrain.agent.process import become_subreaper, sweep
 from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
+from malletrain.agent.sharing import CHECK_EVERY_S, lease_bytes, watch_of
 from malletrain.agent.stacks import StackReader
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
@@ -107,7 +108,12 @@ class NodeAgent:
         loop.add_reader(self._workers, self._from_workers)
         tasks = [
             asyncio.create_task(work)
-            for work in (self._run_link(), self._receive_from_launchers(), self._run_steps())
+            for work in (
+                self._run_link(),
+                self._receive_from_launchers(),
+                self._run_steps(),
+                self._watch_memory(),
+            )
         ]
         over = asyncio.create_task(self._over.wait())
         try:
@@ -254,7 +260,7 @@ class NodeAgent:
     def _start(self, message: Assign) -> None:
         self._count += 1
         self._launcher_id = None
-        host = message.host or self._config.host
+        host, slot = message.host or self._config.host, self._config.slot
         place = JobPlace(
             directory=self.directory / f"job-{self._count}",
             memory=folder_for_job(self._memory, f"job-{self._count}"),
@@ -267,6 +273,8 @@ class NodeAgent:
             environment=os.environ,
             daemon=self._link.daemon,
             chosen=bool(message.host),
+            cpus=slot.cpus if slot else 0,
+            memory_bytes=slot.memory_bytes if slot else None,
         )
         try:
             self._run = NodeJob(
@@ -362,6 +370,20 @@ class NodeAgent:
             if self._exiting and self._run is None:
                 self._end_when_logs_are_sent(now)
 
+    async def _watch_memory(self) -> None:
+        """End a job that uses more memory than its slot has. Does nothing if the lease has the
+        whole node, or if the main scheduler limits its memory.
+        """
+        watch = watch_of(self._config.slot)
+        while watch.most is not None:
+            await asyncio.sleep(CHECK_EVERY_S)
+            used = await asyncio.to_thread(lease_bytes, self._memory, watch.most)
+            sentence = watch.verdict(used)
+            if sentence and self._run is not None:
+                log.warning("job %s is ended here: %s", self._run.job, sentence)
+                self._run.end_here(sentence)
+        await asyncio.Event().wait()
+
     def _end_when_logs_are_sent(self, now: float) -> None:
         """End the agent, which has no processes left, when the daemon has all logs or the time for
         sending them is over. A preempted agent without a daemon ends at once.
@@ -411,11 +433,7 @@ class NodeAgent:
         self._servers.leave()
         reached(FaultPoint.AGENT_NOTICED)
         log.info("%s: leaving within %g s", name, self._config.grace_s)
-        if not self._link.send(
-            messages.Leaving(
-                self._config.grace_s, f"The main scheduler wants the node back ({name})."
-            )
-        ):
+        if not self._link.send(messages.Leaving(self._config.grace_s)):
             self._link.announce()
         if self._run is None:
             self._shut_down(0.0)

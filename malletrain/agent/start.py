@@ -109,7 +109,7 @@ def start_launcher(
         join_timeout_s=assign.join_timeout_s,
     )
     order_file = place.directory / "order.json"
-    memory_bytes = bound(assign.memory_share) if spec.mode == "restart" else 0
+    memory_bytes = bound(assign.memory_share, place.memory_bytes) if spec.mode == "restart" else 0
     environment = job_environment(
         place,
         order,

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 
 from malletrain.assess.gaps import LENGTH_EDGES_S
-from malletrain.assess.host_use import Booleans, Floats, HostUse, Integers, MachineUse
+from malletrain.assess.host_use import (
+    Booleans,
+    Floats,
+    HostUse,
+    Integers,
+    MachineUse,
+    states,
+)
 from malletrain.assess.hosts import Hosts, HostSize
 from malletrain.config.units import UnitError, format_size, parse_size
 from malletrain.sim.logged_jobs import JobLog, LogJob
@@ -294,7 +301,7 @@ class _Totals:
             duration: length of the observation, seconds.
             name: its name, for sentences.
         """
-        edges, (jobs, whole, gpus, cpus, memory) = _states(use, duration)
+        edges, (jobs, whole, gpus, cpus, memory) = states(use, duration)
         gpu_count = int(gpus.max()) if size.gpus is None else size.gpus
         if not gpu_count:
             return
@@ -383,24 +390,6 @@ def _harvest(gaps: Sequence[Floats], gpus: int) -> Harvest:
         len(lengths),
         float(np.median(lengths)) if len(lengths) else None,
     )
-
-
-def _states(use: HostUse, duration: float) -> tuple[Floats, tuple[Integers, ...]]:
-    """Return the edges of the intervals in which nothing changes on a host, and for each interval
-    the number of jobs, of those with the whole host, and the GPUs, CPUs and memory they hold.
-    """
-    times = np.concatenate([[0.0], use.start, use.end])
-    order = np.argsort(times, kind="stable")
-    times = times[order]
-    # The state after the last change of each moment.
-    last = np.append(np.diff(times) > 0, True)
-    within = times[last] < duration
-    columns = (np.ones(len(use.start), np.int64), use.whole, use.gpus, use.cpus, use.memory)
-    states = tuple(
-        np.cumsum(np.concatenate([[0], column, -column.astype(np.int64)])[order])[last][within]
-        for column in columns
-    )
-    return np.append(times[last][within], duration), states
 
 
 def _runs(mask: Booleans, edges: Floats) -> Floats:

@@ -145,6 +145,31 @@ class MachineUse:
         return self._sizes[host]
 
 
+def states(use: HostUse, duration: float) -> tuple[Floats, tuple[Integers, ...]]:
+    """Return when the use of a host changes, and what is in use between.
+
+    Args:
+        use: its jobs.
+        duration: length of the observation, seconds.
+
+    Returns:
+        The edges of the intervals in which nothing changes (seconds), and for each interval the
+        number of jobs, of those with the whole host, and the GPUs, CPUs and memory they hold.
+    """
+    times = np.concatenate([[0.0], use.start, use.end])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    # The state after the last change of each moment.
+    last = np.append(np.diff(times) > 0, True)
+    within = times[last] < duration
+    columns = (np.ones(len(use.start), np.int64), use.whole, use.gpus, use.cpus, use.memory)
+    states = tuple(
+        np.cumsum(np.concatenate([[0], column, -column.astype(np.int64)])[order])[last][within]
+        for column in columns
+    )
+    return np.append(times[last][within], duration), states
+
+
 def divided(total: int, limits: Sequence[int | None]) -> list[int]:
     """Return an even division of ``total`` that respects the limits.
 

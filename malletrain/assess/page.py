@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from malletrain.assess.gaps import GapReport
 from malletrain.assess.gpus import MIN_GAP_S, FragmentBin, GpuReport, Harvest
+from malletrain.assess.sharing import SharingReport
 from malletrain.assess.whatif import Case
 from malletrain.render.palette import JOB_COLOURS
+from malletrain.sim.idle import IdleBounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,6 +192,17 @@ class Assessment:
     command: str = ""
     gpus: GpuReport | None = None
     """The idle GPUs; None if the log does not say what jobs hold, or no host has a GPU."""
+    bounds: IdleBounds | None = None
+    """What the log leaves open about the idle nodes; None for a trace."""
+    sharing: SharingReport | None = None
+    """Jobs that share nodes; None for a trace."""
+
+    @property
+    def most_idle_mean(self) -> float:
+        """Most nodes that can have been idle on average."""
+        if self.bounds is None or self.bounds.exact:
+            return self.gaps.idle_mean
+        return self.bounds.most_node_s / (3600.0 * self.gaps.hours)
 
     def to_dict(self) -> dict[str, object]:
         """Returns plain values for JSON."""
@@ -200,6 +213,8 @@ class Assessment:
             "cases": [{"name": c.name, "what": c.what, **c.result.to_dict()} for c in self.cases],
             "assumptions": list(self.assumptions),
             **({} if self.gpus is None else self.gpus.to_dict()),
+            **({} if self.bounds is None else {"idle_bounds": self.bounds.to_dict()}),
+            **({} if self.sharing is None else {"sharing": self.sharing.to_dict()}),
         }
 
 
@@ -207,6 +222,16 @@ def verdict(assessment: Assessment) -> list[str]:
     """Returns the result in a few sentences."""
     g = assessment.gaps
     gpus = [] if assessment.gpus is None else gpu_sentences(assessment.gpus)
+    most = assessment.most_idle_mean
+    most_idle = f"{most:.1f} of {g.nodes} nodes ({100 * most / g.nodes:.1f} %)"
+    is_open = f"{most:.1f}" != f"{g.idle_mean:.1f}"
+    if not assessment.cases and is_open:
+        return [
+            f"The log leaves open whether nodes were idle during {_time(g.hours)}: none if each "
+            f"job was on nodes of its own, {most_idle} on average if jobs shared nodes as far as "
+            "they could. Nothing is simulated.",
+            *gpus,
+        ]
     if not assessment.cases:
         nothing = "whole nodes yield nothing." if gpus else "there is nothing to harvest."
         return [
@@ -230,6 +255,12 @@ def verdict(assessment: Assessment) -> list[str]:
         "process at most: if changes of scale cost nothing, and the fastest of them always went "
         "before those that wait for their turn.",
     ]
+    if is_open:
+        lines.insert(
+            1,
+            f"Up to {most_idle} were idle if jobs shared nodes; what follows is of the fewest "
+            "idle nodes that the log allows.",
+        )
     if r.preemptions:
         often = r.hours * r.equivalent_nodes / r.preemptions
         lines.append(f"Jobs lost nodes {r.preemptions} times, once in {often:.1f} idle node-hours.")

@@ -219,6 +219,7 @@ def assess(
     from malletrain.assess.gpus import SlotSize, gpu_report, has_gpus
     from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
     from malletrain.assess.page import Assessment, page, text
+    from malletrain.assess.sharing import cpus_of_largest, sharing_report
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting
     from malletrain.sim.accounting_logs import read_pbs, read_sacct
     from malletrain.sim.idle import idle_nodes
@@ -234,7 +235,7 @@ def assess(
         raise click.UsageError(f"Give one of {', '.join(inputs)}.")
     kind, path = chosen[0]
     assumed: tuple[str, ...] = ()
-    gpus = None
+    gpus = bounds = sharing = None
     gpu_options = any((gpus_per_node, cpus_per_node, memory_per_node, nodes_file, slots))
     if gpu_options and kind not in ("--sacct", "--pbs-logs"):
         raise click.UsageError(
@@ -264,14 +265,30 @@ def assess(
                 cpus=SizeRules.parse("--cpus-per-node", cpus_per_node),
                 memory=SizeRules.parse("--memory-per-node", memory_per_node, is_size=True),
             )
-            if gpu_options or (log.lists_resources and has_gpus(log)):
+            states_gpus = bool(
+                gpus_per_node
+                or memory_per_node
+                or slots
+                or any(size.gpus for size in hosts.listed.values())
+            )
+            if states_gpus or (log.lists_resources and has_gpus(log)):
                 wanted_slots = [SlotSize.parse(text) for text in slots] or [SlotSize()]
                 gpus = gpu_report(log, observed, hosts, wanted_slots, nodes)
+            ground = "as stated (--nodes)"
             if nodes is None and hosts.names:
                 nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})
-            availability = idle_nodes(log, nodes, observed)
+                ground = "those that --nodes-file or an option names and those that jobs used"
+            availability = idle_nodes(
+                log, nodes, observed, nodes_ground=ground, cpus_per_node=cpus_of_largest(hosts)
+            )
+            sharing = sharing_report(log, observed, hosts, len(availability.trace.names))
             idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
-            assumed = (*availability.assumptions, *(() if gpus is None else gpus.assumptions))
+            bounds = availability.bounds
+            assumed = (
+                *availability.assumptions,
+                *sharing.sentences(counts_slots=gpus is not None),
+                *(() if gpus is None else gpus.assumptions),
+            )
         first, last = typical_window(idle, hours)
         gaps = gap_report(idle)
         part = idle.window(first, last)
@@ -293,6 +310,8 @@ def assess(
             (*assumed, *_assumptions(options)),
             " ".join(["malletrain", *sys.argv[1:]]),
             gpus,
+            bounds,
+            sharing,
         )
         output.write_text(page(result), encoding="utf-8")
     except (TraceError, WorkloadError) as error:

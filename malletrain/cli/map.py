@@ -20,6 +20,7 @@ from click.core import ParameterSource
 
 from malletrain.cli.common import json_option, print_json, refusal, say, state_dir_option
 from malletrain.cli.completion import files
+from malletrain.cli.directives import LINES, apply_directives
 from malletrain.cli.exit_codes import exit_code
 from malletrain.cli.goals import deadline_and_budget_options, tell_goal
 from malletrain.cli.job_options import (
@@ -44,6 +45,7 @@ TASK_OPTIONS = (
     "gpus",
     "memory",
     "time",
+    "drain",
     "retries",
     "output",
     "log",
@@ -56,8 +58,8 @@ _STDIN = "the standard input"
 
 
 class _BeforeDashes(click.Command):
-    """Options end at ``--``; what follows is the command of a task. The ``#SBATCH`` lines of a
-    batch script set the options that the command line does not set.
+    """Options end at ``--``; what follows is the command of a task. The ``#MALLETRAIN`` and
+    ``#SBATCH`` lines of a batch script set the options that the command line does not set.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -75,7 +77,7 @@ class _BeforeDashes(click.Command):
         if not command:
             raise click.UsageError("There is no command after --.", ctx)
         ctx.params["command"] = tuple(command)
-        _apply_batch_options(ctx)
+        _apply_script(self, ctx)
         return rest
 
 
@@ -87,24 +89,28 @@ def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
     return args[:at], True, args[at + 1 :]
 
 
-def _apply_batch_options(ctx: click.Context) -> None:
-    """Use the ``#SBATCH`` lines of the script that the command names, if it is one, and the
-    interpreter of a script that is not executable.
+def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
+    """Use the ``#MALLETRAIN`` and ``#SBATCH`` lines of the script that the command names, if it is
+    one, and the interpreter of a script that is not executable. The command line overrides both,
+    and ``#MALLETRAIN`` lines override ``#SBATCH`` lines.
     """
+    from malletrain.identity.keys import user_name
     from malletrain.submission.error import SpecError
     from malletrain.submission.farm import script_words
     from malletrain.submission.sbatch_script import batch_options
 
+    script = ctx.params["command"][0]
     command, text = script_words(ctx.params["command"])
     ctx.params["command"] = tuple(command)
-    script = ctx.params["command"][0]
+    apply_directives(map_command, ctx, script, text)
     try:
-        options = batch_options(text, script)
+        options = batch_options(text, script, user_name())
     except SpecError as error:
         raise click.UsageError(str(error), ctx) from None
     explicit = {
         name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
+    explicit.update(ctx.meta[LINES])
     values = dict(options.values)
     if "memory_bytes" in values:
         values["memory"] = values.pop("memory_bytes")
@@ -176,6 +182,12 @@ def _apply_batch_options(ctx: click.Context) -> None:
     metavar="TIME",
     help='Maximum duration of a task, such as "30 min". A task that exceeds it is stopped, and has '
     "failed.",
+)
+@click.option(
+    "--drain",
+    metavar="TIME",
+    help="How long the tasks on a node may go on when it is about to be taken, such as "
+    '"20 s", at most as long as it has left. Then they get SIGTERM. Default: at once.',
 )
 @click.option(
     "--retries",
@@ -253,7 +265,8 @@ def map_(
     Nodes may come and go: a task whose node is lost runs again, and a task is done when its exit
     code is 0. Names in braces in COMMAND, and in the patterns of files, stand for the values of a
     task; no shell reads COMMAND, so that pipes need sh -c '...'. A batch script runs unchanged: its
-    #SBATCH lines set the options that the command line leaves open.
+    #SBATCH lines set the options that the command line leaves open, as do lines such as
+    "#MALLETRAIN --nodes 1:16" at its head, which override them.
 
     \b
     Examples:

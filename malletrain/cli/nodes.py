@@ -21,11 +21,11 @@ from malletrain.cli.common import asking, json_option, print_json, print_text, s
 def nodes(explain: bool, state_dir: Path | None, as_json: bool) -> None:
     """Show the nodes that MalleTrain holds or that are idle, and the job on each.
 
-    The states: training (a job is on it); held, no job; asked for (a lease is requested from the
-    main scheduler); leaving (it goes back to the main scheduler); idle (neither the main scheduler
-    nor MalleTrain uses it); sick (it failed a health check) and slow (it held up the other nodes of
-    a job), both left alone for a while. In --json they are job, free, leasing, leaving, idle, sick
-    and slow.
+    The states: training (a job is on it); running tasks (its job is a farm); held, no job; asked
+    for (a lease is requested from the main scheduler); leaving (it goes back to the main
+    scheduler); idle (neither the main scheduler nor MalleTrain uses it); sick (it failed a health
+    check) and slow (it held up the other nodes of a job), both left alone for a while. In --json
+    they are job (also if the job is a farm), free, leasing, leaving, idle, sick and slow.
 
     \b
     Examples:

@@ -1,20 +1,12 @@
-"""``malletrain submit`` and ``malletrain cancel``.
-
-:func:`apply_directives` merges the options at the head of a script with those of the command line.
-It decides precedence: an option on the command line overrides the script's, and those that it
-excludes; ``--env`` adds. :mod:`malletrain.submission.directives` decides which lines are
-directives.
-"""
+"""``malletrain submit`` and ``malletrain cancel``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from malletrain.cli.common import (
     REFUSED,
@@ -25,6 +17,7 @@ from malletrain.cli.common import (
     state_dir_option,
 )
 from malletrain.cli.completion import files, job_names
+from malletrain.cli.directives import apply_directives, line_of
 from malletrain.cli.exit_codes import exit_code, exit_code_of_failed
 from malletrain.cli.goals import goal_options, tell_goal
 from malletrain.cli.job_options import (
@@ -46,96 +39,7 @@ if TYPE_CHECKING:
     from malletrain.protocol.messages import JobSpec
     from malletrain.protocol.views import JobView
 
-LINES = "malletrain.directives"
-"""Key of a context's ``meta``: parameter → the line of the script that set it."""
-NOT_OF_A_JOB = frozenset(("state_dir", "as_json", "help", "wait", "as_module"))
-"""Options of the submission and not of the job, which a script cannot set."""
-EXCLUDES = {
-    "container": ("no_container", "conda"),
-    "no_container": ("container", "container_runtime", "container_bind"),
-    "conda": ("venv", "container"),
-    "venv": ("conda",),
-}
-"""Option on the command line → options of the script that it overrides as well."""
 _MAX_SCRIPT_BYTES = 16 * 1024 * 1024
-
-
-def apply_directives(command: click.Command, ctx: click.Context, script: str) -> None:
-    """Put the options at the head of ``script`` into the parameters of ``ctx``.
-
-    Raises:
-        click.UsageError: a line cannot be read; the sentence names it.
-    """
-    from malletrain.submission.directives import directives
-    from malletrain.submission.error import SpecError
-
-    try:
-        with open(Path(script).expanduser(), "rb") as file:
-            text = file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return  # problems of the script itself are reported elsewhere
-    try:
-        directive_lines, late = directives(text, script)
-    except SpecError as error:
-        raise click.UsageError(str(error), ctx) from None
-    for number in late:
-        say(
-            f"Note: {script} line {number} is not read as options, because it stands after the "
-            "first statement; #MALLETRAIN lines stand at the head of the script."
-        )
-    values: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    for directive in directive_lines:
-        for name, value in _parameters(
-            command, ctx, script, directive.line, directive.words
-        ).items():
-            values[name] = (*values.get(name, ()), *value) if isinstance(value, tuple) else value
-            lines[name] = directive.line
-    ctx.meta[LINES] = _merge(ctx, values, lines)
-
-
-def line_of(ctx: click.Context, options: tuple[str, ...]) -> int | None:
-    """Returns the line of the script that set the first of these options; None if none did."""
-    lines: Mapping[str, int] = ctx.meta.get(LINES, {})
-    return next((lines[name] for name in options if name in lines), None)
-
-
-def _parameters(
-    command: click.Command, ctx: click.Context, script: str, line: int, words: tuple[str, ...]
-) -> dict[str, Any]:
-    """Returns the parameters that one line sets, converted as on the command line."""
-    options: list[click.Parameter] = [
-        param
-        for param in command.params
-        if isinstance(param, click.Option) and param.name not in NOT_OF_A_JOB
-    ]
-    reader = click.Command(command.name, params=options, add_help_option=False)
-    try:
-        inner = reader.make_context(command.name, list(words))
-    except click.UsageError as error:
-        raise click.UsageError(f"{script} line {line}: {error.format_message()}", ctx) from None
-    return {
-        name: value
-        for name, value in inner.params.items()
-        if inner.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-
-
-def _merge(ctx: click.Context, values: dict[str, Any], lines: dict[str, int]) -> dict[str, int]:
-    """Set the parameters that the command line does not set; returns the line of each."""
-    explicit = {
-        name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-    excluded = explicit.union(*(EXCLUDES.get(name, ()) for name in explicit)) - {"env"}
-    line_by_name: dict[str, int] = {}
-    for name, value in values.items():
-        if name not in excluded:
-            value_on_command_line = ctx.params.get(name) if name in explicit else ()
-            ctx.params[name] = (
-                (*value, *(value_on_command_line or ())) if isinstance(value, tuple) else value
-            )
-            line_by_name[name] = lines[name]
-    return line_by_name
 
 
 MAX_COMPARED_JOBS = 50
@@ -160,7 +64,7 @@ class _BeforeScript(click.Command):
         command_line = list(args)
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing and ctx.params.get("script") is not None:
-            apply_directives(self, ctx, _file_of(ctx.params))
+            _apply_directives(self, ctx, _file_of(ctx.params))
         script, words = ctx.params.get("script"), ctx.params.get("args") or ()
         before = len(command_line) - len(words) - 2
         if (
@@ -184,6 +88,15 @@ class _BeforeScript(click.Command):
                 "are the script's."
             )
         return rest
+
+
+def _apply_directives(command: click.Command, ctx: click.Context, script: str) -> None:
+    try:
+        with open(Path(script).expanduser(), "rb") as file:
+            text = file.read(_MAX_SCRIPT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return  # problems of the script itself are reported elsewhere
+    apply_directives(command, ctx, script, text)
 
 
 def _file_of(params: dict[str, Any]) -> str:

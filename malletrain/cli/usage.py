@@ -66,8 +66,10 @@ def usage(
 
     LEASED are the node-hours held, TRAINED those in which samples were processed. STARTS,
     RESCALES and PREEMPTED were lost to starts of jobs, to rescales, and to rescales because of a
-    preemption. NO JOB is the rest. KWH needs watts in [accounting] of the daemon's configuration.
-    You see your own usage; operators see that of all users.
+    preemption. NO JOB is the rest. Where leases are slots, these are slot-hours; CHARGED are the
+    node-hours that they count by the prices of their kinds, GPU-H their GPU-hours. KWH needs
+    watts in [accounting] of the daemon's configuration. You see your own usage; operators see
+    that of all users.
 
     \b
     Examples:

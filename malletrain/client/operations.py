@@ -25,6 +25,7 @@ from malletrain.protocol.views import (
     NodeView,
     SeriesView,
     StatusView,
+    TaskHistoryView,
     TasksView,
     UsageView,
 )
@@ -147,6 +148,11 @@ def tasks(job: str, *, state: str = "", after: int = -1, limit: int = 1000) -> O
     """
     params = {"job": job, "state": state, "after": after, "limit": limit}
     return Operation("tasks", TasksView, params)
+
+
+def task_history(job: str) -> Operation[TaskHistoryView]:
+    """The tasks of a farm over time: how many were done, had failed and ran."""
+    return Operation("task_history", TaskHistoryView, {"job": job})
 
 
 def retry(job: str, *, numbers: Sequence[int] = (), state: str = "") -> Operation[int]:

@@ -1,4 +1,5 @@
-"""The configuration of nodes: their health checks, and the network that jobs use there.
+"""The configuration of nodes: their health checks, the network that jobs use there, and how leases
+behave that share a host with other jobs.
 
 Decides which keys exist and what a valid value is; :mod:`malletrain.agent.health` runs the checks,
 :mod:`malletrain.core.sick_nodes` decides how long a node that fails is not leased,
@@ -16,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from malletrain.config.base import Duration, Section, Words, key
 from malletrain.config.units import format_duration
 from malletrain.core.fabric import NetworkNameError, checked
+from malletrain.protocol.sharing import IoPriority, SharingRules
 
 
 class NodesSection(Section):
@@ -115,6 +117,30 @@ class NodesSection(Section):
         description='The same for single node classes, such as ["a100=ib0", "cpu=auto"].',
     )
 
+    niceness: int = key(
+        10,
+        ge=0,
+        le=19,
+        description="Niceness of all processes of leases that are slots: where jobs of one host "
+        "compete for processors, the others come first. 0: not changed.",
+    )
+    io_priority: IoPriority = key(
+        "low",
+        description="I/O priority of the same processes on local disks, with I/O schedulers that "
+        "know one (bfq, mq-deadline): low: the lowest best-effort level; idle: only when no other "
+        "process uses the disk; normal: not changed.",
+    )
+    bound_cpus: bool = key(
+        True,
+        description="A lease of a slot that may use more processors than the slot has, because "
+        "the main scheduler does not confine jobs, restricts itself to as many.",
+    )
+    bound_memory: bool = key(
+        True,
+        description="Where the main scheduler does not limit the memory of jobs, a job that uses "
+        "more than its slot has (processes, and snapshots in memory) is ended on that node.",
+    )
+
     @field_validator("health_check")
     @classmethod
     def _check_command(cls, value: Words) -> Words:
@@ -152,6 +178,11 @@ class NodesSection(Section):
                 )
             _checked(network)
         return value
+
+    @property
+    def sharing(self) -> SharingRules:
+        """How leases behave that share their host with other jobs."""
+        return SharingRules(self.niceness, self.io_priority, self.bound_cpus, self.bound_memory)
 
     def interface_for(self, node_class: str) -> str:
         """Returns the network for nodes of a class."""

@@ -56,6 +56,14 @@ class SlotSection(Section):
         description="Whose jobs may run on the same host: any; own-user: jobs of the lease's user; "
         "nobody: none; partition:A,B: jobs in these partitions or queues.",
     )
+    price: float = key(
+        0.0,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="Node-hours that one hour of such a slot counts for budgets, shares and "
+        "`malletrain usage`. 0: its part of a host, such as 0.25 where a host holds four.",
+    )
     nodes: Words = key(
         [], description='Hosts with slots of this kind, such as "gpu[01-16]"; empty: all.'
     )

@@ -50,6 +50,7 @@ from malletrain.core.events import (
     NodeLost,
     NodeRejected,
     NodesBusy,
+    PricesChanged,
     PriorSuggested,
     Progressed,
     RescaleCostMeasured,
@@ -128,6 +129,7 @@ class Controller:
             NodeLost: self._node_lost,
             NodeRejected: self._node_rejected,
             GapsSeen: self._gaps_seen,
+            PricesChanged: self._prices_changed,
             ForecastsUpdated: self._forecasts_updated,
             LeaseNotTaken: self._lease_not_taken,
             LeaseDeferred: self._lease_deferred,
@@ -266,6 +268,11 @@ class Controller:
             self.state.plan_soon(now + self.settings.debounce_s)
             if breaks:
                 self._plan_at_once(now)
+
+    def _prices_changed(self, event: PricesChanged, now: float) -> Iterable[Command]:
+        self.state.prices = event.prices
+        self.goals.repriced()
+        return ()
 
     def _gaps_seen(self, event: GapsSeen, now: float) -> Iterable[Command]:
         self.gaps.seen(event.gaps, now, event.max_new_leases)

@@ -115,6 +115,14 @@ class ForecastsUpdated:
 
 
 @dataclass(frozen=True)
+class PricesChanged:
+    """The prices of the site's kinds of slots are known or have changed."""
+
+    prices: Mapping[str, float]
+    """Kind → node-seconds that one second of a slot counts; others count 1."""
+
+
+@dataclass(frozen=True)
 class LeaseNotTaken:
     """A lease requested on ``node`` as ``owner`` was not granted."""
 
@@ -343,6 +351,7 @@ Event = (
     | NodeLost
     | NodeRejected
     | GapsSeen
+    | PricesChanged
     | LeaseNotTaken
     | LeaseDeferred
     | LeaseUnheard

@@ -239,10 +239,22 @@ class GoalKeeper:
                     since = min(
                         now, max(record.charged_until, leased)
                     )  # it continued to run meanwhile
-                account.takes(node, since, leased + self._settings.min_charge_s)
+                price = self._state.price(nodes[node].info.node_class)
+                account.takes(node, since, leased + self._settings.min_charge_s, price)
         self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
         if not account.holds:
             self._halt(record, self._cannot_pay(record, now))
+
+    def repriced(self) -> None:
+        """Charge nodes at changed prices, those that jobs have now from when they got them."""
+        for name, record in self.records.items():
+            for node in record.account.holds:
+                if node in self._state.nodes:
+                    node_class = self._state.nodes[node].info.node_class
+                    record.account.reprice(node, self._state.price(node_class))
+            record.charged_for, record.review_at = None, -math.inf
+            self._spends_at.pop(name, None)
+        self._moves = -1
 
     def _halt(self, record: GoalRecord, halted: bool) -> None:
         self._state.goals_say(record.job, halted=halted, pressing=record.job.pressing)
@@ -251,18 +263,28 @@ class GoalKeeper:
         """Return whether it cannot pay its smallest size for the forward-looking time."""
         return self._most_payable(record, now) < min(record.sizes(), default=1)
 
-    def least_budget_s(self, nodes: int) -> float:
+    def least_budget_s(self, nodes: int, node_class: str = "") -> float:
         """Return the minimum remaining budget with which a job gets ``nodes`` nodes, charged
         node-seconds.
+
+        Args:
+            nodes: number of nodes.
+            node_class: their class; empty: any, and the cheapest counts.
         """
-        s = self._settings
-        return nodes * s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
+        s, prices = self._settings, self._state.prices
+        price = self._state.price(node_class) if node_class else min([1.0, *prices.values()])
+        return nodes * price * s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
+
+    def _charge_of(self, record: GoalRecord) -> float:
+        """Return the node-seconds that a job is charged for one second of one of its nodes."""
+        price = self._state.price(self._places.class_of(record.job))
+        return self._settings.charge_factor * price
 
     def _most_payable(self, record: GoalRecord, now: float) -> float:
         """Return the maximum number of nodes that it can pay for the forward-looking time."""
         if record.goals.budget_s is None:
             return math.inf
-        ahead_s = self.least_budget_s(1)
+        ahead_s = self.least_budget_s(1, self._places.class_of(record.job))
         remaining_s = record.goals.budget_s - record.account.charged(now)
         return math.inf if ahead_s <= 0 else math.floor(remaining_s / ahead_s * (1 + 1e-9))
 
@@ -391,7 +413,7 @@ class GoalKeeper:
 
     def _judge(self, record: GoalRecord, now: float) -> list[Command]:
         """Evaluate the standing and announce it if it has changed."""
-        standing = judged(record, self._settings.charge_factor, now)
+        standing = judged(record, self._charge_of(record), now)
         return [] if standing is None else self._set_standing(record, standing, now)
 
     def _set_standing(
@@ -468,7 +490,7 @@ class GoalKeeper:
     def _purse(self, record: GoalRecord, now: float) -> Purse | None:
         if record.goals.budget_s is None:
             return None
-        required_yield = least_yield(record, self._settings.charge_factor, now)
+        required_yield = least_yield(record, self._charge_of(record), now)
         pace = record.pace
         if required_yield is not None and pace is not None and record.job.curve is not None:
             required_yield = rounded(required_yield / pace, up=True)

@@ -36,6 +36,8 @@ class _Hold:
     since: float
     paid_until: float
     """Time before which staying costs nothing more, because of the lease's minimum charge."""
+    price: float = 1.0
+    """Node-seconds that one second of the node counts."""
 
 
 @dataclass
@@ -47,30 +49,46 @@ class JobAccount:
     charged_before: float = 0.0
     """Charges of ended holds, and of the time before the controller was created."""
     holds: dict[str, _Hold] = field(default_factory=dict)
-    owed: dict[str, float] = field(default_factory=dict)
-    """Node that it left → end of the minimum charge."""
+    owed: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Node that it left → end of the minimum charge, and its price."""
+    _rate: float = 0.0
+    """Sum of the prices of the nodes that it holds."""
     _since: float = 0.0
+    """Sum of the times since which it holds them, each times the price."""
     _paid_until: float = -math.inf
 
-    def takes(self, node: str, since: float, paid_until: float) -> None:
-        """Add a node that it holds since ``since``."""
-        self.holds[node] = _Hold(since, paid_until)
+    def takes(self, node: str, since: float, paid_until: float, price: float = 1.0) -> None:
+        """Add a node that it holds since ``since``, of which a second counts ``price``
+        node-seconds.
+        """
+        self.holds[node] = _Hold(since, paid_until, price)
         self.owed.pop(node, None)
-        self._since += since
+        self._rate += price
+        self._since += price * since
         self._paid_until = max(self._paid_until, paid_until)
+
+    def reprice(self, node: str, price: float) -> None:
+        """Set the price of a node that it holds, from the time on since which it holds it."""
+        hold = self.holds[node]
+        self._rate += price - hold.price
+        self._since += (price - hold.price) * hold.since
+        hold.price = price
 
     def leaves(self, node: str, now: float) -> None:
         """Remove a node that it no longer holds."""
         hold = self.holds.pop(node)
-        self._since = self._since - hold.since if self.holds else 0.0
-        self.charged_before += self.factor * (max(now, hold.paid_until) - hold.since)
+        self._rate = self._rate - hold.price if self.holds else 0.0
+        self._since = self._since - hold.price * hold.since if self.holds else 0.0
+        held_s = max(now, hold.paid_until) - hold.since
+        self.charged_before += self.factor * hold.price * held_s
         if hold.paid_until > now:
-            self.owed[node] = hold.paid_until
+            self.owed[node] = hold.paid_until, hold.price
 
     def taken_over(self, nodes: Collection[str], now: float) -> None:
         """Drop the rest of the minimum charge of these nodes, which other jobs have now."""
         for node in [n for n in self.owed if n in nodes]:
-            self.charged_before -= self.factor * max(0.0, self.owed.pop(node) - now)
+            paid_until, price = self.owed.pop(node)
+            self.charged_before -= self.factor * price * max(0.0, paid_until - now)
 
     def gone(self, node: str) -> None:
         """Keep the rest of the minimum charge of a node that it left: its lease has ended."""
@@ -79,9 +97,12 @@ class JobAccount:
     def charged(self, now: float) -> float:
         """Return its charge in node-seconds if it leaves all its nodes now."""
         if now >= self._paid_until:  # nearly always, so no loop is needed
-            open_s = len(self.holds) * now - self._since
+            open_s = self._rate * now - self._since
         else:
-            open_s = sum(max(now, hold.paid_until) - hold.since for hold in self.holds.values())
+            open_s = sum(
+                hold.price * (max(now, hold.paid_until) - hold.since)
+                for hold in self.holds.values()
+            )
         return self.charged_before + self.factor * open_s
 
     def costs_more_at(self, budget_s: float, now: float) -> float:
@@ -90,18 +111,18 @@ class JobAccount:
         """
         remaining_s = budget_s - self.charged(now)
         if self.holds and remaining_s > 0 and now >= self._paid_until:
-            return now + remaining_s / (self.factor * len(self.holds))
-        ends = sorted(max(now, hold.paid_until) for hold in self.holds.values())
+            return now + remaining_s / (self.factor * self._rate)
+        ends = sorted((max(now, hold.paid_until), hold.price) for hold in self.holds.values())
         if not ends:
             return math.inf
-        time, paying_nodes = ends[0], 0
+        time, rate = ends[0][0], 0.0  # rate: of the nodes that cost something by then
         if remaining_s <= 0:
             return time
-        for end in [*ends, math.inf]:
-            if paying_nodes and self.factor * paying_nodes * (end - time) >= remaining_s:
-                return time + remaining_s / (self.factor * paying_nodes)
-            remaining_s -= self.factor * paying_nodes * (end - time) if paying_nodes else 0.0
-            time, paying_nodes = end, paying_nodes + 1
+        for end, price in [*ends, (math.inf, 0.0)]:
+            if rate and self.factor * rate * (end - time) >= remaining_s:
+                return time + remaining_s / (self.factor * rate)
+            remaining_s -= self.factor * rate * (end - time) if rate else 0.0
+            time, rate = end, rate + price
         return math.inf
 
 

@@ -277,10 +277,13 @@ class Shares:
     def _class_weight(self, job: JobRecord) -> float:
         assert self.settings is not None
         classes = self.settings.classes
-        if not classes or not job.nodes:
+        if not (classes or self._state.prices) or not job.nodes:
             return 1.0
         node = self._state.nodes.get(job.nodes[0])
-        return classes.get(class_of(node.info.node_class), 1.0) if node is not None else 1.0
+        if node is None:
+            return 1.0
+        node_class = class_of(node.info.node_class)
+        return classes.get(node_class, self._state.price(node_class))
 
     # --- what follows ---
 

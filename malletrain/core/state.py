@@ -56,6 +56,8 @@ class ControllerState:
         """Nodes that are not usable."""
         self.forecasts: Mapping[str, GapForecast] = {}
         """Node in a gap, leased or not → forecast of its gap, of the latest poll."""
+        self.prices: Mapping[str, float] = {}
+        """Class of nodes → node-seconds that one second of a node counts, if not 1."""
         self.plans = 0
         """Number of plans made so far."""
         self.moves = 0
@@ -64,6 +66,12 @@ class ControllerState:
         """Time at which the next plan is due; None if none is."""
         self.leases_due = False
         """Whether leases must be reviewed."""
+
+    def price(self, node_class: str) -> float:
+        """Return the node-seconds that one second of a node of a class counts in budgets and
+        shares.
+        """
+        return self.prices.get(node_class, 1.0)
 
     # --- when to plan ---
 

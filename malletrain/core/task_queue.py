@@ -23,11 +23,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
+
+from malletrain.core.failing_workers import FailingWorkers, Trust
 
 
 class TaskState(str, Enum):
@@ -35,7 +37,7 @@ class TaskState(str, Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    """On a worker, which may not have started it yet."""
+    """On a worker, which may not have begun it."""
     DONE = "done"
     FAILED = "failed"
 
@@ -52,6 +54,7 @@ class TaskEvent(Enum):
     FAIL = "failed, and is tried again"
     FAIL_FOR_GOOD = "failed, and no try is left"
     RETRY = "its owner wants it to be tried again"
+    EXCUSE = "its failures do not count, because many tasks failed on their workers"
 
 
 S, E = TaskState, TaskEvent
@@ -66,6 +69,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
     (S.RUNNING, E.FAIL_FOR_GOOD): S.FAILED,
     (S.FAILED, E.SUCCEED): S.DONE,
     (S.FAILED, E.RETRY): S.WAITING,
+    (S.FAILED, E.EXCUSE): S.WAITING,
 }
 """(state, event) → next state. Other events have no effect."""
 
@@ -98,8 +102,20 @@ class StoredTask(NamedTuple):
     attempt: int
     worker: str
     """The newest worker; counts while it is running."""
-    since: float
-    """When it was handed out, seconds since the epoch."""
+    begun: float | None
+    """When its process was started, seconds since the epoch; None if that is not known."""
+
+
+class ExcusedTask(NamedTuple):
+    """A task of which failures do not count."""
+
+    number: int
+    state: TaskState
+    """Its state now."""
+    tries: int
+    """Number of failures that count."""
+    had_failed: bool
+    """Whether it had failed for good."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +127,16 @@ class Outcome:
     tries: int = 0
     """Number of failures of the task so far."""
     obsolete: tuple[tuple[str, TaskAttempt], ...] = ()
-    """(worker, attempt) of other attempts of the task, which are not needed any more."""
+    """(worker, attempt) of attempts that are not needed any more: others of the task, and those
+    that are taken back from a suspected worker."""
+    excused: tuple[ExcusedTask, ...] = ()
+    """Tasks of which failures do not count."""
+    back: tuple[int, ...] = ()
+    """Tasks that wait again because they are taken back from a suspected worker."""
+    suspected: bool = False
+    """Whether the worker is suspected from now on."""
+    rejected: tuple[str, ...] = ()
+    """Workers that are rejected from now on."""
 
 
 class TaskQueue:
@@ -137,8 +162,9 @@ class TaskQueue:
         """Heap of tasks that wait again. Some may not be waiting any more."""
         self._holders: dict[int, dict[str, int]] = {}
         """Running task → worker → attempt, in the order of hand-out."""
-        self._of_worker: dict[str, dict[int, float]] = {}
-        """Worker → its tasks → time of hand-out, seconds."""
+        self._of_worker: dict[str, dict[int, float | None]] = {}
+        """Worker → its tasks → when it began each, seconds; None: not begun."""
+        self.failing = FailingWorkers()
         self._cut_off_s: dict[int, float] = {}
         """Task → longest time after which it was cut off by a loss, seconds."""
         self._durations: deque[float] = deque(maxlen=_RECENT)
@@ -160,7 +186,7 @@ class TaskQueue:
             queue._attempts[row.number] = row.attempt
             queue._tries[row.number] = row.tries
             if row.state is TaskState.RUNNING:
-                queue._hold(row.worker, TaskAttempt(row.number, row.attempt), row.since)
+                queue._hold(row.worker, TaskAttempt(row.number, row.attempt), row.begun)
         return queue
 
     # --- what there is ---
@@ -208,14 +234,14 @@ class TaskQueue:
         """Returns the workers that have tasks."""
         return list(self._of_worker)
 
-    def oldest(self, count: int) -> list[tuple[int, str]]:
-        """Returns (number, worker) of the running tasks that were handed out first."""
-        oldest = []
-        for number, holders in self._holders.items():
-            oldest.append((number, next(iter(holders))))
-            if len(oldest) >= count:
-                break
-        return oldest
+    def begun(self) -> dict[int, float]:
+        """Returns number → time, seconds, of the tasks that a worker has begun."""
+        begun: dict[int, float] = {}
+        for tasks in self._of_worker.values():
+            for number, at in tasks.items():
+                if at is not None:
+                    begun[number] = min(at, begun.get(number, at))
+        return begun
 
     # --- hand-out ---
 
@@ -226,6 +252,7 @@ class TaskQueue:
         now: float,
         lasts_s: float | None = None,
         longest_s: float | None = None,
+        alone: bool = False,
     ) -> list[TaskAttempt]:
         """Hand out tasks to a worker.
 
@@ -235,7 +262,10 @@ class TaskQueue:
             now: time, seconds.
             lasts_s: expected remaining time of the worker, seconds; None if unknown.
             longest_s: the longest such time of all workers; None if unknown.
+            alone: whether no other trusted worker is there. Then it also gets tasks whose failure
+                on it did not count.
         """
+        count = self.failing.allowed(worker, count, worker in self._of_worker, now)
         attempts: list[TaskAttempt] = []
         passed_over: list[int] = []
         while len(attempts) < count and len(passed_over) < MAX_PASSED_OVER:
@@ -246,14 +276,33 @@ class TaskQueue:
             if lasts_s is not None and longest_s is not None and lasts_s < needs_s <= longest_s:
                 passed_over.append(number)
                 continue
-            attempts.append(self._start(worker, number, now))
+            if not alone and self.failing.failed_on(worker, number):
+                passed_over.append(number)
+                continue
+            attempts.append(self._start(worker, number))
         for number in passed_over:
             heappush(self._returned, number)
         if self._duplicate and not self._counts[TaskState.WAITING]:
             attempts += self._copies(worker, count - len(attempts), now)
+        if attempts:
+            self.failing.note_hand_out(worker, now)
         return attempts
 
-    def adopt(self, worker: str, attempts: Iterable[TaskAttempt], now: float) -> list[TaskAttempt]:
+    def begin(self, worker: str, attempt: TaskAttempt, at: float) -> bool:
+        """Note that a worker has begun an attempt. Returns whether that was not known.
+
+        Args:
+            worker: the worker.
+            attempt: the attempt.
+            at: time, seconds.
+        """
+        if self._holders.get(attempt.number, {}).get(worker) != attempt.attempt:
+            return False
+        before = self._of_worker[worker][attempt.number]
+        self._of_worker[worker][attempt.number] = at
+        return before is None
+
+    def adopt(self, worker: str, attempts: Iterable[TaskAttempt]) -> list[TaskAttempt]:
         """Take over attempts that a worker reports to have, if they are current.
 
         Returns:
@@ -268,7 +317,7 @@ class TaskQueue:
             waits = self._states[each.number] == _WAITING
             if waits and 0 < each.attempt == self._attempts[each.number]:
                 self._apply(each.number, TaskEvent.ADOPT)
-                self._hold(worker, each, now)
+                self._hold(worker, each, None)
             else:
                 obsolete.append(each)
         return obsolete
@@ -276,7 +325,13 @@ class TaskQueue:
     # --- results ---
 
     def finish(
-        self, worker: str, attempt: TaskAttempt, success: bool, seconds: float, now: float
+        self,
+        worker: str,
+        attempt: TaskAttempt,
+        success: bool,
+        seconds: float,
+        now: float,
+        others: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Handle the end of an attempt.
 
@@ -286,6 +341,7 @@ class TaskQueue:
             success: whether it succeeded.
             seconds: how long it ran.
             now: time, seconds.
+            others: returns whether another trusted worker is there.
         """
         number = attempt.number
         if not 0 <= number < self.total or not 0 < attempt.attempt <= self._attempts[number]:
@@ -300,11 +356,34 @@ class TaskQueue:
             self._durations.append(max(0.0, seconds))
             obsolete = self._drop_holders(number)
             self._cut_off_s.pop(number, None)
+            rejected = self.failing.succeeded(worker, number)
             return Outcome(
-                self._apply(number, TaskEvent.SUCCEED), self._tries[number], tuple(obsolete)
+                self._apply(number, TaskEvent.SUCCEED),
+                self._tries[number],
+                tuple(obsolete),
+                rejected=tuple(rejected),
             )
         if not current:
             return Outcome(None)
+        outcome = self._fail(number)
+        before_trust = self.failing.trust(worker)
+        excused = self.failing.failed(worker, number, others, now)
+        if not excused:
+            return outcome
+        outcome = replace(outcome, excused=tuple(self._excuse(excused)))
+        if before_trust is not Trust.TRUSTED:
+            return outcome
+        fetched = [a for a in self.attempts_of(worker) if self._of_worker[worker][a.number] is None]
+        remaining = set(self.attempts_of(worker)) - set(fetched)
+        return replace(
+            outcome,
+            obsolete=(*outcome.obsolete, *((worker, each) for each in fetched)),
+            back=tuple(self.lose(worker, now, remaining)),
+            suspected=True,
+        )
+
+    def _fail(self, number: int) -> Outcome:
+        """Count a failure of a task, which its worker does not have any more."""
         self._tries[number] = min(self._tries[number] + 1, 65535)
         if self._tries[number] > self.retries:
             obsolete = self._drop_holders(number)
@@ -313,6 +392,20 @@ class TaskQueue:
         if number in self._holders:  # its copy still runs
             return Outcome(TaskState.RUNNING, self._tries[number])
         return Outcome(self._apply(number, TaskEvent.FAIL), self._tries[number])
+
+    def _excuse(self, failures: dict[int, int]) -> list[ExcusedTask]:
+        """Do not count failures of tasks: number → how many."""
+        excused = []
+        for number, count in failures.items():
+            before = self.state(number)
+            if before is TaskState.DONE:
+                continue
+            self._tries[number] = max(0, self._tries[number] - count)
+            if before is TaskState.FAILED:
+                self._apply(number, TaskEvent.EXCUSE)
+            after, tries = self.state(number), self._tries[number]
+            excused.append(ExcusedTask(number, after, tries, before is TaskState.FAILED))
+        return excused
 
     def lose(self, worker: str, now: float, present: Collection[TaskAttempt] = ()) -> list[int]:
         """Take the tasks of a worker back, which is lost or does not have them.
@@ -330,11 +423,12 @@ class TaskQueue:
             if attempt in present:
                 continue
             number = attempt.number
-            ran_s = now - self._of_worker[worker][number]
+            begun = self._of_worker[worker][number]
             self._let_go(worker, number)
             if number not in self._holders:
                 self._apply(number, TaskEvent.LOSE)
-                self._cut_off_s[number] = max(ran_s, self._cut_off_s.get(number, 0.0))
+                if begun is not None:
+                    self._cut_off_s[number] = max(now - begun, self._cut_off_s.get(number, 0.0))
                 back.append(number)
         return back
 
@@ -364,11 +458,11 @@ class TaskQueue:
         self._cursor = number + 1
         return number
 
-    def _start(self, worker: str, number: int, now: float) -> TaskAttempt:
+    def _start(self, worker: str, number: int) -> TaskAttempt:
         self._attempts[number] += 1
         self._apply(number, TaskEvent.HAND_OUT)
         attempt = TaskAttempt(number, self._attempts[number])
-        self._hold(worker, attempt, now)
+        self._hold(worker, attempt, None)
         return attempt
 
     def _copies(self, worker: str, count: int, now: float) -> list[TaskAttempt]:
@@ -378,12 +472,13 @@ class TaskQueue:
         limit_s = LATE_FACTOR * durations[int(0.9 * (len(durations) - 1))]
         late = []
         for number, holders in self._holders.items():
-            since = max(self._of_worker[holder][number] for holder in holders)
-            if len(holders) == 1 and worker not in holders and now - since > limit_s:
+            [begun, *more] = (self._of_worker[holder][number] for holder in holders)
+            late_already = begun is not None and now - begun > limit_s
+            if late_already and not more and worker not in holders:
                 late.append(number)
                 if len(late) == count:
                     break
-        return [self._start(worker, number, now) for number in late]
+        return [self._start(worker, number) for number in late]
 
     def _apply(self, number: int, event: TaskEvent) -> TaskState:
         before = self.state(number)
@@ -398,9 +493,9 @@ class TaskQueue:
         self._counts[state] += 1
         self._states[number] = _CODES[state]
 
-    def _hold(self, worker: str, attempt: TaskAttempt, now: float) -> None:
+    def _hold(self, worker: str, attempt: TaskAttempt, begun: float | None) -> None:
         self._holders.setdefault(attempt.number, {})[worker] = attempt.attempt
-        self._of_worker.setdefault(worker, {})[attempt.number] = now
+        self._of_worker.setdefault(worker, {})[attempt.number] = begun
 
     def _let_go(self, worker: str, number: int) -> None:
         del self._holders[number][worker]

@@ -57,7 +57,7 @@ from malletrain.daemon.site.metrics import Metrics
 from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
-from malletrain.protocol import env
+from malletrain.protocol import env, sharing
 from malletrain.protocol.health import HealthPlan, written
 from malletrain.store.store import Store
 from scavenger.interface import Scavenger, SchedulerError
@@ -311,7 +311,7 @@ def agent_command(
         endpoint: address at which agents reach the daemon.
         server_key: the daemon's public key.
         grace_s: seconds between the notice of a preemption and its end.
-        nodes: section with the site's health checks of nodes.
+        nodes: section with the site's health checks and rules for shared hosts.
     """
     plan = HealthPlan(
         tuple(nodes.health_check), nodes.health_interval, nodes.health_timeout, nodes.gpu_check
@@ -328,6 +328,7 @@ def agent_command(
             env.LEASE_KEY: key.secret,
             env.GRACE_S: f"{grace_s:g}",
             env.HEALTH: written(plan),
+            env.SHARING: sharing.written(nodes.sharing),
         }
         return argv, environment
 

@@ -42,7 +42,7 @@ from malletrain.daemon.site.advertise import AddressError
 from malletrain.daemon.site.backends import Backend, backend
 from malletrain.daemon.site.clock import CHANGES_PERIOD_S, MAX_CHANGES, MIN_CHANGE_S, Clock
 from malletrain.daemon.site.handler_failures import HandlerFailures, cause_of
-from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError
+from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError, count_costs
 from malletrain.daemon.site.process import (
     MemoryTrim,
     allow_many,
@@ -146,7 +146,7 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
         since_s: seconds since the last call, for counters of node-seconds and energy.
     """
     state = components.state
-    agents, watts_by_class = list(state.agents), state.config.accounting.watts_by_class
+    agents = list(state.agents)
     leased = [(agent.node, agent.node_class, use_of(agent)) for agent in agents]
     uses = Counter(use for *_, use in leased)
     metrics.nodes(*(uses[use] for use in NODE_USES))
@@ -160,12 +160,8 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     metrics.warm(sum(agent.warm_bytes for agent in agents))
     for use in NODE_USES:
         metrics.node_seconds(use, uses[use] * since_s)
-    if watts_by_class:
-        nodes_by_state = Counter((agent.node_class, agent.holds is not None) for agent in agents)
-        for (node_class, busy), count in nodes_by_state.items():
-            if watts := watts_by_class.get(node_class):
-                energy_j = count * (watts.busy if busy else watts.idle)
-                metrics.energy(node_class, energy_j * since_s)
+    busy = Counter((agent.node_class, agent.holds is not None) for agent in agents)
+    count_costs(metrics, state.config, state.prices, busy, since_s)
     components.leases.update_health()
     metrics.jobs(Counter(job.state.value for job in state.controller.jobs.values()))
     metrics.memory(state.agents.memory())
@@ -173,6 +169,7 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     for run in state.runs.values():
         if run.row.started is not None:
             metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
+    metrics.step_shares({run.row.id: run.step_shares() for run in state.runs.values()})
 
 
 def use_of(agent: LeasedAgent) -> str:

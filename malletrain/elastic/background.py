@@ -15,6 +15,7 @@ import torch
 from malletrain.elastic.errors import ElasticError
 from malletrain.training import report
 from malletrain.training.snapshot import Snapshot, SnapshotError, Taken
+from malletrain.training.step_times import counted_as
 
 
 class BackgroundSnapshot(Snapshot):
@@ -50,6 +51,7 @@ class BackgroundSnapshot(Snapshot):
         finally:
             self._due_now = False
 
+    @counted_as("snapshot")
     def _save(self, taken: Taken | None = None) -> str | None:
         if not self._due_now:
             self.wait()

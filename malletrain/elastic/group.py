@@ -30,6 +30,7 @@ from malletrain.elastic.errors import ElasticError, Interrupted, MismatchError
 from malletrain.elastic.invited import StepWishes
 from malletrain.elastic.link import Place
 from malletrain.protocol import env
+from malletrain.training.step_times import counted_as
 from malletrain.training.torch_private import (
     forget_failed_group,
     require,
@@ -286,6 +287,7 @@ class Group:
             complete()
         return future
 
+    @counted_as("exchange")
     def wait(self, work: Any) -> None:
         """Wait for a gloo collective. Raises Interrupted if it is aborted or fails."""
         if not work.is_completed():

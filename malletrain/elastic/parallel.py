@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from malletrain.elastic.group import Group
+from malletrain.training.step_times import counted_as
 
 _NO_BUFFERS = (
     "forward_sync_buffers"
@@ -122,6 +123,7 @@ class Parallel(torch.nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
 
+@counted_as("exchange")
 def average_gradients(group: Group, module: torch.nn.Module) -> None:
     """Average the gradients of ``module`` over all ranks of ``group``."""
     if not group.several:

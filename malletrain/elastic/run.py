@@ -29,6 +29,7 @@ from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.training import report
 from malletrain.training.sampler import ElasticSampler
+from malletrain.training.step_times import waits_counted
 
 
 class Run:
@@ -275,7 +276,7 @@ class Run:
         # steps of that epoch, and the code after the loop runs when they are done.
         while not (finished or sampler.between_epochs or self.stopping):
             changes, finished = membership.changes, True
-            items = self._iterate(sampler, loader)
+            items = waits_counted(self._iterate(sampler, loader))
             while batches := list(islice(items, accumulate)):
                 steps.planned = sampler.upcoming(len(batches))
                 attempts = steps.attempts

@@ -37,6 +37,7 @@ from malletrain.training.objects import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 
 NAMES = ("state-a", "state-b")
 """Folders of the two newest states, used alternately."""
@@ -258,6 +259,7 @@ class Guard(StateGuard):
         self.saved(self.folder, began, self.sampler.finished)
         return True
 
+    @counted_as("snapshot")
     def save(self) -> None:
         """Save now. Call it on every rank. The previous state stays until the new one is complete.
 

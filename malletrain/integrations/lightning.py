@@ -40,6 +40,7 @@ from malletrain.training import owner, report
 from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 
 NAME = "malletrain.ckpt"
 _NEVER_INTERVAL = 10**12
@@ -346,6 +347,7 @@ class MalleTrainCallback(Callback):
             return (self._epoch * steps_per_epoch + self._step) % interval == 0
         return self._step % interval == 0
 
+    @counted_as("snapshot")
     def _save_if_due(self, trainer: Any) -> None:
         if not self._has_stepped:
             return

@@ -38,6 +38,7 @@ from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 from malletrain.training.tracking import mlflow_run, run_id
 
 _OWN_ORDER_REASON = "its data order is its own, and cannot be kept over a change of nodes"
@@ -141,6 +142,7 @@ class MalleTrainCallback(TrainerCallback):
         def begin(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
             return train(self._checkpoint_to_resume(resume_from_checkpoint), *args, **kwargs)
 
+        @counted_as("snapshot")
         def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
             limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             self._begin_checkpoint(trainer.args.output_dir, trainer.state)

@@ -2,7 +2,8 @@
 node has room for, and reports their ends.
 
     starting ──the software environment is entered──▶ ready ──first view──▶ running
-    running ──a view in which this node leaves──▶ tasks stopped, results sent ──▶ drained
+    running ──a view in which this node leaves──▶ draining, at most as long as the farm says
+    draining ──tasks ended or stopped, results sent──▶ drained
 
 Decides how many tasks run at a time (:func:`slots_of`), how many wait here, and when one is
 stopped. :mod:`malletrain.core.task_queue` decides which tasks it gets.
@@ -22,6 +23,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 
+from malletrain.launch.cores import allowed_cores
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
 from malletrain.launch.task_process import TaskProcess, TaskRefused
@@ -54,6 +56,9 @@ REPEAT_S = 5.0
 """Time after which results are sent again, and tasks are asked for again, seconds."""
 RESULTS_EVERY_S = 0.2
 """Minimum time between two messages with results, seconds."""
+STARTS_EVERY_S = 1.0
+"""Minimum time between two reports of the starts of tasks, and the time for which a task has run
+then, seconds."""
 NOTICE_S = 2.0
 """Time for which the result of a task that a SIGTERM ended waits, seconds. The main scheduler may
 have sent the signal to all processes of the lease, and the notice that the node leaves follows.
@@ -61,28 +66,6 @@ have sent the signal to all processes of the lease, and the notice that the node
 RESULTS_AT_ONCE = 200
 """Maximum number of results in a message."""
 _RECENT = 200
-
-
-def cores() -> int:
-    """Returns the number of cores that this process may use: its affinity, and the quota of its
-    control group (cgroup v2, cpu.max).
-    """
-    count = len(os.sched_getaffinity(0))
-    try:
-        with open("/proc/self/cgroup") as file:
-            paths = [line[3:].strip() for line in file if line.startswith("0::")]
-        for path in paths:
-            while path:
-                try:
-                    with open(f"/sys/fs/cgroup{path}/cpu.max") as file:
-                        quota, period = file.read().split()
-                    count = min(count, max(1, int(quota) // int(period)))
-                except (OSError, ValueError):  # ValueError: "max"
-                    pass
-                path = path.rstrip("/").rpartition("/")[0]
-    except OSError:
-        pass
-    return count
 
 
 def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int) -> int:
@@ -171,10 +154,18 @@ class FarmLauncher:
         self._capacity = 0
         """Number of tasks that the daemon was asked for last."""
         self._pulled_at: float | None = None
+        self._begun: set[tuple[int, int]] = set()
+        """The tasks whose start has been reported."""
+        self._starts_at = 0.0
+        """Time at which starts were reported last."""
         self._sent_at = 0.0
         self._repeat_at = 0.0
         self._ends: deque[float] = deque(maxlen=_RECENT)
         self._leaving = False
+        self._stop_at: float | None = None
+        """When the running tasks are stopped, monotonic time, seconds; None: not planned."""
+        self._gone_at = 0.0
+        """When the job has left the node, monotonic time, seconds, if ``_stop_at`` is set."""
         self._drained = False
         self._report(AssignmentPhase.READY)
 
@@ -194,6 +185,7 @@ class FarmLauncher:
                 self._leave(min(peer.gone_in_s or 0.0 for peer in own))
             elif not self._loop.lease_terminated:
                 self._leaving = self._drained = False  # the plan may have changed
+                self._stop_at = None
             if self._pulled_at is None:
                 self._pull()
         elif isinstance(message, Drain):
@@ -222,8 +214,9 @@ class FarmLauncher:
     def _pull(self) -> None:
         """Report what is here, and ask for tasks."""
         self._capacity, self._pulled_at = self._target(), time.monotonic()
+        self._starts_at, self._begun = self._pulled_at, set(self._running)
         items = [
-            *(HeldTask(*key, True) for key in self._running),
+            *(HeldTask(*key, True, task.started) for key, task in self._running.items()),
             *(HeldTask(item.number, item.attempt) for item in self._waiting),
             *(HeldTask(*key) for key in self._results),
         ]
@@ -271,11 +264,14 @@ class FarmLauncher:
                 task.stopping = task.stopping or not task.ended()  # they have the signal, too
             self._waiting.clear()
             self._pull()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop_at = None
+            self._stop_running(max(self._gone_at - now, self.order.stop_grace_s))
         self._reap(now)
         while self._waiting and len(self._running) < self._slots and not self._leaving:
             self._start(self._waiting.popleft(), now)
         self._send_results(now)
-        if self._needs_tasks(now):
+        if self._needs_tasks(now) or self._has_starts(now):
             self._pull()
         if self._leaving and not (self._running or self._results or self._drained):
             self._drained = True
@@ -292,11 +288,22 @@ class FarmLauncher:
             return False
         return present < self._slots or 2 * len(self._waiting) <= target - self._slots
 
+    def _has_starts(self, now: float) -> bool:
+        """Returns whether it is time to report that tasks have begun. Short ones are not."""
+        if self._leaving or now < self._starts_at + STARTS_EVERY_S:
+            return False
+        before = time.time() - STARTS_EVERY_S
+        return any(
+            task.started <= before and key not in self._begun for key, task in self._running.items()
+        )
+
     def _due_in(self, now: float) -> float:
         """Returns the time until something is due, seconds."""
         due = [now + TICK_S]
         if self._unsent:
             due.append(self._sent_at + RESULTS_EVERY_S)
+        if self._stop_at is not None:
+            due.append(self._stop_at)
         due += [at for task in self._running.values() if (at := task.next_limit()) is not None]
         return max(0.0, min(due) - now)
 
@@ -355,13 +362,27 @@ class FarmLauncher:
             self._results.pop(key, None)
 
     def _leave(self, within_s: float) -> None:
-        """Stop the tasks, because the node leaves the job within this time, seconds."""
+        """Start no more tasks, and stop those that run when the farm's drain time is over, because
+        the node leaves the job within this time, seconds.
+        """
+        now, within_s = time.monotonic(), max(0.0, within_s)
+        drain_s = min(self._farm.drain_s, within_s)
+        if drain_s == 0:
+            self._stop_at = None
+            self._stop_running(within_s)
+        elif not self._leaving:
+            self._stop_at, self._gone_at = now + drain_s, now + within_s
+        elif self._stop_at is not None:  # a second notice may leave less time, and never more
+            self._stop_at = min(self._stop_at, now + within_s)
+            self._gone_at = min(self._gone_at, now + within_s)
         self._leaving = True
         self._waiting.clear()
+        self._pull()
+
+    def _stop_running(self, grace_s: float) -> None:
         for task in self._running.values():
             if not task.stopping:
-                task.stop(max(0.0, within_s))
-        self._pull()
+                task.stop(grace_s)
 
     def stop(self) -> None:
         """Stop all tasks, and report those that succeed meanwhile."""
@@ -386,7 +407,7 @@ def main() -> int:
     if order is None or order.spec.farm is None or order.tasks is None:
         return 2
     farm, setting = order.spec.farm, order.tasks
-    core_count, memory_bytes = cores(), bound(1.0)
+    core_count, memory_bytes = allowed_cores(), bound(1.0)
     slots = slots_of(farm, core_count, len(setting.devices), memory_bytes)
     if slots < 1:
         print(

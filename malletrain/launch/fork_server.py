@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from malletrain.launch import script
+from malletrain.launch.cores import apply_threads
 from malletrain.launch.supervisor import die_with_parent, is_meant, set_name
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -196,12 +197,13 @@ def drain(fd: int) -> None:
 
 
 def _set_up_worker(request: dict[str, Any], output: int) -> None:
-    """Give this fork the environment, directory, output and name of its worker."""
+    """Give this fork the environment, directory, output, threads and name of its worker."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    apply_threads(os.environ, sys.modules.get("torch"))
     set_name(script.process_name(request["argv"]))
 
 

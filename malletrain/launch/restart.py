@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from malletrain.launch import live
+from malletrain.launch.cores import set_threads
 from malletrain.launch.loop import order_from_arguments, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
@@ -64,9 +65,7 @@ def run(order: LaunchOrder) -> int:
     SignalException after a stop that a signal requested.
     """
     spec = order.spec
-    if spec.nproc_per_node > 1:
-        # As torchrun does, because the workers share the cores.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    set_threads(spec.nproc_per_node)
     if spec.mode == "live":
         return live.LiveLauncher(order, worker_command(order)).run()
     keeper = _keeper(order)

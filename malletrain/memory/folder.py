@@ -235,11 +235,23 @@ def _is_ours(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def bound(share: float) -> int:
+def bound(share: float, most: int | None = None) -> int:
     """Return the fraction ``share`` of the memory that this process can use, bytes: the node's
     memory, or the lease's if the main scheduler limits it.
+
+    Args:
+        share: the fraction.
+        most: memory of the lease's slot, bytes; None for a whole node.
     """
-    total = _meminfo("MemTotal")
+    limits = (_meminfo("MemTotal"), memory_limit(), most)
+    return int(min(limit for limit in limits if limit is not None) * share)
+
+
+def memory_limit() -> int | None:
+    """Return the memory to which the control groups of this process limit it, bytes; None if they
+    do not.
+    """
+    limits = [_meminfo("MemTotal")]
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
     except OSError:
@@ -255,11 +267,12 @@ def bound(share: float) -> int:
         folder = top / cgroup_path.lstrip("/")
         while folder != top.parent:
             try:
-                total = min(total, int((folder / file).read_text()))
+                limits.append(int((folder / file).read_text()))
             except (OSError, ValueError):  # ValueError: "max"
                 pass
             folder = folder.parent
-    return int(total * share)
+    smallest = min(limits)
+    return smallest if smallest < limits[0] else None
 
 
 def available() -> int:

@@ -9,6 +9,9 @@ authenticates, the page does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from malletrain.protocol.event_kinds import EventKind
@@ -21,6 +24,7 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
     EventKind.COMMAND_RUN: "The job's owner ran a command on a node.",
+    EventKind.TASKS_FAILING: "Tasks of the farm failed on the node.",
     EventKind.NODE_REJECTED: "The job could not start on the node.",
     EventKind.JOB_EXTENDED: "The job's goals were changed.",
     EventKind.GOAL_STANDING: "The standing of the job's goals changed.",
@@ -57,12 +61,20 @@ def job_for_others(job: JobView) -> JobView:
     return msgspec.structs.replace(job, reason=reason, metrics={}, goal=None)
 
 
+def _farm_for_others(spec: Mapping[str, Any]) -> dict[str, object]:
+    """Returns the field ``farm`` of a specification as every user may see it: without what the
+    tasks run.
+    """
+    farm = spec.get("farm")
+    return {"farm": {**farm, "command": []}} if farm else {}
+
+
 def detail_for_others(detail: JobDetail) -> JobDetail:
     """Returns the details of a job as every user may see them."""
     return msgspec.structs.replace(
         detail,
         job=job_for_others(detail.job),
-        spec={**detail.spec, **_HIDDEN_SPEC_FIELDS},
+        spec={**detail.spec, **_HIDDEN_SPEC_FIELDS, **_farm_for_others(detail.spec)},
         notices=(),
         failure="",
         stacks={},

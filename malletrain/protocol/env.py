@@ -46,8 +46,13 @@ RESUME_FROM = "MALLETRAIN_RESUME_FROM"
 RUN_DIR = "MALLETRAIN_RUN_DIR"
 SERVER_KEY = "MALLETRAIN_SERVER_KEY"
 SERVICE = "MALLETRAIN_SERVICE"
+SHARING = "MALLETRAIN_SHARING"
+SLOT = "MALLETRAIN_SLOT"
+SLOT_CPUS = "MALLETRAIN_SLOT_CPUS"
+SLOT_MEMORY_MB = "MALLETRAIN_SLOT_MEMORY_MB"
 SOCKET = "MALLETRAIN_SOCKET"
 STATE_DIR = "MALLETRAIN_STATE_DIR"
+STEP_TIMES = "MALLETRAIN_STEP_TIMES"
 SWEEPS = "MALLETRAIN_SWEEPS"
 TASK = "MALLETRAIN_TASK"
 TIMEOUT = "MALLETRAIN_TIMEOUT"
@@ -88,6 +93,11 @@ TABLE = (
     (GRACE_S, "Seconds between SIGTERM and SIGKILL of a preempted lease.", "daemon, scavenger",
      "agent"),
     (HEALTH, "The health checks of the agent's node, as JSON.", "daemon", "agent"),
+    (SHARING, "How the processes of a slot behave towards other jobs on the host, as JSON.",
+     "daemon", "agent"),
+    (SLOT, "Kind and number of the slot; not set for a whole node.", "scavenger", "lease script"),
+    (SLOT_CPUS, "Processors of the slot.", "scavenger", "agent"),
+    (SLOT_MEMORY_MB, "Memory of the slot, MiB.", "scavenger", "agent"),
     (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
      "scavenger"),
     (HOST, "Address under which other nodes reach this one.", "user, agent",
@@ -113,6 +123,8 @@ TABLE = (
      "launch",
      "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
+    (STEP_TIMES, "`1`: the agent accepts the parts of steps in the workers' reports.", "agent",
+     "training"),
     (FLAGS, "File that holds the number of the requested drain.", "agent", "training"),
     (MAX_WORLD_SIZE, "Number of the job's processes at its maximum number of nodes.", "agent",
      "training"),

@@ -115,6 +115,11 @@ class EventKind(Word):
         "The node will leave: the main scheduler has given notice of a preemption. Its job moves "
         "off.",
     )
+    NODE_EXPIRING = (
+        "node-expiring",
+        "The node will leave: the time limit of its lease is reached. Its job moves off. No "
+        "preemption.",
+    )
     NODE_RECLAIMED = (
         "node-reclaimed",
         "MalleTrain will give the node back: another user's jobs have more use for it, an operator "
@@ -204,6 +209,10 @@ class EventKind(Word):
         "workers-failed",
         "Workers of the job ended with an error although no node was lost. The job is restarted, "
         "up to `max_tries` times.",
+    )
+    TASKS_FAILING = (
+        "tasks-failing",
+        "Tasks of a farm in a row failed on the node, and it gets no more of them for now.",
     )
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended with exit code 0 on every rank.")

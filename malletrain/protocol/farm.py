@@ -64,6 +64,9 @@ class FarmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     time_s: float = 0.0
     """Time limit of one try, seconds; 0: none. A task that exceeds it is stopped, and has failed.
     """
+    drain_s: float = 0.0
+    """Time for which running tasks may go on after their node's notice, before they get SIGTERM,
+    seconds; it ends with the time that the node has left. 0: they get it at once."""
     output: str = ""
     """Pattern of the result file. ``{output}`` in the command is a temporary name beside it, which
     is renamed when the task has exited with code 0. Empty: none."""
@@ -96,6 +99,8 @@ class HeldTask(msgspec.Struct, frozen=True, array_like=True):
     attempt: Count
     running: bool = False
     """Whether its process runs."""
+    started: Moment | None = None
+    """When its process was started."""
 
 
 class TaskResult(

@@ -193,7 +193,6 @@ class Leaving(Message, frozen=True):
     """The main scheduler wants the node back: the agent is gone within ``in_s`` seconds."""
 
     in_s: Duration
-    reason: Sentence = ""
 
 
 class Sick(Message, frozen=True):
@@ -214,7 +213,9 @@ class Doubt(Message, frozen=True):
 class Progress(Message, frozen=True):
     """Counts of one worker process since it started; ``batch``: samples of its last step. ``busy``:
     cumulative time in which it worked instead of waiting for its peers, seconds since an arbitrary
-    start; None if not known.
+    start; None if not known. ``data``, ``exchange``, ``snapshot``: cumulative time of its steps in
+    which it waited for data, was in exchanges with other ranks, and took snapshots, in the same
+    way.
     """
 
     job: Id
@@ -227,6 +228,9 @@ class Progress(Message, frozen=True):
     first: Moment
     last: Moment
     busy: Duration | None = None
+    data: Duration | None = None
+    exchange: Duration | None = None
+    snapshot: Duration | None = None
 
 
 class Mark(Message, frozen=True):

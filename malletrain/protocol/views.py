@@ -15,14 +15,42 @@ class View(msgspec.Struct, frozen=True, omit_defaults=False):
     """Base of all views."""
 
 
+class RankTimesView(View, frozen=True):
+    """The mean step of one rank, seconds: its duration, and of that waiting for data, in exchanges
+    with other ranks, and in snapshots. None: not measured, or there was none.
+    """
+
+    rank: int
+    node: str
+    step_s: float
+    data_s: float | None
+    exchange_s: float | None
+    snapshot_s: float | None
+
+
+class StepTimesView(View, frozen=True):
+    """Where the time of a job's steps goes. ``shares``: part of a step → its share, over all ranks;
+    the parts are data, computing, others (waiting for other ranks), transfer and snapshot.
+    ``advice``: a sentence or two. ``ranks``: at most 64, those that come last to exchanges.
+    """
+
+    step_s: float
+    shares: dict[str, float]
+    advice: str
+    ranks: tuple[RankTimesView, ...] = ()
+
+
 class RateView(View, frozen=True):
-    """Observed throughput at one scale."""
+    """Observed throughput at one scale. ``steps``: where the time of the steps went there; None if
+    not measured.
+    """
 
     nodes: int
     rate: float
     spread: float
     samples: float
     seconds: float
+    steps: StepTimesView | None = None
 
 
 class CurvePointView(View, frozen=True):
@@ -118,6 +146,11 @@ class JobView(View, frozen=True):
     ended: float | None
     metrics: dict[str, float] = {}
     goal: GoalView | None = None
+    step_shares: dict[str, float] = {}
+    """Part of a step → its share lately, as in :class:`StepTimesView`; empty if not measured."""
+    mode: str = ""
+    """How it runs: live, restart, service, or farm, whose samples are tasks. Empty: a daemon of an
+    earlier version."""
 
 
 class MemberView(View, frozen=True):
@@ -162,7 +195,8 @@ class TaskView(View, frozen=True):
 class TasksView(View, frozen=True):
     """``malletrain tasks JOB``. ``counts``: state → number of tasks; ``tasks``: the requested ones
     in order; ``rate``: tasks/s completed lately; ``ends``: forecast of the end, None if there is
-    none; ``slowest``: the tasks that run longest. ``columns``: names of the values.
+    none; ``slowest``: the tasks that run longest; ``failing``: why nodes get no tasks, a sentence
+    each. ``columns``: names of the values. A task that its node has not begun waits.
     """
 
     job: str
@@ -172,6 +206,18 @@ class TasksView(View, frozen=True):
     tasks: tuple[TaskView, ...] = ()
     rate: float = 0.0
     ends: float | None = None
+    slowest: tuple[TaskView, ...] = ()
+    failing: tuple[str, ...] = ()
+
+
+class TaskHistoryView(View, frozen=True):
+    """The tasks of a farm over time. ``points``: (seconds since the epoch, number of done, failed
+    and running tasks then), the oldest first; they count the last try of each task. ``slowest``:
+    the done tasks that ran longest.
+    """
+
+    job: str
+    points: tuple[tuple[float, int, int, int], ...]
     slowest: tuple[TaskView, ...] = ()
 
 
@@ -214,6 +260,8 @@ class JobDetail(View, frozen=True):
     """A sentence for each of its nodes that holds up the others."""
     trainer: str = ""
     """Trainer in whose plan it is, as a phrase; empty if there is only one plan."""
+    steps: StepTimesView | None = None
+    """Where the time of its steps goes at its newest scale; None if not measured."""
 
 
 class SeriesView(View, frozen=True):
@@ -257,6 +305,8 @@ class NodeView(View, frozen=True):
     """Memory of its warm fork servers."""
     trainer: str = ""
     """Trainer of the node, if there are several plans; empty if it belongs to none."""
+    mode: str = ""
+    """Mode of the job on it, see JobView; empty if there is none."""
 
 
 class NodeForecastView(View, frozen=True):
@@ -362,6 +412,8 @@ class StatusView(View, frozen=True):
     """
     users_problems: tuple[str, ...] = ()
     """For operators: problems of the list of users, a sentence each."""
+    nodes_farming: int = 0
+    """Number of the nodes with a job whose job is a farm; ``nodes_training`` has the others."""
 
 
 class UsageView(View, frozen=True):
@@ -385,6 +437,12 @@ class UsageView(View, frozen=True):
     account: str = ""
     """The user's account; empty: not known."""
     silent_nh: float = 0.0
+    charged_nh: float | None = None
+    """Node-hours that the leased time counts: that of a slot times the price of its kind, all times
+    charge_factor. None from a daemon that does not tell.
+    """
+    gpu_h: float | None = None
+    """GPU-hours of the leased slots; None for whole nodes."""
 
 
 class LogView(View, frozen=True):

@@ -20,9 +20,9 @@ import json
 import math
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 VERSION = 1
 MAX_DATAGRAM_BYTES = 4096
@@ -48,6 +48,11 @@ class WorkerProgress:
     step, and the times of its first and last report. ``unsent`` counts datagrams that did not reach
     the agent. ``busy``: cumulative time in which it worked instead of waiting for its peers,
     seconds since an arbitrary start; None if not known.
+
+    ``data``, ``exchange``, ``snapshot``: cumulative time of its steps up to ``last`` in which it
+    waited for data, was in exchanges with other ranks, and took snapshots, seconds since an
+    arbitrary start; None if not measured. An agent that accepts them sets
+    ``MALLETRAIN_STEP_TIMES``.
     """
 
     sender: Sender
@@ -58,6 +63,16 @@ class WorkerProgress:
     last: float
     unsent: int = 0
     busy: float | None = None
+    data: float | None = None
+    exchange: float | None = None
+    snapshot: float | None = None
+
+
+StepPart = Literal["data", "exchange", "snapshot"]
+STEP_PARTS: tuple[StepPart, ...] = ("data", "exchange", "snapshot")
+"""Parts of a step that a process measures, fields of WorkerProgress: waiting for data, in exchanges
+with other ranks (the wait for them and the transfer), and in snapshots.
+"""
 
 
 @dataclass(frozen=True)
@@ -231,7 +246,11 @@ def encode(message: Datagram) -> bytes:
         "kind": _KIND_OF[type(message)],
         **message.sender.__dict__,
     }
-    body.update((name, value) for name, value in message.__dict__.items() if name != "sender")
+    body.update(
+        (name, value)
+        for name, value in message.__dict__.items()
+        if name != "sender" and not (value is None and name in STEP_PARTS)
+    )
     if isinstance(message, ScriptMetric) and not math.isfinite(message.value):
         body["value"] = str(float(message.value))
     limit = 1024
@@ -255,7 +274,7 @@ def progress_encoder(sender: Sender) -> Callable[..., bytes]:
         .replace("%", "%%")
     )
     template = (
-        head + '"samples":%r,"steps":%d,"batch":%r,"first":%r,"last":%r,"unsent":%d,"busy":%s}'
+        head + '"samples":%r,"steps":%d,"batch":%r,"first":%r,"last":%r,"unsent":%d,"busy":%s'
     )
 
     def encode_progress(
@@ -266,9 +285,16 @@ def progress_encoder(sender: Sender) -> Callable[..., bytes]:
         last: float,
         unsent: int,
         busy: float | None = None,
+        parts: Sequence[float | None] = (),
     ) -> bytes:
         worked = "null" if busy is None else repr(busy)
-        return (template % (samples, steps, batch, first, last, unsent, worked)).encode()
+        measured = "".join(
+            f',"{name}":{seconds!r}'
+            for name, seconds in zip(STEP_PARTS, parts, strict=False)
+            if seconds is not None
+        )
+        counts = template % (samples, steps, batch, first, last, unsent, worked)
+        return f"{counts}{measured}}}".encode()
 
     return encode_progress
 

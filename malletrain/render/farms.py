@@ -88,6 +88,7 @@ def farm(view: TasksView, now: float) -> RenderableType:
             for task in view.slowest
         )
         parts.append(Text(f"Longest running: {slowest}"))
+    parts += [Text(plain(sentence), "yellow") for sentence in view.failing]
     unfinished = view.counts.get("waiting", 0) + view.counts.get("running", 0)
     if view.counts.get("failed") and unfinished:  # a farm that has ended says so by its reason
         parts.append(Text(f"malletrain tasks {view.job} --failed lists the failed tasks."))

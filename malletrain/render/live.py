@@ -21,7 +21,7 @@ from malletrain.protocol.views import EventView, JobView, NodeView, StatusView
 from malletrain.render import tables
 from malletrain.render.columns import Column, FittedTable, shorten
 from malletrain.render.palette import STATE_STYLES, colours
-from malletrain.render.text import bar, clock, count, plain, rate, spark
+from malletrain.render.text import bar, clock, plain, rate, spark
 
 HISTORY = 240
 SPARK_WIDTH, SPARK_NARROW = 24, 10
@@ -222,7 +222,7 @@ class Screen:
                 Text(bar(len(j.nodes), j.min_nodes, j.max_nodes, 8), colour[j.id]),
                 rate(j.rate) if j.nodes else "",
                 Text(spark(list(self.history.get(j.id, ())), history), colour[j.id]),
-                count(j.samples),
+                tables.work_done(j),
                 str(j.rescales),
                 _last(j),
             )

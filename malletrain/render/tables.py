@@ -37,6 +37,7 @@ from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.hosts import host_sentences
 from malletrain.render.palette import STATE_STYLES
+from malletrain.render.step_times import step_times
 from malletrain.render.text import (
     clock,
     count,
@@ -148,16 +149,20 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 ENDED = ("completed", "failed", "cancelled")
 BAD_NEWS = (
     EventKind.NODE_LEAVING,
+    EventKind.NODE_EXPIRING,
     EventKind.NODE_RECLAIMED,
     EventKind.NODE_LOST,
     EventKind.NODE_SICK,
     EventKind.NODE_SLOW,
+    EventKind.TASKS_FAILING,
     EventKind.JOB_FAILED,
     EventKind.WORKERS_FAILED,
 )
 KIND_WIDTH = 18
 """Width of the column for the kind of an event; the few longer kinds shift the rest of
 their line."""
+FARMING = "running tasks"
+"""Text for the state of a node whose job is a farm."""
 NODE_WORDS = {"free": "held, no job", "job": "training", "leasing": "asked for"}
 """Node state → text for users, if the word of the protocol is not clear."""
 STEPS = {
@@ -199,6 +204,11 @@ def state(word: str) -> Text:
     return Text(plain(NODE_WORDS.get(word, word)), STATE_STYLES.get(word, ""))
 
 
+def work_done(job: JobView) -> str:
+    """Returns the samples of a job, or the number of done tasks of a farm."""
+    return f"{count(job.samples)} tasks" if job.mode == "farm" else count(job.samples)
+
+
 def metrics(values: Mapping[str, float]) -> str:
     """Returns metrics as ``loss 0.05 test_accuracy 0.9844``; empty if there are none."""
     return "  ".join(f"{plain(name)} {figure(value)}" for name, value in sorted(values.items()))
@@ -213,10 +223,13 @@ def headline(status: StatusView) -> Text:
         f"{since(status.started, status.now)}\n"
     )
     leased, trains, idle = status.nodes_leased, status.nodes_training, status.nodes_idle
+    farming = status.nodes_farming
+    work = f"{trains} {'trains' if trains == 1 else 'train'}, "
+    if farming:
+        work = f"{work if trains else ''}{farming} {'runs' if farming == 1 else 'run'} tasks, "
     line.append(
-        f"{leased} {'node' if leased == 1 else 'nodes'} held: "
-        f"{trains} {'trains' if trains == 1 else 'train'}, "
-        f"{max(0, leased - trains)} without a job; "
+        f"{leased} {'node' if leased == 1 else 'nodes'} held: {work}"
+        f"{max(0, leased - trains - farming)} without a job; "
         f"{idle} more {'is' if idle == 1 else 'are'} idle\n"
     )
     line.append(
@@ -277,7 +290,7 @@ def jobs(rows: Sequence[JobView], now: float) -> RenderableType:
             str(len(j.nodes)),
             span(j.min_nodes, j.max_nodes),
             rate(j.rate) if j.nodes else "",
-            count(j.samples),
+            work_done(j),
             str(j.rescales),
             show_duration(round(max(0.0, age))),
             *(plain(goals.standing(j.goal)) for _ in due),
@@ -295,6 +308,7 @@ def job(detail: JobDetail) -> RenderableType:
     parts: list[RenderableType] = [_facts(detail)]
     if not detail.spec.get("farm"):  # its tasks do not depend on each other: nothing is measured
         parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
+        parts += step_times(detail)
     if detail.rescales:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:
@@ -442,7 +456,7 @@ def nodes(
     trainers = (Column("TRAINER", drop=9, least=7),) if any(n.trainer for n in rows) else ()
     made = FittedTable(*NODE_COLUMNS, *owners, *warm, *trainers)
     for n in rows:
-        word = state(n.state)
+        word = state(FARMING if (n.state, n.mode) == ("job", "farm") else n.state)
         if n.gone_in_s is not None:
             word.append(f" in {show_duration(max(0.0, n.gone_in_s))}")
         horizon = "unknown" if n.horizon_s is None else show_duration(n.horizon_s)

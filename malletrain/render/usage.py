@@ -30,6 +30,8 @@ HOURS = (
     ("NO JOB", "unused_nh", 4),
 )
 """Heading, field and drop priority of a column on a narrow terminal."""
+CHARGES = (("CHARGED", "charged_nh", 8), ("GPU-H", "gpu_h", 9))
+"""Heading, field and drop priority of columns for sites with slots."""
 SUMS = (*(field for _, field, _ in HOURS), "samples")
 
 
@@ -46,9 +48,16 @@ def added_up(rows: Sequence[UsageView], by: Sequence[str]) -> list[UsageView]:
             sums = {field: getattr(before, field) + getattr(row, field) for field in SUMS}
             complete = before.kwh is not None and row.kwh is not None
             kwh = (before.kwh or 0.0) + (row.kwh or 0.0) if complete else None
-            row = msgspec.structs.replace(row, **sums, kwh=kwh)
+            charges = {field: _known_sum(before, row, field) for _, field, _ in CHARGES}
+            row = msgspec.structs.replace(row, **sums, **charges, kwh=kwh)
         rows_by_key[key] = row
     return [rows_by_key[key] for key in sorted(rows_by_key)]
+
+
+def _known_sum(one: UsageView, other: UsageView, field: str) -> float | None:
+    """Returns the sum of the values that are known; None if neither is."""
+    values = [v for v in (getattr(one, field), getattr(other, field)) if v is not None]
+    return sum(values) if values else None
 
 
 def _amount(value: float) -> str:
@@ -58,12 +67,16 @@ def _amount(value: float) -> str:
 
 
 def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
-    """Returns a table of node-hours, with a last line for the sums."""
+    """Returns a table of node-hours, with a last line for the sums. What slots count, and their
+    GPU-hours, are columns if there are slots.
+    """
     if not rows:
         return Text("No node was leased in that time.")
+    charges = CHARGES if any(row.gpu_h is not None for row in rows) else ()
+    hours = (*HOURS[:1], *charges, *HOURS[1:])
     made = FittedTable(
         *(Column(each.upper()) for each in by),
-        *(Column(head, drop=drop, right=True) for head, _, drop in HOURS),
+        *(Column(head, drop=drop, right=True) for head, _, drop in hours),
         Column("SAMPLES", drop=3, right=True),
         Column("KWH", drop=2, right=True),
     )
@@ -71,7 +84,7 @@ def table(rows: Sequence[UsageView], by: Sequence[str]) -> RenderableType:
     for row in (*rows, *(total if len(rows) > 1 else ())):
         made.add_row(
             *(plain(getattr(row, BY[each])) for each in by),
-            *(_amount(getattr(row, field)) for _, field, _ in HOURS),
+            *("" if (v := getattr(row, f)) is None else _amount(v) for _, f, _ in hours),
             count(row.samples),
             "?" if row.kwh is None else _amount(row.kwh),
         )

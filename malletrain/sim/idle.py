@@ -1,9 +1,14 @@
 """Derives the idle nodes from a log of batch jobs, as a trace.
 
-Decides on which nodes jobs ran if the log does not say so (SWF contains only the number of nodes):
-a starting job takes the nodes that have been idle longest. The number of idle nodes at each instant
-is exact for any choice. This choice makes the longest gaps as short as possible, so that the
-harvest is not overestimated.
+If the log names the nodes of jobs, a node is idle while no job is on it, and the trace is exact.
+
+Some logs contain only the number of nodes (SWF; sacct without NodeList). Then the number of idle
+nodes is exact at each time if every job had its nodes alone. Jobs that hold fewer CPUs than their
+nodes have may have shared nodes; :mod:`malletrain.sim.occupancy` gives the bounds. The trace has
+the fewest idle nodes within the bounds. Decides on which nodes jobs ran: a starting job takes the
+nodes that have been idle longest, which makes the longest gaps as short as possible, so that the
+harvest is not overestimated. A job that finds too few nodes gets the next ones that other jobs
+free.
 
 A node without a job counts as idle, because logs do not show which nodes are down, drained or
 reserved.
@@ -17,13 +22,36 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from malletrain.sim.logged_jobs import JobLog, LogJob
+import numpy as np
+
+from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
+from malletrain.sim.occupancy import Occupancy, Span, cpus_of, largest_share, occupancy
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
-Span = tuple[float, float, LogJob]
-"""(start, end, job); times in seconds of the log."""
+
+@dataclass(frozen=True)
+class IdleBounds:
+    """What is known of the idle node-seconds of a machine."""
+
+    least_node_s: float
+    """Idle node-seconds if each job was on nodes of its own."""
+    most_node_s: float
+    """Idle node-seconds if jobs shared nodes as far as they could."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether both are the same."""
+        return math.isclose(self.least_node_s, self.most_node_s, rel_tol=1e-9, abs_tol=1e-3)
+
+    def to_dict(self) -> dict[str, float | bool]:
+        """Return plain values for JSON."""
+        return {
+            "least_node_hours": self.least_node_s / 3600.0,
+            "most_node_hours": self.most_node_s / 3600.0,
+            "exact": self.exact,
+        }
 
 
 @dataclass(frozen=True)
@@ -31,14 +59,24 @@ class IdleNodes:
     """A trace of idle nodes, and how it was derived."""
 
     trace: Trace
+    """The idle nodes; within the bounds those of ``least_node_s``, except jobs left out because
+    the log does not name their nodes.
+    """
     assumptions: tuple[str, ...]
     """Assumptions, as sentences for the reader of a report."""
+    bounds: IdleBounds
+    """What is known of the number of idle nodes."""
     short_node_s: float = 0.0
     """Node-seconds of jobs beyond the number of nodes of the machine."""
 
 
 def idle_nodes(
-    log: JobLog, nodes: int | None = None, observed: Observation | None = None
+    log: JobLog,
+    nodes: int | None = None,
+    observed: Observation | None = None,
+    *,
+    nodes_ground: str = "as stated",
+    cpus_per_node: int | None = None,
 ) -> IdleNodes:
     """Return the idle nodes of the machine of ``log``.
 
@@ -47,6 +85,9 @@ def idle_nodes(
         nodes: number of nodes of the machine. Default: as in the log; else the named nodes; else
             the maximum number used at once.
         observed: interval in which every job is known. Default: by the kind of log.
+        nodes_ground: how ``nodes`` is known, for a sentence.
+        cpus_per_node: CPUs of a node, for logs that do not name nodes. Default: as in the log;
+            else the most that a job holds on a node.
 
     Raises:
         WorkloadError: the log has no start times, names more nodes than ``nodes``, or no
@@ -55,36 +96,34 @@ def idle_nodes(
     observed = observed or observe(log)
     begin, duration = observed.begin_s, observed.end_s - observed.begin_s
     spans = [
-        (job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
+        Span(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
         for job in log.jobs
         if job.start_s is not None
     ]
-    spans.sort(key=lambda span: span[0])
+    spans.sort(key=lambda span: span.start)
     assumptions = [
         *log.notes,
         *observed.sentences,
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
         "or reserved.",
     ]
-    named = [span for span in spans if span[2].names]
-    used = _node_s(spans, begin, observed.end_s)
-    unnamed = used - _node_s(named, begin, observed.end_s)
-    if named and unnamed <= MAX_MISSING_FRACTION * used:
-        if len(named) < len(spans):
-            share = 100 * unnamed / max(used, 1.0)
+    named = [span for span in spans if span.job.names]
+    unnamed = [span for span in spans if not span.job.names]
+    used_s, unnamed_s = (_node_s(each, begin, observed.end_s) for each in (spans, unnamed))
+    if named and unnamed_s <= MAX_MISSING_FRACTION * used_s:
+        trace = _named(named, begin, duration, nodes, nodes_ground, assumptions)
+        idle_s = float(trace.gaps().length.sum())
+        least_s = idle_s
+        if unnamed:
+            least_s -= _taken_s(trace, unnamed, begin)
+            share = 100 * unnamed_s / max(used_s, 1.0)
             assumptions.append(
-                f"{len(spans) - len(named)} jobs are left out, with {share:.1f} % "
-                "of the node-hours in use: the log does not say which nodes they had."
+                f"{len(unnamed)} jobs are left out, with {share:.1f} % "
+                "of the node-hours in use: the log does not say which nodes they had. With them "
+                f"{(idle_s - least_s) / 3600:,.1f} node-hours less would be idle at most."
             )
-        trace = _named(named, begin, duration, nodes, assumptions)
-        return IdleNodes(trace, tuple(assumptions))
-    trace, short = _packed(spans, begin, duration, nodes or log.nodes, assumptions)
-    if short:
-        assumptions.append(
-            f"The log uses more nodes than the machine has for {short / 3600:.1f} node-hours; "
-            "these are left out."
-        )
-    return IdleNodes(trace, tuple(assumptions), short)
+        return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s))
+    return _without_names(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
 
 
 def require_time(trace: Trace) -> None:
@@ -105,8 +144,24 @@ def _node_s(spans: Sequence[Span], begin: float, end: float) -> float:
     )
 
 
+def _taken_s(trace: Trace, spans: Sequence[Span], begin: float) -> float:
+    """Return the idle node-seconds of a trace that jobs of unknown nodes could have had."""
+    used = occupancy(spans, begin, begin + trace.duration_s, size=None, cpus_per_node=None)
+    times, counts = trace.idle_count()
+    edges = np.union1d(np.append(times, trace.duration_s), used.edges - begin)
+    left = edges[:-1]
+    idle = counts[np.searchsorted(times, left, side="right") - 1]
+    taken = used.most[np.searchsorted(used.edges - begin, left, side="right") - 1]
+    return float((np.minimum(idle, taken) * np.diff(edges)).sum())
+
+
 def _named(
-    spans: Sequence[Span], begin: float, duration: float, nodes: int | None, assumptions: list[str]
+    spans: Sequence[Span],
+    begin: float,
+    duration: float,
+    nodes: int | None,
+    nodes_ground: str,
+    assumptions: list[str],
 ) -> Trace:
     busy: dict[str, list[tuple[float, float]]] = {}
     for start, end, job in spans:
@@ -118,10 +173,14 @@ def _named(
             raise WorkloadError(f"The log names {len(names)} nodes, more than the {nodes} given.")
         names += [f"unseen-{k + 1}" for k in range(nodes - len(names))]
         assumptions.append(
-            f"{nodes - len(busy)} nodes that no job of the log used count as idle throughout."
+            f"The machine has {nodes:,} nodes, {nodes_ground}. {nodes - len(busy)} nodes that no "
+            "job of the log used count as idle throughout."
         )
     else:
-        assumptions.append("Nodes that no job of the log used are not counted at all.")
+        assumptions.append(
+            f"The machine is taken to have the {len(names):,} nodes that the log names. Nodes that "
+            "no job of the log used are not counted at all (else: --nodes)."
+        )
     node, gap_from, gap_to = [], [], []
     for k, name in enumerate(names):
         free_since = -math.inf
@@ -137,27 +196,148 @@ def _named(
     return Trace.from_gaps(node, gap_from, gap_to, names, duration)
 
 
-def _packed(
-    spans: Sequence[Span], begin: float, duration: float, size: int | None, assumptions: list[str]
-) -> tuple[Trace, float]:
+def _without_names(
+    log: JobLog,
+    spans: Sequence[Span],
+    observed: Observation,
+    stated: tuple[int | None, str],
+    cpus_per_node: int | None,
+    assumptions: list[str],
+) -> IdleNodes:
+    """Return the idle nodes of a log that does not name nodes."""
     assumptions.append(
         "The log does not say which nodes jobs used: a starting job takes the nodes idle "
         "longest, so that no gap is flattered."
     )
-    if size is None:
-        size = _peak_nodes(spans)
-        assumptions.append(
-            f"The log does not say how large the machine is: it has the {size} nodes that were "
-            "used at once at most."
+    cpus, cpus_ground = _cpus_of_a_node(log, spans, cpus_per_node)
+    size, sentence = _size(log, spans, stated, cpus)
+    assumptions.append(sentence)
+    begin, end = observed.begin_s, observed.end_s
+    used = occupancy(spans, begin, end, size=size, cpus_per_node=cpus)
+    least_s = used.node_s(np.maximum(size - used.most, 0))
+    most_s = used.node_s(np.maximum(size - used.fewest, 0))
+    short_s = used.node_s(np.maximum(used.most - size, 0))
+    bounds = IdleBounds(least_s, most_s)
+    assumptions += _bounds_sentences(bounds, used, size, short_s, (cpus, cpus_ground))
+    trace = _packed(spans, begin, end - begin, size)
+    return IdleNodes(trace, tuple(assumptions), bounds, short_s)
+
+
+def _cpus_of_a_node(
+    log: JobLog, spans: Sequence[Span], stated: int | None
+) -> tuple[int | None, str]:
+    """Return the CPUs of a node, and how they are known; None if the log lists no CPUs."""
+    if not any(cpus_of(span.job) for span in spans):
+        return None, ""
+    if stated is not None:
+        return stated, "as stated"
+    if log.cpus_per_node is not None:
+        return log.cpus_per_node, "by the header of the log, the sizes of its jobs or --per-node"
+    return (
+        largest_share(span.job for span in spans),
+        "the most that a job holds on a node; else: --cpus-per-node",
+    )
+
+
+def _size(
+    log: JobLog, spans: Sequence[Span], stated: tuple[int | None, str], cpus: int | None
+) -> tuple[int, str]:
+    """Return the number of nodes of the machine, and a sentence about how it is known."""
+    if stated[0] is not None:
+        return stated[0], f"The machine has {stated[0]:,} nodes, {stated[1]}."
+    if log.nodes is not None:
+        ground = log.nodes_ground or "as the log says"
+        return log.nodes, f"The machine has {log.nodes:,} nodes, {ground}."
+    first, last = spans[0].start, spans[-1].start
+    ends = [span.end for span in spans if span.end < math.inf]
+    used = occupancy(spans, first, max([last + 1.0, *ends]), size=None, cpus_per_node=cpus)
+    size, at, lasts = used.peak(used.fewest)
+    on_fewer = float(np.diff(used.edges)[used.fewest <= 0.99 * size].sum())
+    share = 100 * on_fewer / float(used.edges[-1] - used.edges[0])
+    how = "that jobs used at once at most"
+    if used.partial_jobs:
+        how = "that jobs needed at once at most, if they shared nodes as far as their CPUs allow"
+    return size, (
+        f"The log does not say how large the machine is: it is taken to have the {size:,} nodes "
+        f"{how}, {(at - first) / 86400:.1f} days after the first start and for "
+        f"{lasts / 3600:.1f} hours in all; {share:.0f} % of the time jobs used at least 1 % fewer. "
+        "Nodes that were never used then are not counted (else: --nodes)."
+    )
+
+
+def _bounds_sentences(
+    bounds: IdleBounds,
+    used: Occupancy,
+    size: int,
+    short_s: float,
+    cpus: tuple[int | None, str],
+) -> list[str]:
+    """Return what is known of the number of idle nodes, and why not more."""
+    machine_s = size * float(used.edges[-1] - used.edges[0])
+    sentences = []
+    if short_s:
+        sentences.append(
+            f"The log uses more nodes than the machine has for {short_s / 3600:.1f} node-hours; "
+            "these are left out."
         )
+    if bounds.exact:
+        alone = "no job of the log is known to have shared its nodes"
+        if used.partial_jobs or used.conflicting_jobs:
+            alone = "sharing of nodes, as far as it was possible, would have freed none"
+        sentences.append(f"The number of idle nodes is exact: {alone}.")
+        return sentences
+    low, high = (100 * each / machine_s for each in (bounds.least_node_s, bounds.most_node_s))
+    reasons = []
+    if used.partial_jobs:
+        share = 100 * used.partial_node_s / max(used.node_s(used.most), 1.0)
+        reasons.append(
+            f"{used.partial_jobs:,} jobs with {share:.1f} % of the node-hours of jobs hold fewer "
+            f"than the {cpus[0]} CPUs of a node ({cpus[1]})"
+        )
+    if used.conflicting_jobs:
+        reasons.append(
+            f"{used.conflicting_jobs:,} jobs ran when more nodes were in use than there are: they "
+            "shared nodes, or the times of the log overlap, or the machine is larger (--nodes)"
+        )
+    sentences.append(
+        f"The number of idle nodes is known within bounds only, {low:.2f} to {high:.2f} % of the "
+        f"machine ({bounds.least_node_s / 3600:,.0f} to {bounds.most_node_s / 3600:,.0f} "
+        f"node-hours): {'; and '.join(reasons)}. The fewest count here, as if each job had been on "
+        "nodes of its own."
+    )
+    return sentences
+
+
+def _packed(spans: Sequence[Span], begin: float, duration: float, size: int) -> Trace:
+    """Return a trace on which each job has nodes of its own, as far as there are any."""
     free = deque((k, -math.inf) for k in range(size))
-    ends: list[tuple[float, int, list[int]]] = []
-    node, gap_from, gap_to, short = [], [], [], 0.0
+    held: dict[int, list[int]] = {}
+    missing: dict[int, int] = {}
+    ends: list[tuple[float, int]] = []
+    node: list[int] = []
+    gap_from: list[float] = []
+    gap_to: list[float] = []
+
+    def release(when: float) -> None:
+        """Free the nodes of the jobs that end at a time; those that lack nodes get them first."""
+        released: list[int] = []
+        while ends and ends[0][0] <= when:
+            _, number = heapq.heappop(ends)
+            released += held.pop(number)
+            missing.pop(number, None)
+        while released and missing:
+            number = next(iter(missing))
+            got, released = released[: missing[number]], released[missing[number] :]
+            held[number] += got
+            missing[number] -= len(got)
+            if not missing[number]:
+                del missing[number]
+        free.extend((k, when - begin) for k in released)
+
     for number, (start, end, job) in enumerate(spans):
         while ends and ends[0][0] <= start:
-            when, _, released = heapq.heappop(ends)
-            free.extend((k, when - begin) for k in released)
-        job_nodes = []
+            release(ends[0][0])
+        job_nodes = held[number] = []
         for _ in range(min(job.nodes, len(free))):
             k, since = free.popleft()
             job_nodes.append(k)
@@ -165,28 +345,15 @@ def _packed(
                 node.append(k)
                 gap_from.append(since)
                 gap_to.append(start - begin)
-        within = min(end, begin + duration) - max(start, begin)
-        short += (job.nodes - len(job_nodes)) * max(0.0, within)
-        heapq.heappush(ends, (end, number, job_nodes))
-    for when, _, released in ends:
-        free.extend((k, when - begin) for k in released if when < math.inf)
+        if len(job_nodes) < job.nodes:
+            missing[number] = job.nodes - len(job_nodes)
+        heapq.heappush(ends, (end, number))
+    while ends and ends[0][0] < math.inf:
+        release(ends[0][0])
     for k, since in free:
         node.append(k)
         gap_from.append(since)
         gap_to.append(max(since, duration))
     width = len(str(size))
-    return Trace.from_gaps(
-        node, gap_from, gap_to, [f"n{k + 1:0{width}d}" for k in range(size)], duration
-    ), short
-
-
-def _peak_nodes(spans: Sequence[Span]) -> int:
-    steps = sorted(
-        [(start, 1, job.nodes) for start, _, job in spans]
-        + [(end, 0, -job.nodes) for _, end, job in spans]
-    )
-    peak = in_use = 0
-    for _, _, change in steps:
-        in_use += change
-        peak = max(peak, in_use)
-    return peak
+    names = [f"n{k + 1:0{width}d}" for k in range(size)]
+    return Trace.from_gaps(node, gap_from, gap_to, names, duration)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from malletrain.sim.accounting_logs import read_pbs, read_sacct
 from malletrain.sim.logged_jobs import JobLog, LogJob, job_log
+from malletrain.sim.resources import Resources
 from malletrain.sim.workload_files import first_line, read_text
 from malletrain.sim.workloads import WorkloadError
 
@@ -93,18 +94,22 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
                 run,
                 math.ceil(processors / per_node),
                 user=f"u{user:.0f}" if user >= 0 else "",
+                allocated=Resources(cpus=math.ceil(processors)) if per_node > 1 else None,
             )
         )
-    nodes = header.get("MaxNodes") or (
-        math.ceil(header["MaxProcs"] / per_node) if header.get("MaxProcs") else None
-    )
+    nodes, ground = header.get("MaxNodes"), "as the log's header says (MaxNodes)"
+    if not nodes and header.get("MaxProcs"):
+        nodes = math.ceil(header["MaxProcs"] / per_node)
+        ground = f"as the log's header says (MaxProcs, {header['MaxProcs']:,}, by {per_node})"
     zero = header.get("UnixStartTime")
-    log = job_log("Standard Workload Format", path, jobs, nodes, skipped)
+    log = job_log("Standard Workload Format", path, jobs, nodes or None, skipped)
     return replace(
         log,
         lists="submitted",
         zero=None if zero is None else zero + min(job.submit_s for job in jobs),
         notes=tuple(notes),
+        nodes_ground=ground,
+        cpus_per_node=per_node if per_node > 1 else None,
     )
 
 

@@ -68,6 +68,10 @@ class JobLog:
     """Whether it says what jobs hold on their nodes."""
     files: tuple[str, ...] = ()
     """Paths of its files."""
+    nodes_ground: str = ""
+    """Where the log says how many nodes the machine has, for sentences."""
+    cpus_per_node: int | None = None
+    """CPUs of a node; None if the log does not contain it, or counts nodes only."""
 
     def place(self, job: LogJob) -> str:
         """Return the file and line of a job, for sentences."""

@@ -13,6 +13,10 @@ the jobs, and the nodes of a missing job would look idle:
 * At its end a log lists jobs that have ended; only some logs list those that still ran. A missing
   job would have ended after the last end in the log. So no job can be missing at times that are
   earlier than that end by the duration of the longest job.
+* After the last submission of a log nodes run empty. A log in the Standard Workload Format does not
+  list the jobs that were submitted later. In other logs, a time without submissions at the end that
+  is longer than every one before (and than :data:`MIN_SILENCE_S`) is left out, unless the user
+  states the end.
 
 If the longest job is longer than a quarter of the log, the edge is where missing longer jobs have
 at most the fraction :data:`MAX_MISSING_FRACTION` of the node-seconds, and the report states this.
@@ -25,13 +29,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
+import numpy.typing as npt
+
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.workloads import WorkloadError
+
+Floats = npt.NDArray[np.float64]
 
 MAX_MISSING_FRACTION = 0.01
 """Maximum fraction of the node-seconds of jobs that may be missing at an edge."""
 MAX_CUT_FRACTION = 0.25
 """Maximum fraction of the log that is cut off for its longest job."""
+MIN_SILENCE_S = 3600.0
+"""Minimum time without submissions at the end of a log that is left out or named, seconds."""
+MIN_SUBMISSIONS = 10
+"""Minimum number of different times of submission from which a time without any is judged."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,11 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
     ends = [_start(job) + job.run_s for job in jobs if job.run_s is not None]
     sentences: list[str] = []
     edge, inexact = _longest(jobs, last - first)
+    is_stated = begin is not None and end is not None
     if begin is None:
         begin = _begin(log, first, ends, edge, sentences)
+    submissions = np.unique([job.submit_s for job in jobs])
+    stated_end = end
     if end is None:
         end = last
         if (
@@ -91,7 +107,11 @@ def observe(log: JobLog, begin: float | None = None, end: float | None = None) -
             f"{100 * MAX_MISSING_FRACTION:.0f} % of the node-hours may be those of jobs that are "
             "missing."
         )
-    if last <= first:
+    if stated_end is None:
+        end = _without_silence(log, submissions, begin, end, sentences)
+    else:
+        sentences += _silence_within(submissions, stated_end)
+    if last <= first and not is_stated:
         raise WorkloadError(
             "All jobs of the log start at one time; there is no time in which nodes could be "
             "seen idle."
@@ -160,6 +180,47 @@ def _begin(
             "earlier, say when (--from)."
         )
     return begin
+
+
+def _without_silence(
+    log: JobLog, submissions: Floats, begin: float, end: float, sentences: list[str]
+) -> float:
+    """Return the end of the observation without a time in which nobody submitted jobs."""
+    silent_s = end - float(submissions[-1])
+    if log.lists == "all" or silent_s <= 0 or submissions[-1] <= begin:
+        return end
+    if log.lists != "submitted" and not _is_unusual(submissions, silent_s):
+        return end
+    why = (
+        "the log lists jobs by their submission, and those submitted later are not in it"
+        if log.lists == "submitted"
+        else "the log never was without submissions for so long before, and nodes run empty then"
+    )
+    sentences.append(
+        f"The last {_time(silent_s)}, after the last submission, are left out: {why}. If they "
+        "count, say where the log ends (--to)."
+    )
+    return float(submissions[-1])
+
+
+def _silence_within(submissions: Floats, end: float) -> list[str]:
+    """Return a sentence if nobody submitted jobs for long before the end that the user states."""
+    before = submissions[submissions <= end]
+    silent_s = end - float(before[-1]) if len(before) else 0.0
+    if not _is_unusual(before, silent_s):
+        return []
+    return [
+        f"In the last {_time(silent_s)} before the stated end (--to) no job was submitted, longer "
+        "than ever before in the log. Nodes run empty then; if the machine was closed, state an "
+        "earlier end."
+    ]
+
+
+def _is_unusual(submissions: Floats, silent_s: float) -> bool:
+    """Return whether so long a time without submissions never was before."""
+    if len(submissions) < MIN_SUBMISSIONS:
+        return False
+    return silent_s > max(MIN_SILENCE_S, float(np.diff(submissions).max()))
 
 
 def _longest(jobs: Sequence[LogJob], duration: float) -> tuple[float, bool]:

@@ -152,6 +152,10 @@ class ObservationRow:
     """Samples processed in ``seconds``."""
     time: float
     """Time of the measurement."""
+    step_times: Mapping[str, Any] = field(default_factory=dict)
+    """Where the time of its steps went: ``shares`` of a step by part, and ``ranks`` with the rank,
+    the node and the seconds of each part of a step; empty if not measured.
+    """
 
 
 STARTED = "start"

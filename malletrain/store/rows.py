@@ -56,6 +56,7 @@ _JSON = frozenset(
         "snapshot",
         "data",
         "phases",
+        "step_times",
         "learned",
         "interruptions",
         "arguments",

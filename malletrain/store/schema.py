@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0006"
+HEAD = "0007"
 """The newest schema version: the revision of the last file in ``migrations/versions``.
 """
 
@@ -130,6 +130,7 @@ observations = Table(
     Column("seconds", Float(53), nullable=False),
     Column("samples", Float(53), nullable=False),
     Column("time", Float(53), nullable=False),
+    Column("step_times", Text, nullable=False, server_default=text("'{}'")),
 )
 
 rescales = Table(

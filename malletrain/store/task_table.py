@@ -9,7 +9,18 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from malletrain.store import schema
 from malletrain.store.records import TaskRow
@@ -36,7 +47,8 @@ class TaskProgress(NamedTuple):
     tries: int
     attempt: int
     node: str
-    started: float
+    started: float | None
+    ended: float | None
 
 
 class TaskChange(NamedTuple):
@@ -83,17 +95,16 @@ class TaskTable:
             with self._db.transaction() as connection:
                 connection.execute(insert(table), values)
 
-    def hand_out(
-        self, job: str, node: str, attempts: Iterable[tuple[int, int]], now: float
-    ) -> None:
+    def hand_out(self, job: str, node: str, attempts: Iterable[tuple[int, int]]) -> None:
         """Store that tasks were handed out. ``attempts``: (number, attempt) of each."""
         self._update(
             job,
             [
-                {"of_number": number, "attempt": attempt, "node": node, "started": now}
+                {"of_number": number, "attempt": attempt, "node": node}
                 for number, attempt in attempts
             ],
             state=RUNNING,
+            started=None,
             ended=None,
             exit_code=None,
         )
@@ -111,6 +122,17 @@ class TaskTable:
                 for change in changes
             ],
         )
+
+    def begin(self, job: str, starts: Iterable[tuple[int, float]]) -> None:
+        """Store that nodes have begun tasks. ``starts``: number and time, seconds since the
+        epoch.
+        """
+        self._update(job, [{"of_number": number, "started": at} for number, at in starts])
+
+    def excuse(self, job: str, excused: Iterable[tuple[int, str, int]]) -> None:
+        """Store that failures of tasks do not count: number, state and tries of each."""
+        rows = [{"of_number": n, "state": state, "tries": tries} for n, state, tries in excused]
+        self._update(job, rows)
 
     def put_back(self, job: str, numbers: Iterable[int]) -> None:
         """Store that tasks wait again because their worker was lost."""
@@ -148,7 +170,7 @@ class TaskTable:
         """
         handed_out = (table.c.job == job, table.c.attempt > 0)
         query = (
-            select(*_PROGRESS, table.c.started)
+            select(*_PROGRESS, table.c.started, table.c.ended)
             .where(*handed_out, table.c.number >= bindparam("first"))
             .order_by(table.c.number)
             .limit(_ROWS_AT_ONCE)
@@ -157,8 +179,8 @@ class TaskTable:
         while True:
             with self._db.transaction() as connection:
                 rows = connection.execute(query, {"first": first}).all()
-            for number, state, tries, attempt, node, started in rows:
-                yield TaskProgress(number, state, tries, attempt, node, started or 0.0)
+            for number, state, tries, attempt, node, started, ended in rows:
+                yield TaskProgress(number, state, tries, attempt, node, started, ended)
             if len(rows) < _ROWS_AT_ONCE:
                 return
             first = rows[-1].number + 1
@@ -188,13 +210,13 @@ class TaskTable:
 
         Args:
             job: id of the job.
-            states: their states; empty for any.
+            states: their states; empty for any. A task that its node has not begun waits.
             after: number before the first one.
             limit: maximum number of tasks.
         """
         query = select(table).where(table.c.job == job, table.c.number > after)
         if states:
-            query = query.where(table.c.state.in_(list(states)))
+            query = query.where(or_(*(_in_state(state) for state in states)))
         return self._read(query.order_by(table.c.number).limit(limit))
 
     def _read(self, query: Select[Any]) -> list[TaskRow]:
@@ -210,6 +232,16 @@ class TaskTable:
         statement = update(table).where(*_OF_TASK).values({**columns, **values})
         with self._db.transaction() as connection:
             connection.execute(statement, [{**row, "of_job": job} for row in rows])
+
+
+def _in_state(state: str) -> ColumnElement[bool]:
+    """Return the condition for a task to be shown in a state."""
+    in_state, begun = table.c.state == state, table.c.started.is_not(None)
+    if state == RUNNING:
+        return and_(in_state, begun)
+    if state == WAITING:
+        return or_(in_state, and_(table.c.state == RUNNING, ~begun))
+    return in_state
 
 
 def _parts(numbers: Iterable[int]) -> Iterator[list[int]]:

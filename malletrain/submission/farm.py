@@ -56,6 +56,8 @@ class TaskOptions:
     """Memory of a task: a size, or bytes."""
     time: str | float | None = None
     """Time limit of a try: a duration, or seconds."""
+    drain: str | float | None = None
+    """Time that running tasks have after their node's notice: a duration, or seconds."""
     retries: int = 0
     """Number of failures after which a task is tried again."""
     output: str | None = None
@@ -150,7 +152,8 @@ def build_farm(
         gpus=_count(tasks.gpus, "gpus"),
         memory_bytes=_memory(tasks.memory),
         retries=_count(tasks.retries, "retries"),
-        time_s=_seconds(tasks.time),
+        time_s=_seconds(tasks.time, "time"),
+        drain_s=_seconds(tasks.drain, "drain"),
         output=tasks.output or "",
         checkpoint=tasks.checkpoint or "",
         array_env=tasks.array_env,
@@ -292,11 +295,11 @@ def _memory(value: str | int | None) -> int:
         raise SpecError(f"--memory: {error}", "memory") from None
 
 
-def _seconds(value: str | float | None) -> float:
+def _seconds(value: str | float | None, option: str) -> float:
     try:
         seconds = parse_duration(value) if isinstance(value, str) else value or 0.0
     except UnitError as error:
-        raise SpecError(f"--time: {error}", "time") from None
+        raise SpecError(f"--{option}: {error}", option) from None
     if isinstance(value, str) and not 0 < seconds <= MAX_TIME_LIMIT_S:
-        raise SpecError("--time is a time above 0, a year at most.", "time")
+        raise SpecError(f"--{option} is a time above 0, a year at most.", option)
     return seconds

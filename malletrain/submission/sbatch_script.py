@@ -75,12 +75,13 @@ class BatchOptions:
     """Options of sbatch that are not used, as they are written."""
 
 
-def batch_options(text: str, where: str) -> BatchOptions:
+def batch_options(text: str, where: str, user: str = "") -> BatchOptions:
     """Returns the options of a batch script.
 
     Args:
         text: the script.
         where: its name, for error messages.
+        user: name of the user, for ``%u`` in ``--output``.
 
     Raises:
         SpecError: a line, or the value of an option that is used, cannot be read.
@@ -105,7 +106,9 @@ def batch_options(text: str, where: str) -> BatchOptions:
             elif name == "job-name":
                 values["name"] = value
             elif name == "output" and value != "/dev/null":
-                values["log"] = log_of(value)
+                values["log"], left_out = log_of(value, user)
+                for symbol in left_out:
+                    ignored[f"{symbol} in --output={value}"] = None
             elif name == "chdir":
                 values["workdir"] = value
             elif name == "export":
@@ -168,22 +171,53 @@ def memory_of(text: str) -> int:
     return int(match[1]) * UNITS[match[2]]
 
 
-def log_of(text: str) -> str:
-    """Returns the pattern of a farm's logs for that of ``--output``: the index of the array is the
-    task's, the job is the farm.
+LOG_PATTERNS = {
+    "%": "%",
+    "a": "{index}",
+    "A": "{name}",
+    "j": "{name}-{index}",
+    "J": "{name}-{index}",
+    "x": "{name}",
+    "n": "0",
+    "t": "0",
+    "s": "batch",
+}
+"""sbatch's replacement symbols (its manual page, "filename pattern") → what they are for a task:
+the index of the array is its own, the job is the farm, and it has one node and one process. ``%u``
+is the user."""
+LEFT_OUT_OF_LOGS = frozenset("Nb")
+"""Symbols that are left out: the node is not known before, and no part of an index is."""
+
+
+def log_of(text: str, user: str) -> tuple[str, list[str]]:
+    """Returns the pattern of a farm's logs for that of ``--output``, and the symbols in it that are
+    left out.
+
+    Args:
+        text: the value of ``--output``.
+        user: name of the user.
 
     Raises:
-        ValueError: it has a pattern of a node, or another that a farm does not know.
+        ValueError: it has a symbol that sbatch does not have.
     """
-    names = {"a": "{index}", "A": "{name}", "j": "{name}-{index}", "x": "{name}", "%": "%"}
+    symbols = LOG_PATTERNS | {"u": user.replace("{", "{{").replace("}", "}}")}
+    left_out: list[str] = []
 
-    def name(match: re.Match[str]) -> str:
-        if match[1] not in names:
+    def replacement(match: re.Match[str]) -> str:
+        width, symbol = match[1], match[2]
+        if symbol in LEFT_OUT_OF_LOGS:
+            left_out.append(f"%{symbol}")
+            return ""
+        if symbol not in symbols:
             raise ValueError(match[0])
-        return names[match[1]]
+        if width and symbol in "aAjJ":
+            left_out.append(f"the width of {match[0]}")
+        return symbols[symbol]
 
+    if "\\" in text:  # sbatch replaces nothing then
+        return text.replace("\\", "").replace("{", "{{").replace("}", "}}"), left_out
     escaped = text.replace("{", "{{").replace("}", "}}")
-    return re.sub(r"%[0-9]*(.?)", name, escaped)
+    return re.sub(r"%([0-9]*)(.?)", replacement, escaped), left_out
 
 
 def _options(text: str, where: str) -> Iterator[tuple[int, str, str]]:

@@ -42,7 +42,7 @@ from malletrain.protocol.worker_channel import (
     encode,
     progress_encoder,
 )
-from malletrain.training import tracking
+from malletrain.training import step_times, tracking
 from malletrain.training.busy import Busy
 
 _file: IO[bytes] | None = None
@@ -131,6 +131,8 @@ class _Worker:
         self.between_epochs = False
         """True while the announced end of an epoch is not closed."""
         self._busy = Busy()
+        self._clock: step_times.StepClock | None = None
+        self._measures_torch = False
         self._lock = threading.RLock()
         self._wake_event = threading.Event()
         self._late = False
@@ -148,15 +150,32 @@ class _Worker:
             self.last = 0.0
             self.due = 0.0
             self.sent_steps = 0
+            self.parts: tuple[float | None, ...] = ()
+
+    def _measure_steps(self) -> None:
+        """Measure the parts of the steps from now on, if the agent accepts them. Called in the
+        reporting thread.
+        """
+        if os.environ.get(env.STEP_TIMES) != "1":
+            return
+        self._clock = self._clock or step_times.start()
+        if not self._measures_torch and "torch" in sys.modules:
+            self._measures_torch = True
+            from malletrain.training import step_hooks
+
+            step_hooks.install()
 
     def add(self, batch_size: float, busy_s: float | None) -> None:
         self._busy.step(busy_s)
+        if self._clock is not None:
+            self.parts = self._clock.read()
         self.samples += batch_size
         self.steps += 1
         self.batch = batch_size
         self.last = time.time()
         now = time.monotonic()
         if now >= self.due:
+            self._measure_steps()
             if self.steps == 1:
                 self.first = self.last
                 self.put(StartupMark(self.sender, "first", self.first))
@@ -171,7 +190,8 @@ class _Worker:
             if self.sent_steps == steps:
                 return
             unsent, busy = self.outbox.unsent, self._busy.read()
-            data = self.encode(self.samples, steps, self.batch, self.first, self.last, unsent, busy)
+            counts = (self.samples, steps, self.batch, self.first, self.last, unsent, busy)
+            data = self.encode(*counts, self.parts)
             reached(FaultPoint.WORKER_REPORTS)
             if self.outbox.send(data):
                 self.sent_steps = steps
@@ -193,6 +213,8 @@ class _Worker:
     def close(self) -> None:
         self.outbox.close()
         self._busy.close()
+        if self._clock is not None:
+            step_times.stop()
 
     def _wake(self) -> None:
         """Let the thread send the unsent reports."""

@@ -55,6 +55,7 @@ from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.steadfast import bear_one_sigterm
+from malletrain.training.step_times import counted_as
 
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots
@@ -323,6 +324,7 @@ class Snapshot:
     def _is_writer(self) -> bool:
         return rank_and_world()[0] == 0 or is_sharded(self._objects)
 
+    @counted_as("snapshot")
     def _save(self, taken: Taken | None = None) -> str | None:
         """Save ``taken``, or the current state. Returns None, or a sentence that says why it
         failed.
@@ -518,6 +520,7 @@ class Snapshot:
                 self._save()
             self.replicas.with_snapshot(self._steps)
 
+    @counted_as("snapshot")
     def _save_in_background(self) -> bool:
         """Save to memory, and start the copy to disk in the background. Returns whether a copy is
         in progress.

@@ -36,6 +36,7 @@ from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell
 from malletrain.training.side_group import new_side_group
+from malletrain.training.step_times import waits_counted
 from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
 from malletrain.training.torch_private import forget_worker
 
@@ -358,6 +359,9 @@ class ElasticStream(CountedEpochs):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the position to the end of the epoch."""
+        return waits_counted(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
         self._on_iteration()
         self._in_progress.clear()
         epoch, position = self.epoch, self._position

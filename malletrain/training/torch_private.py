@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import reduce
 from importlib import import_module
@@ -97,6 +97,28 @@ def batches_yielded(iterator: Any, otherwise: int) -> int:
     ``otherwise`` if this torch does not count them.
     """
     return int(getattr(iterator, "_num_yielded", otherwise))
+
+
+# --- parts of a step (malletrain.training.step_hooks) ---
+
+
+def batches_class() -> Any:
+    """Return the base class of a DataLoader's iterators; None if this torch has none."""
+    return getattr(import_module("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
+
+
+def work_class() -> Any:
+    """Return the class of a collective under way; None if this torch is built without them."""
+    return getattr(dist, "Work", None) if dist.is_available() else None
+
+
+def queue_after_backward(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the current backward pass has computed the last gradient. Call this
+    within that pass. Does nothing if the installed torch has no such callbacks.
+    """
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    if engine is not None:
+        engine.queue_callback(callback)
 
 
 # --- process groups (malletrain.elastic.group) ---

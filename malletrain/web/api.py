@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from malletrain.client import ClientError, Connection, operations
 from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.farm import MAX_TASKS
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.views import (
     EventView,
@@ -42,6 +43,8 @@ from malletrain.protocol.views import (
     NodeForecastView,
     NodeView,
     SeriesView,
+    TaskHistoryView,
+    TasksView,
     UsageView,
 )
 from malletrain.submission.resuming import with_snapshots_bound
@@ -265,6 +268,10 @@ class Routes:
         router.get("/jobs/{job}/logs", responses=answers(LogView))(self.logs)
         router.get("/jobs/{job}/history", responses=answers(HistoryView))(self.history)
         router.get("/jobs/{job}/metrics", responses=answers(list[SeriesView]))(self.metrics)
+        router.get("/jobs/{job}/tasks", responses=answers(TasksView))(self.tasks)
+        router.get("/jobs/{job}/tasks/history", responses=answers(TaskHistoryView))(
+            self.task_history
+        )
         router.get("/nodes", responses=answers(list[NodeView]))(self.nodes)
         router.get("/timeline", responses=answers(TimelineView))(self.timeline)
         router.get("/events", responses=answers(list[EventView]))(self.events)
@@ -359,6 +366,35 @@ class Routes:
             lambda client: client.metrics(detail.job.id, since=since or 0.0, most=most),
         )
         return reply(series)
+
+    async def tasks(
+        self,
+        request: Request,
+        job: Job,
+        state: Annotated[str, Query(max_length=20, description="Empty: any.")] = "",
+        after: Annotated[int, Query(ge=-1, le=MAX_TASKS, description="Number before them.")] = -1,
+        limit: Annotated[int, Query(ge=0, le=1000, description="0: only the counts.")] = 100,
+    ) -> Response:
+        """The tasks of a farm, in order, and the counts of all."""
+        detail = await self._managed(request, job)
+        operation = operations.tasks(detail.job.id, state=state, after=after, limit=limit)
+        return await self._of_farm(("tasks", detail.job.id, state, after, limit), operation)
+
+    async def task_history(self, request: Request, job: Job) -> Response:
+        """How many tasks of a farm were done, had failed and ran, over time; the slowest ones."""
+        detail = await self._managed(request, job)
+        operation = operations.task_history(detail.job.id)
+        return await self._of_farm(("task_history", detail.job.id), operation)
+
+    async def _of_farm(self, key: Hashable, operation: operations.Operation[Any]) -> Response:
+        try:
+            return reply(
+                await self.connections.run_cached(key, lambda client: client.do(operation))
+            )
+        except ClientError as error:
+            if error.code == "refused":
+                raise WebRefusal(404, str(error)) from None
+            raise
 
     async def events(
         self,

@@ -1,4 +1,5 @@
-"""Records throughput and scale of the jobs over time, since the page was started. Pure.
+"""Records throughput, scale and the parts of a step of jobs over time, since the page was started.
+Pure.
 
 :class:`SeenHistory`: the daemon does not store throughput over time, so the history of a job starts
 with the first poll after both the job and the page have started.
@@ -58,11 +59,20 @@ MAX_JOBS = 2000
 """Maximum number of jobs with a history. The oldest is removed first."""
 
 
+STEP_PARTS = ("data", "others", "transfer", "snapshot", "computing")
+"""Parts of a step in the order in which the page stacks them."""
+
+
 class HistoryView(msgspec.Struct, frozen=True):
-    """Answer of ``/api/v1/jobs/JOB/history``. ``points``: (time, samples/s, nodes, samples)."""
+    """Answer of ``/api/v1/jobs/JOB/history``. ``points``: (time, samples/s, nodes, samples).
+    ``steps``: (time, share of a step of each part in the order of ``parts``); empty if not
+    measured.
+    """
 
     job: str
     points: list[tuple[float, ...]]
+    parts: tuple[str, ...] = STEP_PARTS
+    steps: list[tuple[float, ...]] = []
 
 
 class SeenHistory:
@@ -85,13 +95,18 @@ class SeenHistory:
                     del self._jobs[next(iter(self._jobs))]
             history.over = job.ended is not None
             history.points.add(now, job.rate, float(len(job.nodes)), job.samples)
+            if job.step_shares:
+                shares = (job.step_shares.get(part, 0.0) for part in STEP_PARTS)
+                history.steps.add(now, *shares)
 
     def view(self, job: str) -> HistoryView:
         """Return the history of one job; empty if it has none."""
-        return HistoryView(job, (self._jobs.get(job) or _JobHistory()).points.points())
+        history = self._jobs.get(job) or _JobHistory()
+        return HistoryView(job, history.points.points(), steps=history.steps.points())
 
 
 class _JobHistory:
     def __init__(self) -> None:
         self.points = ThinnedSeries()
+        self.steps = ThinnedSeries()
         self.over = False

@@ -33,6 +33,7 @@ from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerA
 from scavenger.batch.pace import RequestBudget
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
+from scavenger.batch.slots import CPUS, MEMORY_MB, parts_of_hosts
 from scavenger.batch.submission import (
     Dialect,
     LeaseSpec,
@@ -136,6 +137,8 @@ def lease_spec(
     if slot is not None:
         # The batch script learns its host from the scheduler.
         env["MALLETRAIN_SLOT"] = request.node.removeprefix(f"{host_of(request.node)}/")
+        env["MALLETRAIN_SLOT_CPUS"] = str(slot.amounts[CPUS])
+        env["MALLETRAIN_SLOT_MEMORY_MB"] = str(slot.amounts[MEMORY_MB])
     # The files in output_dir belong to this process's user.
     output = (
         s.output_dir / f"{request.id}.out"
@@ -346,6 +349,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
             ),
             leases=(*self.ender.mark_leaving(view.leases, grace_s), *ended_leases.values()),
             total_nodes=len(view.answer.facts),
+            kind_parts=parts_of_hosts(view.answer.facts),
             idle_nodes=len(self.memory.since),
             forecasts=self._forecasts(view.answer.facts, now),
             explanations=Explanations(view.answer.facts.values(), view.rules, view.choice, now),

@@ -12,6 +12,7 @@ a name, a class (the kind) and a topology group (the host). Pure: asks no schedu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,6 +89,21 @@ def capacity(total: Amounts, amounts: Amounts) -> int:
     return max(
         0, min((total.get(name, 0) // amount for name, amount in amounts.items()), default=0)
     )
+
+
+def parts_of_hosts(slots: Iterable[str]) -> dict[str, float]:
+    """Return kind → the part of a host that one of its slots is: 1 ÷ the slots of the kind on the
+    host that has most.
+
+    Args:
+        slots: names of all slots; names of whole nodes are ignored.
+    """
+    counts = Counter(name.rpartition(".")[0] for name in slots if kind_of(name))
+    most: dict[str, int] = {}
+    for place, count in counts.items():
+        kind = kind_of(f"{place}.0")
+        most[kind] = max(count, most.get(kind, 0))
+    return {kind: 1 / count for kind, count in most.items()}
 
 
 def slot_facts(

@@ -76,7 +76,8 @@ class Record:
     def close(self) -> None:
         """Close the history."""
         if self._history is not None:
-            self._history.close()
+            with contextlib.suppress(OSError):  # its last lines do not fit on a full disk
+                self._history.close()
 
     def log(self, node: str, event: str, lease: str = "", reason: str = "") -> None:
         """Append a line to the history."""
@@ -114,7 +115,8 @@ class Record:
     def _complain(self, sentence: str) -> None:
         if sentence != self._last_complaint:
             self._last_complaint = sentence
-            print(sentence, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # the log may be on the same full disk
+                print(sentence, file=sys.stderr, flush=True)
 
 
 _LEASE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scavenger.batch.slots import parts_of_hosts
 from scavenger.embedded.layout import (
     FORMAT_VERSION,
     Layout,
@@ -102,6 +103,7 @@ class LocalScavenger:
             ),
             leases=tuple(_lease(lease_id, record) for lease_id, record in state["leases"].items()),
             total_nodes=len(nodes),
+            kind_parts=parts_of_hosts(nodes),
             idle_nodes=sum(n["idle_since"] is not None for n in nodes.values()),
             explanations=tuple(
                 Explanation(

@@ -377,6 +377,13 @@ def _slots(inputs: PbsCheckInputs, hosts: Mapping[str, HostVnodes]) -> Iterator[
             f"PBS lets no two jobs share {len(alone)} of {len(hosts)} hosts (sharing of their "
             "vnodes), so that they have no slots.",
         )
+    yield (
+        True,
+        "PBS confines jobs to their processors, memory and GPUs only with its hook pbs_cgroups, "
+        "which only managers can see (qmgr -c 'list pbshook pbs_cgroups'). Without it leases of "
+        "slots bound their own processors and memory ([nodes] bound_cpus, bound_memory). Nothing "
+        "bounds memory bandwidth and network.",
+    )
 
 
 def _permission(inputs: PbsCheckInputs) -> Iterator[Finding]:

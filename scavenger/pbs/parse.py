@@ -185,6 +185,7 @@ JOB_ATTRIBUTES = (
     "run_count",
     "Exit_status",
     "Rerunable",
+    "stime",
 )
 """Attributes of a job that are read."""
 DSV_MARK = "\x1f"
@@ -229,6 +230,7 @@ class RawJob(msgspec.Struct):
     run_count: Any = 0
     Exit_status: Any = None
     Rerunable: Any = True
+    stime: Any = ""
 
 
 class _Jobs(msgspec.Struct):
@@ -269,6 +271,8 @@ class PbsJob(NamedTuple):
     """Exit status, None before its end."""
     rerunnable: bool = True
     """Whether PBS can requeue it."""
+    ends_by: float | None = None
+    """End of its walltime if it has started."""
 
 
 class PbsJobTable(NamedTuple):
@@ -372,6 +376,7 @@ def _job(job_id: str, raw: RawJob) -> PbsJob:
     estimated = raw.estimated if isinstance(raw.estimated, dict) else {}
     resources = raw.Resource_List if isinstance(raw.Resource_List, dict) else {}
     host = _HOST.search(text_of(resources.get("select")))
+    started, walltime_s = read_time(raw.stime), read_duration(resources.get("walltime"))
     return PbsJob(
         id=job_id,
         name=text_of(raw.Job_Name),
@@ -388,6 +393,7 @@ def _job(job_id: str, raw: RawJob) -> PbsJob:
         runs=int(number_of(raw.run_count)),
         exit=None if raw.Exit_status is None else int(number_of(raw.Exit_status)),
         rerunnable=truth_of(raw.Rerunable, True),
+        ends_by=None if started is None or not walltime_s else started + walltime_s,
     )
 
 

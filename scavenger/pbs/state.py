@@ -176,7 +176,7 @@ def lease_of(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Lease:
             else "it is ending"
         )
         return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, reason, now + grace_s)
-    return Lease(lease_id, job.id, LeaseState.RUNNING, job.host)
+    return Lease(lease_id, job.id, LeaseState.RUNNING, job.host, ends_by=job.ends_by)
 
 
 def ledger_entry(lease_id: str, job: PbsJob, now: float, grace_s: float) -> LeaseJob:

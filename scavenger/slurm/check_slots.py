@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from scavenger.batch.commands import Commands
 from scavenger.batch.look import Finding
@@ -41,12 +41,50 @@ def slot_findings(
         return
     for kind in settings.slots:
         yield _kind_finding(kind, hosts, site, settings.lease)
-    if "MEMORY" not in site.settings.get("SelectTypeParameters", "").upper():
+    for sentence in unconfined(site.settings, settings.slots):
+        yield True, sentence
+
+
+def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterator[str]:
+    """Yield a sentence for each resource to which this Slurm does not confine jobs, so that leases
+    and the jobs beside them depend on each other's good behaviour.
+
+    Args:
+        settings: the settings of ``scontrol show config``, with those of cgroup.conf.
+        kinds: the site's kinds of slots.
+    """
+    plugins = settings.get("TaskPlugin", "")
+    constrains = {
+        resource: "cgroup" in plugins and settings.get(f"Constrain{resource}", "").lower() == "yes"
+        for resource in ("Cores", "RAMSpace", "Devices")
+    }
+    if "MEMORY" not in settings.get("SelectTypeParameters", "").upper():
         yield (
-            True,
             "Slurm does not allocate memory (SelectTypeParameters has no CR_…_Memory), so the "
-            "memory of slots is neither reserved nor bounded.",
+            "memory of slots is not reserved: all jobs of a host share it."
         )
+    if not constrains["Cores"] and "affinity" not in plugins:
+        yield (
+            f"Slurm does not confine jobs to their processors (TaskPlugin={plugins or 'none'}). A "
+            "lease restricts itself to as many as its slot has, unless [nodes] bound_cpus is "
+            "false. Other jobs can still use those of the lease. To confine all: "
+            "TaskPlugin=task/cgroup,task/affinity, and ConstrainCores=yes in cgroup.conf."
+        )
+    if not constrains["RAMSpace"]:
+        yield (
+            "Slurm does not limit the memory of jobs (ConstrainRAMSpace in cgroup.conf). "
+            "MalleTrain measures that of its leases and ends a job that uses more than its slot "
+            "has, unless [nodes] bound_memory is false. Between two measurements it is not bounded."
+        )
+    if not constrains["Devices"] and any("gpu" in kind.amounts for kind in kinds):
+        yield (
+            "Slurm does not hide the GPUs of other jobs (ConstrainDevices in cgroup.conf). "
+            "Programs that ignore CUDA_VISIBLE_DEVICES can use them."
+        )
+    yield (
+        "Nothing bounds what a lease uses of memory bandwidth, network and PCIe beside other jobs. "
+        'If that is not acceptable on a host, set beside = "nobody" for its kinds of slots.'
+    )
 
 
 def _kind_finding(

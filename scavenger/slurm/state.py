@@ -128,6 +128,7 @@ def lease_of(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Lease:
         gone_at,
         job.start,
         job.end if job.state == "COMPLETING" else None,  # ended; Slurm cleans up the node
+        None if leaving else job.end,
     )
 
 

@@ -80,6 +80,20 @@ def test_failures_are_tried_again_and_reported(shared):
         client.do(operations.retry(job, state="failed"))
 
 
+def test_a_node_without_its_files_does_not_burn_the_tasks(embedded):
+    command = f'test "$MALLETRAIN_NODE" != n1 || exit 9; sleep 0.2; {farms.APPEND}'
+    job = farms.submit(embedded, command, farms.numbered(60), "3:3")
+    embedded.until_state(job, "completed")
+    assert farms.runs(embedded) == dict.fromkeys(range(60), 1)
+    with embedded.client() as client:
+        events = [e for e in client.events(job=job, limit=1000) if e.node in ("", "n1")]
+    sentences = [event.sentence for event in events if event.kind == "tasks-failing"]
+    assert "they run again on other nodes" in sentences[0]
+    assert "at least one of them succeeds on another node" in sentences[1]
+    kinds = {event.kind for event in events}
+    assert not kinds & {"node-rejected", "job-suspended"}, "the farm keeps its minimum of nodes"
+
+
 def test_failed_tasks_of_a_running_farm_can_be_retried(shared):
     command = "test -e {x} || {{ test {x} = go && sleep 1000; exit 1; }}"
     job = farms.submit(shared, command, [["ready"], ["go"]], nodes="1:2", time_s=3600)

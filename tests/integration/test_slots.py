@@ -7,6 +7,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from scavenger.batch.slots import SlotKind
 from scavenger.embedded.hosts import Division
 from scavenger.interface import host_of
@@ -96,6 +98,11 @@ def test_jobs_and_trials_share_a_host_and_a_main_job_takes_back_one_slot(tmp_pat
             engine.wait()
         with made.client() as client:
             assert {job.state for job in client.jobs()} == {"completed"}
+            [used] = client.usage()
+        assert used.node_class == "gpu"
+        assert used.charged_nh == pytest.approx(used.leased_nh / 8)  # its part of the host
+        assert used.gpu_h == pytest.approx(used.leased_nh)
+        assert used.leased_nh > 0
 
 
 def nodes_of(made, running=False):

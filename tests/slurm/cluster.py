@@ -34,7 +34,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={root}/run/munge.socket,cred_expire=30
+AuthInfo=socket={root}/run/munge.socket,cred_expire={cred_expire}
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 SlurmctldPort={port}
 StateSaveLocation={root}/state
@@ -115,6 +115,7 @@ class SlurmCluster:
             "preempt_mode": "REQUEUE",
             "lease_mode": "PreemptMode=CANCEL",
             "kill_wait": 2,
+            "cred_expire": 30,
             "min_job_age": 300,
             "slurmd_timeout": 120,
             "message_timeout": 30,

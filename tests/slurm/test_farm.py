@@ -26,3 +26,19 @@ def test_tasks_of_a_lease_that_is_cancelled_or_preempted_use_up_no_try(cluster, 
         assert {task.tries for task in farms.tasks(site, job).tasks} == {0}
         assert site.job(job).state == "completed"
         assert farms.runs(site) == dict.fromkeys(range(6), 1)
+
+
+def test_tasks_with_a_drain_time_end_on_the_node_that_a_main_job_takes(cluster, root):
+    slurm = cluster(2, grace=3600)
+    with slurm_site(root / "s", slurm) as site:
+        site.script("hold", "")
+        command = f"echo {{index}} >> begun; while [ -e hold ]; do sleep 0.1; done; {farms.APPEND}"
+        job = farms.submit(site, command, farms.numbered(4), nodes="1:2", cpus=0, drain_s=3600.0)
+        site.until(lambda: farms.tasks(site, job).counts["running"] == 2, "both nodes have tasks")
+        main = slurm.submit("sleep 0.5", "--nodes=2", "--exclusive", "--time=2")
+        site.until(lambda: len(site.events("node-leaving")) == 2, "both notices are heard")
+        (site.work / "hold").unlink()
+        slurm.until(lambda: slurm.jobs()[main][0] == "COMPLETED", "the main job completes")
+        site.until_state(job, "completed", "failed")
+        assert site.job(job).state == "completed"
+        assert farms.runs(site, "begun") == farms.runs(site) == dict.fromkeys(range(4), 1)

@@ -52,6 +52,8 @@ def test_single_gpus_of_a_partly_used_node_are_leased_one_by_one(cluster, root):
     assert environment["MALLETRAIN_NODE_CLASS"] == "gpu"
     assert environment["MALLETRAIN_GPUS"] == "1"
     assert environment["SLURM_CPUS_ON_NODE"] == "2"
+    assert environment["MALLETRAIN_SLOT_CPUS"] == "2"
+    assert environment["MALLETRAIN_SLOT_MEMORY_MB"] == "300"
     poll = one.poll()
     assert {lease.id: lease.node for lease in poll.leases} == {
         f"l{n}": f"n1/gpu.{n}" for n in range(3)
@@ -82,7 +84,9 @@ def test_the_check_says_which_hosts_can_have_a_kind(cluster):
     slurm = cluster(2, **SHARED)
     kinds = (GPU, SlotKind("huge", {"gpu": 8, "cpus": 2, "memory_mb": 300}))
     findings = [
-        (works, text) for works, text in scavenger(slurm, slots=kinds).check() if "kind" in text
+        (works, text)
+        for works, text in scavenger(slurm, slots=kinds).check()
+        if text.startswith("A slot of kind")
     ]
     assert findings == [
         (
@@ -133,6 +137,8 @@ name = "cpu"
 cpus = 1
 memory = "50 MiB"
 nodes = ["n2"]
+[nodes]
+bound_memory = false
 """
 
 

@@ -14,7 +14,14 @@ import click
 import numpy as np
 
 from windsr import WindsrError, __version__
-from windsr.data_options import data_options, radius_of, radius_options, reading_of, split_of
+from windsr.data_options import (
+    data_options,
+    fields_of,
+    radius_of,
+    radius_options,
+    reading_of,
+    split_of,
+)
 from windsr.presets import PRESETS, preset_of
 
 METHOD_NAMES = ("windsr", "windsr-edm", "unet", "srcnn", "esrgan")
@@ -39,7 +46,7 @@ def cli() -> None:
     "--terrain/--no-terrain",
     default=True,
     show_default=True,
-    help="Whether the model sees the terrain.",
+    help="Whether the model sees the terrain. Without, no terrain is needed.",
 )
 @click.option(
     "--steps", type=click.IntRange(1), help="Steps of the optimizer. Default: the preset's."
@@ -92,7 +99,7 @@ def train(folder: Path, **options: Any) -> None:
 
     changes = {key: options[key] for key in ("batch", "precision") if options[key] is not None}
     preset = dataclasses.replace(preset_of(options["preset"]), **changes)
-    fields, _ = split_of(options)
+    fields, _ = split_of(options, needs_terrain=options["terrain"])
     settings = {
         key: options[key]
         for key in (
@@ -182,24 +189,23 @@ def sample(folder: Path, **options: Any) -> None:
     from windsr import checkpoint, queue, readers
     from windsr.methods import Draw
 
-    method, _ = checkpoint.load(options["model"])
-    factor = method.preset.factor
-    train_part, test_part = split_of(options)
+    method, facts = checkpoint.load(options["model"])
+    factor, needs_terrain = method.preset.factor, method.terrain
     if options["coarse"] is not None:
-        inputs = queue.from_coarse(
-            readers.read(options["coarse"], dataclasses.replace(reading_of(options), spacing=None)),
-            test_part,
-            factor,
-        )
+        reading = dataclasses.replace(reading_of(options, needs_terrain), spacing=None)
+        fine = fields_of(options, needs_terrain)
+        inputs = queue.from_coarse(readers.read(options["coarse"], reading), fine, factor)
     elif options["part"] == "all":
-        both = dataclasses.replace(
-            train_part,
-            wind=np.concatenate([train_part.wind, test_part.wind]),
-            times=np.concatenate([train_part.times, test_part.times]),
-        )
-        inputs = queue.from_fine(both, factor)
+        inputs = queue.from_fine(fields_of(options, needs_terrain), factor)
     else:
+        train_part, test_part = split_of(options, needs_terrain)
         inputs = queue.from_fine(test_part if options["part"] == "test" else train_part, factor)
+    trained_at = float(facts.get("height", inputs.height))
+    if trained_at != inputs.height:
+        say(
+            f"note: the model was trained on wind at {trained_at:g} m, and these fields are at "
+            f"{inputs.height:g} m"
+        )
     if options["observations"] is not None:
         inputs, sentence = queue.observed(
             inputs, options["observations"], method, *radius_of(options)
@@ -310,7 +316,8 @@ def plot(samples: tuple[Path, ...], out: Path, field: int) -> None:
         first = next(iter(made.values()))
         both = {"bicubic": dataclasses.replace(first, members=compare.interpolated(first)), **made}
         say(f"wrote {pictures.bias(out / 'bias.png', both)}")
-        say(f"wrote {pictures.distributions(out / 'cdf.png', compare.table_of(samples)['cdfs'])}")
+        cdfs = compare.table_of(samples)["cdfs"]
+        say(f"wrote {pictures.distributions(out / 'cdf.png', cdfs, first.height)}")
 
 
 @cli.command()

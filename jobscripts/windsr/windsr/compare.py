@@ -68,7 +68,11 @@ def table_of(samples: Sequence[Path]) -> dict[str, Any]:
         for name, r in results.items()
         if r.members.shape[0] == len(first.truth)
     }
-    return {"peak": peak, "scores": table, "cdfs": cdfs(curves, first.terrain)}
+    return {
+        "peak": peak,
+        "scores": table,
+        "cdfs": cdfs(curves, first.terrain if first.has_terrain else None),
+    }
 
 
 def lines_of(table: dict[str, Any]) -> list[str]:

@@ -73,27 +73,37 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def split_of(options: dict[str, Any]) -> tuple[Any, Any]:
+def split_of(options: dict[str, Any], needs_terrain: bool = True) -> tuple[Any, Any]:
     """(train, test) fields by the data options."""
-    from windsr import readers, synthetic
     from windsr.fields import split_by_day
 
+    return split_by_day(fields_of(options, needs_terrain), options["test_day"])
+
+
+def fields_of(options: dict[str, Any], needs_terrain: bool) -> Any:
+    """All fields of the data options. ``needs_terrain``: whether a file without is refused."""
+    from windsr import readers, synthetic
+
     if options["data"] is None:
-        fields = synthetic.generate(
+        return synthetic.generate(
             days=options["synthetic_days"],
             size=options["synthetic_size"],
             seed=options["data_seed"],
         )
-    else:
-        fields = readers.read(options["data"], reading_of(options))
-    return split_by_day(fields, options["test_day"])
+    return readers.read(options["data"], reading_of(options, needs_terrain))
 
 
-def reading_of(options: dict[str, Any]) -> Any:
+def reading_of(options: dict[str, Any], needs_terrain: bool = True) -> Any:
     """How the files of the data options are read."""
     from windsr.readers import Options
 
-    return Options(options["spacing"], options["height"], options["units"], options["terrain_file"])
+    return Options(
+        options["spacing"],
+        options["height"],
+        options["units"],
+        options["terrain_file"],
+        needs_terrain,
+    )
 
 
 def radius_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ with a sentence that says what was looked for. It opens no data file but a terra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from windsr import WindsrError
 from windsr.fields import LENGTH_UNITS, SPEED_UNITS, Fields, to_si
 from windsr.grids import covered, local_metres, regrid
-from windsr.places import LATITUDES, LONGITUDES, Places, brought_to, places_of
+from windsr.places import LATITUDES, LONGITUDES, Places, brought_to, degrees_of, places_of
 
 
 @dataclass(frozen=True)
@@ -27,30 +28,35 @@ class Options:
     Args:
         spacing: m of the model's grid; needed where the file's own grid is curved or scattered,
             else the file's.
-        height: m above ground of the wind, in names such as ``windspeed_100m``.
+        height: m above ground of the wind.
         units: of wind where the file says none.
         terrain: a NetCDF file with the terrain at the same points, in any order and perhaps of a
             larger area.
+        needs_terrain: whether a file without terrain is refused.
     """
 
     spacing: float | None = None
     height: int = 10
     units: str | None = None
     terrain: Path | None = None
+    needs_terrain: bool = True
 
 
-SPEEDS = ("wind_speed", "ws10", "si10", "wspd10", "windspeed_10m", "wind_speed_10m", "sfcWind",
-          "ff10m", "wind_speed_at_10m", "10si")  # fmt: skip
-COMPONENTS = (
-    ("u10", "v10"),
-    ("U10", "V10"),
-    ("uas", "vas"),
-    ("10u", "10v"),
-    ("u10m", "v10m"),
-    ("x_wind_10m", "y_wind_10m"),
-    ("x_wind", "y_wind"),
-    ("eastward_wind", "northward_wind"),
+SPEEDS_AT = ("windspeed_{}m", "wind_speed_{}m", "ws{}", "si{}", "wspd{}", "ff{}m",
+             "wind_speed_at_{}m", "{}si")  # fmt: skip
+"""Names of the wind speed at a height, m."""
+COMPONENTS_AT = (
+    ("u{}", "v{}"),
+    ("U{}", "V{}"),
+    ("{}u", "{}v"),
+    ("u{}m", "v{}m"),
+    ("x_wind_{}m", "y_wind_{}m"),
 )
+SPEEDS_AT_10_M, COMPONENTS_AT_10_M = ("sfcWind",), (("uas", "vas"),)
+"""Names that mean 10 m (CMIP)."""
+SPEEDS = ("wind_speed",)
+"""Names that say no height."""
+COMPONENTS = (("x_wind", "y_wind"), ("eastward_wind", "northward_wind"), ("u", "v"))
 TERRAINS = (
     "terrain",
     "surface_altitude",
@@ -73,7 +79,8 @@ TERRAIN_UNITS = LENGTH_UNITS | dict.fromkeys(
 )
 HEIGHTS = ("height", "heightaboveground", "height_above_ground", "altitude", "level", "lev", "z")
 """What a dimension of heights is called, perhaps with a number after it."""
-EASTWARD = ("x", "lon", "longitude", "west_east", "grid_longitude", "projection_x_coordinate", "ni")
+EASTWARD = ("x", "lon", "longitude", "rlon", "west_east", "grid_longitude",
+            "projection_x_coordinate", "ni", "i")  # fmt: skip
 
 
 def _first(dataset: Any, names: tuple[str, ...]) -> Any:
@@ -106,27 +113,54 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
     terrain = terrain_of(dataset)
     if options.terrain is not None:
         terrain = _terrain_file(options.terrain, dataset, wind)
-    elif terrain is not None:
+    elif terrain is not None and options.needs_terrain:
         terrain = _own_terrain(terrain, dataset, wind, name)
-    if terrain is None:
+    elif terrain is not None and not set(terrain.squeeze().dims) <= set(wind.dims):
+        terrain = None
+    if terrain is None and options.needs_terrain:
         raise WindsrError(
             f"{name} has no terrain (looked for {', '.join(TERRAINS)}); give a file that has "
-            "with --terrain-file."
+            "with --terrain-file, or train and sample without (--no-terrain)."
         )
-    wind, terrain = _northward_first(wind, terrain, name)
+    if terrain is not None and not terrain.attrs.get("units"):
+        of = f"{terrain.name} {terrain.attrs.get('standard_name', '')}"
+        if terrain.name == "z" or "geopotential" in of:
+            raise WindsrError(
+                f"{name}: the terrain {terrain.name} has no units, and can be a height (m) or a "
+                "geopotential (m2 s-2); give it some."
+            )
+    if terrain is None:
+        wind = _rows_and_columns(dataset, wind, name)
+    else:
+        wind, terrain = _northward_first(wind, terrain, name)
     speed = to_si(wind.to_numpy(), units, SPEED_UNITS, f"{name}: {wind.name or 'wind'}")
     speed = speed.reshape(-1, *speed.shape[-2:])  # runs, members and hours alike become fields
-    heights = to_si(
-        terrain.squeeze().to_numpy(),
-        terrain.attrs.get("units", "m"),
-        TERRAIN_UNITS,
-        f"{name}: terrain",
-    )
+    heights = np.zeros(speed.shape[-2:], np.float32)
+    if terrain is not None:
+        heights = to_si(
+            terrain.squeeze().to_numpy(),
+            terrain.attrs.get("units", "m"),
+            TERRAIN_UNITS,
+            f"{name}: terrain",
+        )
     if heights.shape != speed.shape[-2:]:
         raise WindsrError(
             f"{name}: wind is on a grid of {speed.shape[-2:]} points, the terrain on "
             f"{heights.shape}."
         )
+    fields = _located(dataset, wind, speed, heights, name, options)
+    return replace(fields, height=float(options.height), has_terrain=terrain is not None)
+
+
+def _located(
+    dataset: Any,
+    wind: Any,
+    speed: NDArray[np.float32],
+    heights: NDArray[np.float32],
+    name: str,
+    options: Options,
+) -> Fields:
+    """Fields at the places that the file says. Raises WindsrError where they are not known."""
     times = _times_of(dataset, wind, len(speed), name)
     axes = [dataset[dim] if dim in dataset.coords else None for dim in wind.dims[-2:]]
     projected = [
@@ -141,36 +175,38 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
             ).astype(np.float64)
             for axis in projected
         )
-        if options.spacing is None or np.isclose(
-            options.spacing, abs(np.diff(x).mean()), rtol=0.01
-        ):
+        own = [abs(np.diff(axis).mean()) for axis in (y, x) if len(axis) > 1]
+        if options.spacing is None or np.allclose(own, options.spacing, rtol=0.01):
             return _upright(speed, heights, times, y, x, name)
         points = np.meshgrid(y, x, indexing="ij")
         return regridded(*points, speed, heights, times, options, name)
-    lat, lon = (
-        _first(dataset, LATITUDES),
-        _first(dataset, LONGITUDES),
-    )
-    if lat is None or lon is None:
+    degrees = degrees_of(dataset, wind)
+    if degrees is None:
         raise WindsrError(
             f"{name}: neither y and x in m nor latitudes and longitudes; where the points are "
             "cannot be known."
         )
-    places = [np.asarray(c.squeeze().to_numpy(), dtype=np.float64) for c in (lat, lon)]
-    if places[0].ndim == 1:
-        places = list(np.meshgrid(*places, indexing="ij"))
-    return regridded(*local_metres(*places), speed, heights, times, options, name)
+    return regridded(*local_metres(*degrees), speed, heights, times, options, name)
 
 
 def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | None]:
-    speed = _first(dataset, (f"windspeed_{options.height}m", *SPEEDS))
+    """The wind speed at the height of the options, and its units. Raises WindsrError."""
+    height, is_10_m = options.height, options.height == 10
+    stated = tuple(pattern.format(height) for pattern in SPEEDS_AT)
+    stated += SPEEDS_AT_10_M if is_10_m else ()
+    speed = _first(dataset, (*stated, *SPEEDS))
     speed = _by_standard(dataset, SPEED_STANDARD) if speed is None else speed
     if speed is not None:
         units = options.units or speed.attrs.get("units")
         return _at_height(speed, name, options), units
-    pairs = [(_first(dataset, (u,)), _first(dataset, (v,))) for u, v in COMPONENTS]
-    pairs += [(_by_standard(dataset, u), _by_standard(dataset, v)) for u, v in COMPONENT_STANDARDS]
-    for u, v in pairs:
+    names = tuple((u.format(height), v.format(height)) for u, v in COMPONENTS_AT)
+    names += (*(COMPONENTS_AT_10_M if is_10_m else ()), *COMPONENTS)
+    pairs = [((u, v), (_first(dataset, (u,)), _first(dataset, (v,)))) for u, v in names]
+    pairs += [
+        ((u, v), (_by_standard(dataset, u), _by_standard(dataset, v)))
+        for u, v in COMPONENT_STANDARDS
+    ]
+    for _, (u, v) in pairs:
         if u is None or v is None:
             continue
         both = {options.units or c.attrs.get("units") for c in (u, v)}
@@ -185,32 +221,115 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
                 "to the same points first."
             )
         u, v = (_at_height(c, name, options) for c in (u, v))
-        return np.hypot(u, v).rename(f"{u.name}, {v.name}"), both.pop()
-    components = ", ".join("+".join(pair) for pair in COMPONENTS)
+        mapping = {key: u.attrs[key] for key in ("grid_mapping",) if key in u.attrs}
+        wind = np.hypot(u, v).rename(f"{u.name}, {v.name}").assign_attrs(mapping)
+        return wind, both.pop()
+    for both_names, components in pairs:
+        known = [c for c in components if c is not None]
+        if len(known) == 1:
+            absent = both_names[1] if components[1] is None else both_names[0]
+            raise WindsrError(
+                f"{name} has {known[0].name} and no {absent}: the speed of the wind needs both."
+            )
+    others = _at_other_heights(dataset)
+    if others:
+        raise WindsrError(
+            f"{name} has no wind at {height} m, but {', '.join(others)}; say which with --height."
+        )
+    components_text = ", ".join("+".join(pair) for pair in names)
     raise WindsrError(
-        f"{name} has no wind speed (looked for {', '.join(SPEEDS)}, and the standard name "
-        f"{SPEED_STANDARD}) and no components ({components})."
+        f"{name} has no wind speed (looked for {', '.join((*stated, *SPEEDS))}, and the standard "
+        f"name {SPEED_STANDARD}) and no components ({components_text})."
     )
+
+
+def _at_other_heights(dataset: Any) -> list[str]:
+    """The variables whose names say a wind at some height."""
+    names = (*SPEEDS_AT, *(u for u, _ in COMPONENTS_AT))
+    patterns = [re.compile(name.format(r"\d+")) for name in names]
+    found = [str(v) for v in dataset.data_vars if any(p.fullmatch(str(v)) for p in patterns)]
+    return found + [name for name in (*SPEEDS_AT_10_M, "uas") if name in dataset]
 
 
 def _at_height(wind: Any, name: str, options: Options) -> Any:
     """One height of a variable that has several. Raises WindsrError when none is the wanted one."""
-    for dim in wind.dims[:-2]:
-        if str(dim).lower().rstrip("0123456789_") not in HEIGHTS:
+    for dim in wind.dims:
+        if not _is_height(str(dim)):
             continue
-        if wind.sizes[dim] == 1:
+        if dim not in wind.coords:
+            if wind.sizes[dim] > 1:
+                raise _other_height(
+                    wind, name, f"{wind.sizes[dim]} levels ({dim}: without values)", options
+                )
             wind = wind.isel({dim: 0}, drop=True)
             continue
-        there = wind[dim].to_numpy() if dim in wind.coords else np.array([])
-        same = np.flatnonzero(np.isclose(there, options.height)) if there.size else there
+        levels = _metres(wind[dim], name)
+        same = np.flatnonzero(np.isclose(levels, options.height))
         if len(same) != 1:
-            levels = ", ".join(f"{h:g}" for h in there[:12]) or "without values"
-            raise WindsrError(
-                f"{name}: {wind.name} is on {wind.sizes[dim]} levels ({dim}: {levels}), none of "
-                f"them at {options.height} m; say which with --height."
-            )
+            text = f"{wind.sizes[dim]} levels ({dim}: {', '.join(f'{h:g}' for h in levels[:12])})"
+            raise _other_height(wind, name, text, options)
         wind = wind.isel({dim: int(same[0])}, drop=True)
+    for key, coordinate in wind.coords.items():
+        if coordinate.ndim or not _is_height(str(key)):
+            continue
+        level = float(_metres(coordinate, name))
+        if not np.isclose(level, options.height):
+            raise _other_height(wind, name, f"{level:g} m ({key})", options)
     return wind
+
+
+def _is_height(name: str) -> bool:
+    return name.lower().rstrip("0123456789_") in HEIGHTS
+
+
+def _other_height(wind: Any, name: str, there: str, options: Options) -> WindsrError:
+    return WindsrError(
+        f"{name}: {wind.name} is on {there}, none of them at {options.height} m; say which with "
+        "--height."
+    )
+
+
+def _metres(coordinate: Any, name: str) -> NDArray[np.float64]:
+    """The values of a coordinate of heights, m; one without units is in m. Raises WindsrError."""
+    units = str(coordinate.attrs.get("units", "m"))
+    if units.strip().lower() not in LENGTH_UNITS:
+        raise WindsrError(
+            f"{name}: the levels of {coordinate.name} are in {units!r} and not in m above ground; "
+            "wind at a height above ground is needed."
+        )
+    heights = to_si(coordinate.to_numpy(), units, LENGTH_UNITS, f"{name}: {coordinate.name}")
+    return np.asarray(heights, dtype=np.float64)
+
+
+def _rows_and_columns(dataset: Any, wind: Any, name: str) -> Any:
+    """Wind [..., y, x] of a file without terrain. Raises WindsrError for one without a grid."""
+    grid = [d for d in wind.dims if _is_horizontal(dataset, str(d))]
+    if wind.ndim >= 2 and len(grid) != 2:
+        grid = list(wind.dims[-2:])
+    if wind.ndim < 2:
+        raise WindsrError(
+            f"{name}: wind has the dimensions {', '.join(map(str, wind.dims))}; a grid of rows and "
+            "columns is needed."
+        )
+    rows, columns = grid
+    order = (columns, rows) if _is_eastward(wind, str(rows)) else (rows, columns)
+    return wind.transpose(..., *order)
+
+
+def _is_horizontal(dataset: Any, dim: str) -> bool:
+    """Whether a dimension is one of the two of the grid, by its axis or by the places on it."""
+    if dim in dataset.coords and dataset[dim].attrs.get("axis") in ("X", "Y"):
+        return True
+    names = (*LATITUDES, *LONGITUDES, *EASTWARD, "y", "rlat", "south_north", "grid_latitude",
+             "projection_y_coordinate", "nj", "j")  # fmt: skip
+    return dim.lower() in {name.lower() for name in names}
+
+
+def _is_eastward(variable: Any, dim: str) -> bool:
+    eastward = dim.lower() in EASTWARD
+    if dim in variable.coords:
+        eastward = variable[dim].attrs.get("axis", "X" if eastward else "Y") == "X"
+    return eastward
 
 
 def _northward_first(wind: Any, terrain: Any, name: str) -> tuple[Any, Any]:
@@ -220,10 +339,7 @@ def _northward_first(wind: Any, terrain: Any, name: str) -> tuple[Any, Any]:
     terrain = terrain.squeeze()
     if terrain.ndim == 2 and set(terrain.dims) <= set(wind.dims):
         rows, columns = terrain.dims
-        eastward = str(rows).lower() in EASTWARD
-        if rows in terrain.coords:
-            eastward = terrain[rows].attrs.get("axis", "X" if eastward else "Y") == "X"
-        order = (columns, rows) if eastward else (rows, columns)
+        order = (columns, rows) if _is_eastward(terrain, str(rows)) else (rows, columns)
         return wind.transpose(..., *order), terrain.transpose(*order)
     if wind.ndim < 2 or terrain.ndim != 2:
         raise WindsrError(

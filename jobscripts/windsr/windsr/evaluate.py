@@ -115,17 +115,19 @@ def cdf(values: NDArray[np.floating], at: NDArray[np.floating]) -> NDArray[np.fl
 
 
 def cdfs(
-    fields: Mapping[str, NDArray[np.floating]], terrain: NDArray[np.floating]
+    fields: Mapping[str, NDArray[np.floating]], terrain: NDArray[np.floating] | None
 ) -> dict[str, dict[str, Any]]:
     """By class of terrain: ``at`` (m/s), the distribution of each of ``fields`` [n, H, W], and its
     largest distance from ``truth``'s (Kolmogorov-Smirnov) where there is one. ``terrain``: [n, H,
-    W] or [H, W] m.
+    W] or [H, W] m; None: one class of all places.
     """
     highest = max(float(f.max()) for f in fields.values())
     at = np.arange(0.0, highest + CDF_STEP, CDF_STEP)
     shape = next(iter(fields.values())).shape
     table: dict[str, dict[str, Any]] = {}
-    for name, mask in classes_of(np.broadcast_to(terrain, shape)).items():
+    everywhere = {"all places": np.ones(shape, dtype=np.bool_)}
+    classes = everywhere if terrain is None else classes_of(np.broadcast_to(terrain, shape))
+    for name, mask in classes.items():
         curves = {key: cdf(field[mask], at) for key, field in fields.items()}
         entry: dict[str, Any] = {
             "at": at.tolist(),

@@ -75,13 +75,15 @@ class Fields:
     """Wind speed over terrain.
 
     Args:
-        wind: [time, y, x] float32, m/s, 10 m above ground.
+        wind: [time, y, x] float32, m/s, ``height`` m above ground.
         terrain: [y, x] float32, m above sea level.
         times: [time] datetime64[s], UTC.
         y, x: [y], [x] float64, m; equally spaced and rising; spacing the same both ways.
         source: where it comes from, for the history of what is written.
         located: whether y and x are the file's own, so that they can be compared with those of
             another file of the same projection. Else they begin anywhere.
+        height: m above ground of the wind.
+        has_terrain: whether ``terrain`` is known; else it is 0 everywhere.
 
     Raises:
         WindsrError: for shapes that do not fit, values that cannot be, or a grid that is not
@@ -95,6 +97,8 @@ class Fields:
     x: NDArray[np.floating]
     source: str
     located: bool = False
+    height: float = 10.0
+    has_terrain: bool = True
 
     def __post_init__(self) -> None:
         t, rows, columns = self.wind.shape if self.wind.ndim == 3 else (0, 0, 0)
@@ -131,6 +135,13 @@ class Fields:
                     f"{self.source}: {name} is not rising in equal steps; regrid first (--spacing)."
                 )
 
+        both = [float(np.diff(axis).mean()) for axis in (self.y, self.x) if len(axis) > 1]
+        if len(both) == 2 and not np.isclose(*both, rtol=0.01):
+            raise WindsrError(
+                f"{self.source}: points are {both[0]:g} m apart in y and {both[1]:g} m in x; "
+                "regrid first (--spacing)."
+            )
+
     @property
     def spacing(self) -> float:
         """m between grid points."""
@@ -154,6 +165,8 @@ def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tupl
         WindsrError: for days that are not there, or when nothing is left on one side.
     """
     days = np.unique(fields.days)
+    if not len(days):
+        raise WindsrError(f"{fields.source} has no field.")
     if test_days:
         try:
             dates = np.array([np.datetime64(day, "D") for day in test_days])
@@ -171,6 +184,6 @@ def split_by_day(fields: Fields, test_days: Sequence[str] | None = None) -> tupl
     if in_test.all():
         raise WindsrError(
             f"{fields.source} has {len(days)} day(s), all held out for the test; none is left "
-            "to train on."
+            "to train on. To make all of them fine with a trained model: sample --part all."
         )
     return fields.at(~in_test), fields.at(in_test)

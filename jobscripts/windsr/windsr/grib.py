@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from windsr import WindsrError
 from windsr.datasets import Options, from_dataset
 from windsr.fields import Fields
@@ -43,7 +45,11 @@ def _fields(path: Path, options: Options) -> Fields:
         variables = [_variable(path, {**above, "shortName": name}) for name in names]
         if all(one is not None for one in variables):
             made = dict(
-                zip(("u10", "v10") if len(names) == 2 else ("si10",), variables, strict=True)
+                zip(
+                    (f"u{height}", f"v{height}") if len(names) == 2 else (f"si{height}",),
+                    variables,
+                    strict=True,
+                )
             )
             break
     if not made:
@@ -55,7 +61,7 @@ def _fields(path: Path, options: Options) -> Fields:
         terrain = _variable(path, {"typeOfLevel": "surface", "shortName": name})
         if terrain is not None:
             first = terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
-            made["orog"] = first.drop_vars([c for c in first.coords if c not in first.dims])
+            made["orog"] = _on_own_grid(first, next(iter(made.values())))
             break
     return from_dataset(xarray.Dataset(made), str(path), options)
 
@@ -64,13 +70,59 @@ def _variable(path: Path, keys: dict[str, Any]) -> Any:
     """The messages with these keys as a variable, or None where there are none."""
     import xarray
 
-    how = {"filter_by_keys": keys, "indexpath": "", "errors": "raise"}
+    how = {
+        "filter_by_keys": keys,
+        "indexpath": "",
+        "errors": "raise",
+        "read_keys": ["alternativeRowScanning"],
+    }
     with xarray.open_dataset(
         path, engine="cfgrib", backend_kwargs=how, decode_timedelta=True
     ) as dataset:
         variables = list(dataset.load().data_vars.values())
-    return (
-        variables[0].drop_vars("heightAboveGround", errors="ignore")
-        if len(variables) == 1
-        else None
-    )
+    if len(variables) != 1:
+        return None
+    (variable,) = variables
+    scanned_by_columns = variable.attrs.get("GRIB_jPointsAreConsecutive")
+    if scanned_by_columns and variable.attrs.get("GRIB_alternativeRowScanning"):
+        raise WindsrError(
+            f"{path}: {variable.name} is scanned column by column and every other column backwards "
+            "(WMO's flag table 3.4), which ecCodes does not decode; turn it first with "
+            "'grib_set -s swapScanningAlternativeRows=1'."
+        )
+    return _in_order_of_coordinates(variable.drop_vars("heightAboveGround", errors="ignore"))
+
+
+def _in_order_of_coordinates(variable: Any) -> Any:
+    """A variable whose values are in the order of its latitudes and longitudes.
+
+    cfgrib gives the values of a regular grid as the message has them. It ignores that points may be
+    consecutive from row to row, or run from east to west (WMO's flag table 3.4), while its
+    longitudes always rise. Curved grids have the place of each point beside it.
+    """
+    if not {"latitude", "longitude"} <= set(variable.dims):
+        return variable
+    variable = variable.transpose(..., "latitude", "longitude")
+    values = variable.to_numpy()
+    if variable.attrs.get("GRIB_jPointsAreConsecutive"):
+        rows, columns = values.shape[-2:]
+        values = values.reshape(*values.shape[:-2], columns, rows).swapaxes(-1, -2)
+    if variable.attrs.get("GRIB_iScansNegatively"):
+        values = values[..., ::-1]
+    return variable.copy(data=values)
+
+
+def _on_own_grid(terrain: Any, wind: Any) -> Any:
+    """The terrain at its own places if they are in another order than the wind's, so that both are
+    brought together by them.
+    """
+    places = ("latitude", "longitude")
+    others = [c for c in terrain.coords if c not in (*terrain.dims, *places)]
+    terrain = terrain.drop_vars(others)
+    if all(
+        terrain[name].shape == wind[name].shape
+        and np.array_equal(terrain[name].to_numpy(), wind[name].to_numpy())
+        for name in places
+    ):
+        return terrain.drop_vars([name for name in places if name not in terrain.dims])
+    return terrain.rename({n: f"terrain_{n}" for n in dict.fromkeys((*terrain.dims, *places))})

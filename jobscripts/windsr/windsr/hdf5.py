@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,19 @@ def wrf_or_wtk(path: Path, options: Options) -> Fields:
 
     with h5py.File(path) as file:
         if "U10" in file and "V10" in file:
+            if options.height != 10:
+                raise WindsrError(
+                    f"{path} is WRF output, which has the wind at 10 m (U10, V10); --height "
+                    f"{options.height} is not in it."
+                )
             return _wrf(file, str(path), options)
         if f"windspeed_{options.height}m" in file:
-            return _wtk(file, str(path), options)
+            return replace(_wtk(file, str(path), options), height=float(options.height))
+        for present, absent in (("U10", "V10"), ("V10", "U10")):
+            if present in file:
+                raise WindsrError(
+                    f"{path} has {present} and no {absent}: the speed of the wind needs both."
+                )
         datasets = ", ".join(sorted(file)[:20])
         raise WindsrError(
             f"{path}: neither WRF output (U10, V10) nor WIND Toolkit "
@@ -52,7 +63,9 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
     """wrfout: U10, V10 [Time, y, x], HGT, XLAT, XLONG, Times; DX is the grid's spacing (WRF User's
     Guide, "WRF output fields").
     """
-    missing = [key for key in ("HGT", "Times") if key not in file]
+    has_terrain = "HGT" in file
+    wanted = ("HGT", "Times") if options.needs_terrain else ("Times",)
+    missing = [key for key in wanted if key not in file]
     if missing:
         raise WindsrError(f"{name} lacks {', '.join(missing)}, which WRF output has.")
     speed = to_si(
@@ -61,14 +74,18 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
         SPEED_UNITS,
         f"{name}: U10, V10",
     )
-    heights = to_si(file["HGT"][0], _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
+    heights: NDArray[np.float32] = np.zeros(speed.shape[-2:], np.float32)
+    if has_terrain:
+        heights = to_si(file["HGT"][0], _units(file["HGT"]), LENGTH_UNITS, f"{name}: HGT")
     times = _stamps(file["Times"][:])
     dx = float(np.ravel(file.attrs["DX"])[0]) if "DX" in file.attrs else None
     if dx is not None and options.spacing in (None, dx):
         rows, columns = heights.shape
-        return Fields(speed, heights, times, np.arange(rows) * dx, np.arange(columns) * dx, name)
+        y, x = np.arange(rows) * dx, np.arange(columns) * dx
+        return Fields(speed, heights, times, y, x, name, has_terrain=has_terrain)
     y, x = local_metres(file["XLAT"][0].astype(np.float64), file["XLONG"][0].astype(np.float64))
-    return regridded(y, x, speed, heights, times, options, name)
+    fields = regridded(y, x, speed, heights, times, options, name)
+    return replace(fields, has_terrain=has_terrain)
 
 
 def _wtk(file: Any, name: str, options: Options) -> Fields:
@@ -80,7 +97,10 @@ def _wtk(file: Any, name: str, options: Options) -> Fields:
         raise WindsrError(
             f"{name} lacks {', '.join(missing)}, which files of the WIND Toolkit have."
         )
-    absent = {"latitude", "longitude", "elevation"} - set(file["meta"].dtype.names or ())
+    columns = set(file["meta"].dtype.names or ())
+    has_terrain = "elevation" in columns
+    wanted = {"latitude", "longitude"} | ({"elevation"} if options.needs_terrain else set())
+    absent = wanted - columns
     if absent:
         raise WindsrError(
             f"{name}: its table 'meta' lacks {', '.join(sorted(absent))}; wind over unknown ground "
@@ -96,12 +116,9 @@ def _wtk(file: Any, name: str, options: Options) -> Fields:
     speed = to_si(raw, options.units or _units(stored), SPEED_UNITS, f"{name}: {stored.name}")
     meta = file["meta"][:]
     y, x = local_metres(meta["latitude"].astype(np.float64), meta["longitude"].astype(np.float64))
-    return regridded(
-        y,
-        x,
-        speed,
-        meta["elevation"].astype(np.float32),
-        _stamps(file["time_index"][:]),
-        options,
-        name,
+    heights = (
+        meta["elevation"].astype(np.float32) if has_terrain else np.zeros(len(meta), np.float32)
     )
+    times = _stamps(file["time_index"][:])
+    fields = regridded(y, x, speed, heights, times, options, name)
+    return replace(fields, has_terrain=has_terrain)

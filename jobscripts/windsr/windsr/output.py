@@ -27,6 +27,8 @@ class SampledFields:
         truth: [time, y, x] m/s, where it is known.
         mask: [time, y, x] 0..1, where observations were brought in.
         notes: global attributes.
+        height: m above ground of the wind.
+        has_terrain: whether ``terrain`` is known; else it is 0 everywhere.
     """
 
     members: NDArray[np.float32]
@@ -38,6 +40,8 @@ class SampledFields:
     truth: NDArray[np.float32] | None = None
     mask: NDArray[np.float32] | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    height: float = 10.0
+    has_terrain: bool = True
 
     @property
     def mean(self) -> NDArray[np.float32]:
@@ -66,20 +70,18 @@ def write(path: Path, result: SampledFields, did: str) -> None:
         "wind_speed": (
             axes,
             result.members,
-            {**_WIND, "long_name": "10 m wind speed, super-resolved"},
+            {**_WIND, "long_name": f"{result.height:g} m wind speed, super-resolved"},
         ),
         "wind_speed_mean": (plain, result.mean, {**_WIND, "cell_methods": "realization: mean"}),
-        "terrain": (
-            ("y", "x"),
-            result.terrain,
-            {"standard_name": "surface_altitude", "units": "m"},
-        ),
         "wind_speed_low": (
             ("time", "y_low", "x_low"),
             low,
             {**_WIND, "cell_methods": "y_low: x_low: mean", "long_name": "coarse input"},
         ),
     }
+    if result.has_terrain:
+        ground = {"standard_name": "surface_altitude", "units": "m"}
+        variables["terrain"] = (("y", "x"), result.terrain, ground)
     if result.members.shape[1] > 1:
         spread = result.members.std(axis=1, ddof=1)
         variables["wind_speed_spread"] = (
@@ -134,7 +136,7 @@ def write(path: Path, result: SampledFields, did: str) -> None:
             ),
             "height": (
                 (),
-                10.0,
+                result.height,
                 {"standard_name": "height", "units": "m", "positive": "up", "axis": "Z"},
             ),
         },
@@ -171,7 +173,6 @@ def read(path: Path) -> SampledFields:
             dataset.load()
             variables = {
                 "members": "wind_speed",
-                "terrain": "terrain",
                 "y": "y",
                 "x": "x",
                 "low": "wind_speed_low",
@@ -181,13 +182,23 @@ def read(path: Path) -> SampledFields:
             arrays |= {
                 key: dataset[name].to_numpy() for key, name in optional.items() if name in dataset
             }
+            has_terrain = "terrain" in dataset
+            arrays["terrain"] = (
+                dataset["terrain"].to_numpy()
+                if has_terrain
+                else np.zeros(arrays["members"].shape[-2:], np.float32)
+            )
             notes = {
                 k: v
                 for k, v in dataset.attrs.items()
                 if k not in ("Conventions", "title", "history")
             }
             return SampledFields(
-                times=dataset["time"].to_numpy().astype("datetime64[s]"), notes=notes, **arrays
+                times=dataset["time"].to_numpy().astype("datetime64[s]"),
+                notes=notes,
+                height=float(dataset["height"]),
+                has_terrain=has_terrain,
+                **arrays,
             )
     except (OSError, KeyError, ValueError) as error:
         raise WindsrError(f"{path} is not a file that 'windsr sample' wrote: {error}") from error

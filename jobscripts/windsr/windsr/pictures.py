@@ -63,9 +63,9 @@ def fields(path: Path, result: SampledFields, number: int) -> Path:
         wind.append(("one member", result.members[number, 0]))
     if result.truth is not None:
         wind.append(("truth", result.truth[number]))
-    below: list[tuple[str, NDArray[np.floating], str, dict[str, Any]]] = [
-        ("terrain", result.terrain, "m", {"cmap": TERRAIN_MAP})
-    ]
+    below: list[tuple[str, NDArray[np.floating], str, dict[str, Any]]] = []
+    if result.has_terrain:
+        below.append(("terrain", result.terrain, "m", {"cmap": TERRAIN_MAP}))
     if result.truth is not None:
         error = result.mean[number] - result.truth[number]
         most = float(np.quantile(np.abs(error), 0.995))
@@ -101,7 +101,8 @@ def fields(path: Path, result: SampledFields, number: int) -> Path:
         unused.set_axis_off()
     axes[0, 0].set_ylabel("km")
     axes[1, 0].set_ylabel("km")
-    figure.suptitle(f"{np.datetime_as_string(result.times[number], unit='m')} UTC", fontsize=10)
+    when = np.datetime_as_string(result.times[number], unit="m")
+    figure.suptitle(f"Wind at {result.height:g} m, {when} UTC", fontsize=10)
     return _done(figure, path)
 
 
@@ -121,8 +122,12 @@ def bias(path: Path, made: Mapping[str, SampledFields]) -> Path:
     return _done(figure, path)
 
 
-def distributions(path: Path, classes: Mapping[str, Mapping[str, Any]]) -> Path:
-    """The distribution of wind by class of terrain, as :func:`windsr.evaluate.cdfs` gives it."""
+def distributions(
+    path: Path, classes: Mapping[str, Mapping[str, Any]], height: float = 10.0
+) -> Path:
+    """The distribution of wind at ``height`` m by class of terrain, as
+    :func:`windsr.evaluate.cdfs` gives it.
+    """
     figure, axes = _new(1, len(classes))
     for k, (name, entry) in enumerate(classes.items()):
         panel = axes[0, k]
@@ -137,7 +142,7 @@ def distributions(path: Path, classes: Mapping[str, Mapping[str, Any]]) -> Path:
                 lw=2 if key == "truth" else 1.2,
             )
         panel.set_title(f"{name}, {entry['share']:.0%} of places", fontsize=9)
-        panel.set_xlabel("10 m wind, m/s", fontsize=8)
+        panel.set_xlabel(f"{height:g} m wind, m/s", fontsize=8)
         panel.tick_params(labelsize=7)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=6.5, loc="lower right")

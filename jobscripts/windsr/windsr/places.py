@@ -41,14 +41,67 @@ def places_of(dataset: Any, variable: Any) -> Places:
     ]
     if len(metres) == 2:
         places["projected"] = np.stack(np.meshgrid(*metres, indexing="ij"), axis=-1)
-    lat = _degrees(dataset, variable, "north", LATITUDES)
-    lon = _degrees(dataset, variable, "east", LONGITUDES)
-    if lat is not None and lon is not None:
-        east = np.radians(lon)
-        north = np.radians(lat)
+    degrees = degrees_of(dataset, variable)
+    if degrees is not None:
+        north, east = (np.radians(each) for each in degrees)
         vector = [np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)]
         places["geographic"] = EARTH_RADIUS_M * np.stack(vector, axis=-1)
     return places
+
+
+def degrees_of(
+    dataset: Any, variable: Any
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Latitudes and longitudes [rows, columns] of a variable, or None if they are not known.
+
+    Those of a rotated pole are computed if the file only has the axes of the rotated grid (CF
+    Conventions, appendix F, ``rotated_latitude_longitude``).
+    """
+    lat = _degrees(dataset, variable, "north", LATITUDES)
+    lon = _degrees(dataset, variable, "east", LONGITUDES)
+    if lat is not None and lon is not None:
+        return lat, lon
+    return _rotated(dataset, variable)
+
+
+def _rotated(dataset: Any, variable: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    mapping = dataset.get(variable.attrs.get("grid_mapping", "rotated_pole"))
+    rows, columns = variable.dims[-2:]
+    axes = [dataset[dim] for dim in (rows, columns) if dim in dataset.coords]
+    by_name = {axis.attrs.get("standard_name"): axis for axis in axes}
+    if mapping is None or set(by_name) != {"grid_latitude", "grid_longitude"}:
+        return None
+    if mapping.attrs.get("grid_mapping_name") != "rotated_latitude_longitude":
+        return None
+    like = variable.isel(dict.fromkeys(variable.dims[:-2], 0), drop=True)
+    grid = [
+        np.radians(
+            by_name[name].broadcast_like(like).transpose(rows, columns).to_numpy().astype(float)
+        )
+        for name in ("grid_latitude", "grid_longitude")
+    ]
+    pole_north = np.radians(float(mapping.attrs["grid_north_pole_latitude"]))
+    pole_east = float(mapping.attrs["grid_north_pole_longitude"])
+    turn = np.radians(float(mapping.attrs.get("north_pole_grid_longitude", 0.0)))
+    return unrotated(grid[0], grid[1] - turn, pole_north, pole_east)
+
+
+def unrotated(
+    north: NDArray[np.float64], east: NDArray[np.float64], pole_north: float, pole_east: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Latitudes and longitudes, degrees, of points of a grid with a rotated pole.
+
+    Args:
+        north: latitudes in the rotated grid, radians.
+        east: longitudes in the rotated grid, radians.
+        pole_north: latitude of the rotated grid's north pole, radians.
+        pole_east: its longitude, degrees.
+    """
+    sine = np.sin(pole_north) * np.sin(north) + np.cos(pole_north) * np.cos(north) * np.cos(east)
+    across = -np.cos(north) * np.sin(east)
+    along = np.cos(pole_north) * np.sin(north) - np.sin(pole_north) * np.cos(north) * np.cos(east)
+    lon = pole_east + np.degrees(np.arctan2(across, along))
+    return np.degrees(np.arcsin(np.clip(sine, -1.0, 1.0))), (lon + 180.0) % 360.0 - 180.0
 
 
 def _degrees(

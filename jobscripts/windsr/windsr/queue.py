@@ -51,6 +51,7 @@ class Inputs:
     """What is to be super-resolved: coarse wind [time, h, w] m/s over fine terrain [H, W] m;
     ``truth`` where it is known. ``base`` [time, H, W] m/s: what the model sees instead of the
     interpolated coarse wind, where observations were brought into that, with their ``mask``.
+    ``height``: m above ground of the wind; ``has_terrain``: whether the terrain is known.
     """
 
     low: NDArray[np.float32]
@@ -62,6 +63,8 @@ class Inputs:
     truth: NDArray[np.float32] | None = None
     base: NDArray[np.float32] | None = None
     mask: NDArray[np.float32] | None = None
+    height: float = 10.0
+    has_terrain: bool = True
 
 
 def from_fine(fields: Fields, factor: int) -> Inputs:
@@ -70,7 +73,17 @@ def from_fine(fields: Fields, factor: int) -> Inputs:
     """
     own = cut(fields, factor)
     low = coarse(own, factor)[:, 0].numpy()
-    return Inputs(low, own.terrain, own.times, own.y, own.x, own.source, own.wind)
+    return Inputs(
+        low,
+        own.terrain,
+        own.times,
+        own.y,
+        own.x,
+        own.source,
+        own.wind,
+        height=own.height,
+        has_terrain=own.has_terrain,
+    )
 
 
 def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
@@ -96,7 +109,16 @@ def from_coarse(coarse: Fields, fine: Fields, factor: int) -> Inputs:
                     f"{off / 1000:.3g} km in {axis} from the middle of the {factor} × {factor} "
                     "points that they should cover. Cut both to one area."
                 )
-    return Inputs(coarse.wind, fine.terrain, coarse.times, fine.y, fine.x, coarse.source)
+    return Inputs(
+        coarse.wind,
+        fine.terrain,
+        coarse.times,
+        fine.y,
+        fine.x,
+        coarse.source,
+        height=coarse.height,
+        has_terrain=fine.has_terrain,
+    )
 
 
 def observed(
@@ -175,6 +197,7 @@ class PatchQueue:
             ],
             "patches": len(self.items),
             "overlap": self.overlap,
+            "height": inputs.height,
         }
         (sampling.folder / PATCHES).mkdir(parents=True, exist_ok=True)
         self._agree()
@@ -189,7 +212,7 @@ class PatchQueue:
         try:
             os.link(part, path)
         except FileExistsError:
-            theirs = json.loads(path.read_text())
+            theirs = {"height": 10.0, **json.loads(path.read_text())}
             if theirs != json.loads(json.dumps(self.facts)):
                 other = ", ".join(key for key in self.facts if theirs.get(key) != self.facts[key])
                 raise WindsrError(
@@ -333,6 +356,11 @@ class PatchQueue:
         return blend_weight(tile.size, self.overlap, self.halo, rim)
 
 
+def most_nodes() -> int:
+    """The most nodes that this job can have."""
+    return malletrain.ElasticSampler(2**31, batch_size=1, shuffle=False).max_world_size
+
+
 def sample(
     sampling: Sampling,
     inputs: Inputs,
@@ -351,9 +379,12 @@ def sample(
     device = device_here()
     for net in (*method.nets.values(), *method.frozen.values()):
         net.to(device).eval()
-    at_most = max(malletrain.ElasticSampler(len(queue.items), batch_size=1).max_world_size, 1)
+    at_most = most_nodes()
     per_step = max(1, min(sampling.per_step, len(queue.items) // at_most))
-    sampler = malletrain.ElasticSampler(len(queue.items), batch_size=per_step, shuffle=False)
+    # Each node takes a place in each step. Places beyond the patches are empty, so that a job with
+    # more nodes than patches ends as any other.
+    places = max(len(queue.items), at_most)
+    sampler = malletrain.ElasticSampler(places, batch_size=per_step, shuffle=False)
     run = elastic.Run(
         sampler=sampler,
         device=device,
@@ -365,15 +396,20 @@ def sample(
             f"sampling {len(queue.items)} patches on {run.world_size} worker(s), "
             f"{len(queue.missing())} of them still to be made"
         )
+        if at_most > len(queue.items):
+            say(
+                f"the job may have {at_most} nodes and has {len(queue.items)} patches: more nodes "
+                "than patches have nothing to do"
+            )
     loader: DataLoader[int] = DataLoader(
-        range(len(queue.items)),  # type: ignore[arg-type]
+        range(places),  # type: ignore[arg-type]
         batch_sampler=sampler,
         collate_fn=list,
     )
     for _ in sampler.epochs(1):
         for numbers in run.batches(loader):
             with run.step():
-                queue.make(numbers)
+                queue.make([number for number in numbers if number < len(queue.items)])
                 if sampling.patch_delay:
                     time.sleep(sampling.patch_delay * len(numbers))
     run.save()
@@ -400,6 +436,8 @@ def sample(
             inputs.truth,
             inputs.mask,
             notes,
+            inputs.height,
+            inputs.has_terrain,
         )
         output.write(path, result, f"{method.name}, {sampling.draw.members} member(s)")
         say(f"wrote {path}")

@@ -29,7 +29,8 @@ from windsr.methods import Method, make
 from windsr.patches import TrainingPatches, scales_of
 from windsr.presets import Preset
 
-STEPS_PER_EPOCH = 50
+STEPS_PER_EPOCH, MOST_STEPS_PER_EPOCH = 50, 200
+"""Steps between two lines of the log, about, and at most."""
 MODEL, SNAPSHOT, LOG = "model.safetensors", "run.snap", "training.jsonl"
 
 
@@ -40,8 +41,7 @@ class TrainingRun:
     Args:
         folder: gets the model, the snapshots and a log of the loss; must be one that all nodes
             share.
-        steps: of the optimizer; by default the preset's. Rounded up to whole epochs of at most 50
-            steps.
+        steps: of the optimizer; by default the preset's.
         snapshot_every: seconds between snapshots.
         mean: the model of a regression that the method builds on (``windsr-edm``).
         step_delay: seconds to sleep in each step, to stretch a test or a demo.
@@ -88,6 +88,14 @@ def rate_at(preset: Preset, steps: int) -> Callable[[int], float]:
     return share
 
 
+def steps_of_an_epoch(steps: int) -> int:
+    """The divisor of ``steps`` that is nearest to :data:`STEPS_PER_EPOCH`, so that whole epochs are
+    exactly so many steps.
+    """
+    divisors = [k for k in range(1, min(steps, MOST_STEPS_PER_EPOCH) + 1) if steps % k == 0]
+    return min(divisors, key=lambda k: abs(math.log(k / STEPS_PER_EPOCH)))
+
+
 def device_here() -> torch.device:
     """This process's GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
@@ -102,14 +110,19 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     alone, by torchrun or by MalleTrain.
 
     Raises:
-        WindsrError: for a method with nothing to train, one that lacks the regression it builds on,
-            or fields that are too small.
+        WindsrError: for a method with nothing to train, one that lacks the regression it builds on
+            or a terrain, or fields that are too small.
     """
     preset = training.preset
     torch.set_num_threads(training.threads)
     torch.manual_seed(training.seed)
-    per_epoch = min(STEPS_PER_EPOCH, training.steps or preset.steps)
-    epochs = math.ceil((training.steps or preset.steps) / per_epoch)
+    steps = training.steps or preset.steps
+    per_epoch = steps_of_an_epoch(steps)
+    epochs = steps // per_epoch
+    if training.terrain and not fields.has_terrain:
+        raise WindsrError(
+            f"{fields.source} has no terrain, which the model sees; train it with --no-terrain."
+        )
     method = make(training.method, preset, scales_of(fields, preset), training.terrain)
     if training.mean is not None:
         method.build_on(checkpoint.load(training.mean)[0])
@@ -190,6 +203,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
             "samples": run.samples_done,
             "seed": training.seed,
             "data": fields.source,
+            "height": fields.height,
         }
         checkpoint.save(path, method, average.module, facts)
         say(f"wrote {path}")

@@ -6,6 +6,8 @@ Decides who may add, see and retry tasks, and that a farm waits until all its ta
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,17 +16,18 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.farm_curve import farm_curve
+from malletrain.core.task_history import TaskCounts, TaskHistory
 from malletrain.core.task_queue import TaskState
 from malletrain.daemon.api.job_dependencies import JobDependencies
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.admission import RequestRefused, text, whole
 from malletrain.daemon.jobs.repository import decode_spec, is_arriving
-from malletrain.daemon.nodes.farms import Farms
+from malletrain.daemon.nodes.farms import Farms, failing_sentence, remember
 from malletrain.protocol.farm import MAX_ROWS, MAX_TASKS, MAX_VALUE_LENGTH, FarmSpec
 from malletrain.protocol.messages import JobSpec
 from malletrain.protocol.task_template import expand
-from malletrain.protocol.views import TasksView, TaskView
+from malletrain.protocol.views import TaskHistoryView, TasksView, TaskView
 from malletrain.store.records import JobRow, TaskRow
 
 ARRIVAL_LIMIT_S = 600.0
@@ -36,6 +39,10 @@ CANCELLED = "cancelled"
 STATES = (*(state.value for state in TaskState), CANCELLED)
 SLOWEST = 5
 """Number of tasks that are shown because they run longest."""
+ROWS_BETWEEN_PAUSES = 5000
+"""Number of rows after which the reading of a history lets other work run."""
+MAX_HISTORIES = 20
+"""Number of histories of ended farms that are kept."""
 _OPEN = (TaskState.WAITING.value, TaskState.RUNNING.value)
 
 
@@ -155,9 +162,12 @@ class FarmOperations:
         self._arriving = arriving
         self._find = find
         self._transaction = transaction
+        self._histories: dict[str, TaskHistory] = {}
+        """Farm that has ended → its history, for those that were asked for last."""
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "add_tasks": self._add_tasks,
             "tasks": self._tasks,
+            "task_history": self._task_history,
             "retry": self._retry,
         }
 
@@ -192,6 +202,9 @@ class FarmOperations:
         else:
             queue = self._farms.of(run).queue
             counts |= {each.value: count for each, count in queue.counts().items()}
+            fetched = counts[TaskState.RUNNING.value] - len(queue.begun())
+            counts[TaskState.RUNNING.value] -= fetched
+            counts[TaskState.WAITING.value] += fetched
         if ended:
             counts[CANCELLED] = sum(counts[each] for each in _OPEN)
             counts |= dict.fromkeys(_OPEN, 0)
@@ -204,7 +217,8 @@ class FarmOperations:
             return TasksView(row.id, farm.columns, farm.total, counts, views)
         live, now = self._farms.of(run), self._state.clock.now()
         rate = live.rate(now)
-        numbers = [number for number, _ in live.queue.oldest(SLOWEST)]
+        begun = live.queue.begun()
+        numbers = heapq.nsmallest(SLOWEST, begun, key=begun.__getitem__)
         return TasksView(
             row.id,
             farm.columns,
@@ -214,7 +228,49 @@ class FarmOperations:
             rate,
             now + live.queue.unfinished / rate if rate > 0 else None,
             tuple(_view(farm, each, ended=False) for each in store.rows(row.id, numbers)),
+            tuple(
+                f"{node}: {failing_sentence(trust, count)}"
+                for node, (trust, count) in sorted(live.queue.failing.untrusted().items())
+            ),
         )
+
+    async def _task_history(self, user: str, params: Mapping[str, Any]) -> TaskHistoryView:
+        row, farm = self._farm(user, params, "see its tasks")
+        store, run = self._state.store.tasks, self._state.runs.get(row.id)
+        if run is None:
+            history = await self._stored_history(row)
+            points = history.counts()
+        else:
+            live, now = self._farms.of(run), self._state.clock.now()
+            history, counts = live.history, live.queue.counts()
+            begun = live.queue.begun()
+            points = [each for each in history.counts(begun.values()) if each.time < now]
+            if points:
+                done, failed = counts[TaskState.DONE], counts[TaskState.FAILED]
+                points.append(TaskCounts(now, done, failed, len(begun)))
+        slowest = history.slowest()
+        views = {
+            each.number: _view(farm, each, JobState(row.state).ended)
+            for each in store.rows(row.id, slowest)
+        }
+        return TaskHistoryView(
+            row.id,
+            tuple(points),
+            tuple(views[number] for number in slowest if number in views),
+        )
+
+    async def _stored_history(self, row: JobRow) -> TaskHistory:
+        """Return the history of a farm that has ended."""
+        if row.id not in self._histories:
+            history = TaskHistory(row.submitted)
+            for count, each in enumerate(self._state.store.tasks.progress(row.id), 1):
+                remember(history, each)
+                if count % ROWS_BETWEEN_PAUSES == 0:
+                    await asyncio.sleep(0)
+            self._histories[row.id] = history
+            while len(self._histories) > MAX_HISTORIES:
+                del self._histories[next(iter(self._histories))]
+        return self._histories[row.id]
 
     async def _retry(self, user: str, params: Mapping[str, Any]) -> dict[str, int]:
         row, farm = self._farm(user, params, "retry its tasks")
@@ -283,7 +339,7 @@ def _view(farm: FarmSpec, row: TaskRow, ended: bool) -> TaskView:
     return TaskView(
         row.number,
         row.arguments,
-        CANCELLED if ended and row.state in _OPEN else row.state,
+        _shown_state(row, ended),
         row.tries,
         row.exit_code,
         row.node,
@@ -292,6 +348,14 @@ def _view(farm: FarmSpec, row: TaskRow, ended: bool) -> TaskView:
         log if row.attempt else "",
         row.tail,
     )
+
+
+def _shown_state(row: TaskRow, ended: bool) -> str:
+    if row.state in _OPEN and ended:
+        return CANCELLED
+    if row.state == TaskState.RUNNING.value and row.started is None:
+        return TaskState.WAITING.value  # on its node
+    return row.state
 
 
 def _fitting(views: Sequence[TaskView]) -> tuple[TaskView, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.jobs.repository import ActiveJob, decode_spec
+from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
 from malletrain.protocol import messages, wire
 from malletrain.protocol.discretion import detail_for_others, job_for_others
 from malletrain.protocol.event_kinds import EventKind
@@ -34,12 +35,14 @@ from malletrain.protocol.views import (
     JobDetail,
     JobView,
     ProfileView,
+    RankTimesView,
     RateView,
     RescaleView,
     ShareView,
+    StepTimesView,
     TrainerView,
 )
-from malletrain.store.records import STARTED, GoalRow, JobRow, ProfileRow
+from malletrain.store.records import STARTED, GoalRow, JobRow, ObservationRow, ProfileRow
 
 
 def trainer_views(state: SiteState) -> tuple[TrainerView, ...]:
@@ -197,6 +200,18 @@ def pending_leases_clause(reasons: Sequence[str]) -> str:
     return f"; {which} in the main scheduler ({words or 'no reason given'})"
 
 
+def _steps(record: Mapping[str, Any]) -> StepTimesView | None:
+    """Return the view of a record of step times; None if it is empty."""
+    if not record:
+        return None
+    return StepTimesView(
+        record["step_s"],
+        dict(record["shares"]),
+        record["advice"],
+        tuple(RankTimesView(*each) for each in record["ranks"]),
+    )
+
+
 BETWEEN_EPOCHS = "its script runs the code after an epoch; a rescale waits for that"
 FINISHING = "its script is about to exit; a rescale waits for that"
 
@@ -252,6 +267,8 @@ class JobViews:
             row.ended,
             dict(row.metrics),
             self._state.goals.view(row.id, goal),
+            run.step_shares() if run else {},
+            spec.mode,
         )
         return view if self._state.accounts.may_manage(user, row.owner) else job_for_others(view)
 
@@ -338,12 +355,13 @@ class JobViews:
         spec = decode_spec(row.spec)
         store = self._state.store
         may_manage = self._state.accounts.may_manage(user, row.owner)
+        observations = store.observations(row.id)
         detail = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
             tuple(
-                RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds)
-                for o in store.observations(row.id)
+                RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds, _steps(o.step_times))
+                for o in observations
             ),
             tuple(
                 RescaleView(
@@ -367,8 +385,21 @@ class JobViews:
             self._stacks(row),
             self._slow(row),
             of_job(self._state, row.id),
+            self._step_times(row, observations),
         )
         return detail if may_manage else detail_for_others(detail)
+
+    def _step_times(
+        self, row: JobRow, observations: Sequence[ObservationRow]
+    ) -> StepTimesView | None:
+        """Return where the time of its steps goes: now, or at the scale that was measured last."""
+        run = self._state.runs.get(row.id)
+        if run is not None and run.nodes:
+            now = step_times_record(run.steps.ranks(run.rounds.generation))
+            if now:
+                return _steps(now)
+        newest = max(observations, key=lambda each: each.time, default=None)
+        return None if newest is None else _steps(newest.step_times)
 
     def share(self, party: str) -> ShareView | None:
         """Return the share of a party; None if shares are not counted."""

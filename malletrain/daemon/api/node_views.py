@@ -129,11 +129,15 @@ def node_views(state: SiteState, leases: LeaseReconciler, explain: bool) -> list
             agent.node_class,
             agent.owner,
             warm_bytes=agent.warm_bytes,
+            mode=state.mode_on(agent.node),
         )
     for node in rules.keys() - views.keys():
         # A node may be free without being a gap, because a rule excludes it.
         free = all(passed for rule, passed, _ in rules[node] if rule in ("idle", "usable"))
         views[node] = NodeView(node, "idle" if free else "busy", "", "", now)
+    for node in views.keys() & state.failing_tasks.keys():
+        for job, sentence in state.failing_tasks[node].items():
+            rules[node] = (*rules.get(node, ()), ("tasks", False, f"Farm {job}: {sentence}"))
     ordered = sorted(views, key=natural)
     trainer_of_class = {v.node_class: of_class(state, v.node_class) for v in views.values()}
     return [

@@ -40,7 +40,7 @@ from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_vie
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
 from malletrain.daemon.api.reload import Reload
-from malletrain.daemon.api.usage import NodePower, usage_views
+from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
@@ -279,7 +279,7 @@ class Api:
             raise RequestRefused(problem)
         if problem := goals_problem(goals_of(spec), spec.mode, state.clock.now()):
             raise RequestRefused(problem, "usage")
-        if problem := state.goals.too_small(spec.budget_nh, spec.min_nodes):
+        if problem := state.goals.too_small(spec.budget_nh, spec.min_nodes, spec.node_class):
             raise RequestRefused(problem, "usage")
         unfinished = [run.spec.owner for run in state.runs.values()]
         if refusal := state.parties.refusal(user, spec.min_nodes, unfinished):
@@ -484,6 +484,7 @@ class Api:
             number(params, n, d, 0.0, MAX_TIME) for n, d in (("since", 0.0), ("until", now))
         )
         watts = state.config.accounting.watts_by_class
+        factor = state.config.accounting.charge_factor
         return await usage_views(
             state.store.history,
             since,
@@ -492,6 +493,11 @@ class Api:
             {name: NodePower(*each) for name, each in watts.items()},
             None if state.accounts.operates(user) else user,
             now,
+            {
+                kind.name: ClassCharge(factor * state.prices.get(kind.name, 1.0), kind.gpus)
+                for kind in state.config.scheduler.table.slot_sections
+            },
+            ClassCharge(factor, None),
         )
 
     async def _status(self, user: str, params: Mapping[str, Any]) -> StatusView:
@@ -502,6 +508,7 @@ class Api:
         # What was idle at the last poll may have been leased since.
         leased = {row.node for row in self.leases.active.values()}
         leased.update(agent.node for agent in state.agents)
+        farming = sum(state.mode_on(agent.node) == "farm" for agent in state.agents)
         return StatusView(
             __version__,
             os.getpid(),
@@ -511,7 +518,7 @@ class Api:
             self.scheduler,
             len(state.gaps.keys() - leased),
             sum(1 for _ in state.agents),
-            sum(agent.holds is not None for agent in state.agents),
+            sum(agent.holds is not None for agent in state.agents) - farming,
             dict(totals.jobs),
             totals.samples + unsaved,
             sum(run.rate(now) for run in state.runs.values()),
@@ -527,4 +534,5 @@ class Api:
             trainer_views(state),
             self.views.late_hand_overs(user),
             self._users_problems() if state.accounts.operates(user) else (),
+            farming,
         )

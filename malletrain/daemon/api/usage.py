@@ -205,6 +205,15 @@ def kwh_of(sums: Mapping[Key, Usage], watts: Mapping[str, NodePower]) -> dict[Ke
     }
 
 
+class ClassCharge(NamedTuple):
+    """What an hour on a node of one class counts."""
+
+    node_h: float
+    """Charged node-hours."""
+    gpus: int | None
+    """GPUs of a slot; None for a whole node, whose GPUs are not known."""
+
+
 MOVES = (EventKind.JOB_STARTED, EventKind.JOB_RESCALED)
 """Events at which the nodes of a job change."""
 AT_ONCE = 50
@@ -221,6 +230,8 @@ async def usage_views(
     watts: Mapping[str, NodePower],
     owner: str | None,
     now: float,
+    charges: Mapping[str, ClassCharge],
+    whole_node: ClassCharge,
 ) -> list[UsageView]:
     """Return a row for each month, user, class of nodes and account, in that order.
 
@@ -232,6 +243,8 @@ async def usage_views(
         watts: class of nodes → power of a node.
         owner: user whose leases and jobs are counted; None for all users.
         now: epoch seconds, not before ``until``; samples of running jobs count until then.
+        charges: kind of slots → what an hour of a slot counts.
+        whole_node: what an hour of a node of any other class counts.
     """
     sums: dict[Key, Usage] = {}
     classes: dict[str, str] = {}
@@ -262,9 +275,17 @@ async def usage_views(
             kwh.get(key),
             key.account,
             each.silent / 3600.0,
+            *charged(each.leased / 3600.0, charges.get(key.node_class, whole_node)),
         )
         for key, each in sorted(sums.items())
     ]
+
+
+def charged(hours: float, charge: ClassCharge) -> tuple[float, float | None]:
+    """Return (charged node-hours, GPU-hours) of leased hours. GPU-hours are None if they are not
+    known.
+    """
+    return hours * charge.node_h, None if charge.gpus is None else hours * charge.gpus
 
 
 def _add(sums: dict[Key, Usage], more: Mapping[Key, Usage]) -> None:

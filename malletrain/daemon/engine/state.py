@@ -224,10 +224,24 @@ class SiteState:
     """Unfinished jobs, by id."""
     gaps: dict[str, Gap] = field(default_factory=dict)
     """Gaps of the last poll, by node."""
+    prices: dict[str, float] = field(default_factory=dict)
+    """Kind of slots → node-hours that one hour of a slot counts, of the last poll."""
     refusals: dict[str, str] = field(default_factory=dict)
     """Owner of leases → why the newest request failed. Removed when a request succeeds."""
     pending_leases: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Lease that waits in the main scheduler → its owner, and the main scheduler's reason."""
+    lease_ends: dict[str, float] = field(default_factory=dict)
+    """Running lease → end of its time limit, epoch seconds, as far as the main scheduler reports
+    it.
+    """
+    failing_tasks: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Node → farm that gives it no tasks, because they fail there → why, as a sentence."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""
+
+    def mode_on(self, node: str) -> str:
+        """Return the mode of the unfinished job that a node holds; empty if there is none."""
+        agent = self.agents.on(node)
+        run = None if agent is None or agent.holds is None else self.runs.get(agent.holds)
+        return "" if run is None else run.spec.mode

@@ -335,6 +335,8 @@ def farm_problem(spec: JobSpec, farm: FarmSpec) -> str:
         return f"A task is tried again 0 to {MAX_RETRIES} times, not {farm.retries}."
     if not 0 <= farm.time_s <= MAX_TIME_LIMIT_S:
         return "The time limit of a task is a time above 0, a year at most; 0 for none."
+    if not 0 <= farm.drain_s <= MAX_TIME_LIMIT_S:
+        return "The drain time of tasks is a time above 0, a year at most; 0 for none."
     patterns = (farm.log, farm.output, farm.checkpoint)
     if any("\0" in word for word in (*farm.command, *patterns)):
         return "The command or a path of the tasks contains a NUL character."

@@ -101,11 +101,16 @@ class JobGoals:
         ended.sort(key=lambda each: each.at)
         self._keeper.past.restore(ended, unfinished)
 
-    def too_small(self, budget_nh: float | None, min_nodes: int) -> str:
+    def too_small(self, budget_nh: float | None, min_nodes: int, node_class: str) -> str:
         """Return why a job with this budget would never get nodes, as a sentence; empty if it can
         get nodes.
+
+        Args:
+            budget_nh: its budget, node-hours; None: it has none.
+            min_nodes: its minimum number of nodes.
+            node_class: class of nodes that it asks for; empty: any.
         """
-        min_budget_nh = self._keeper.least_budget_s(min_nodes) / HOUR_S
+        min_budget_nh = self._keeper.least_budget_s(min_nodes, node_class) / HOUR_S
         if budget_nh is None or budget_nh * (1 + 1e-9) >= min_budget_nh:
             return ""
         return (

@@ -10,7 +10,7 @@ many are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +19,11 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
+from malletrain.core.step_times import RankTimes, breakdown
 from malletrain.core.thinning import MAX_POINTS, thinned, width
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, RescaleRecord, SampleCount
+from malletrain.daemon.jobs.step_windows import StepWindows
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics
@@ -238,6 +240,8 @@ class ActiveJob:
     """
     counts: SampleCount = field(default_factory=SampleCount)
     """Samples of its newest round at a common time."""
+    steps: StepWindows = field(default_factory=StepWindows)
+    """Where the time of its steps goes."""
     series: dict[str, GrowingSeries] = field(default_factory=dict)
     """Name → metric over time."""
     progress_at: float = 0.0
@@ -251,6 +255,38 @@ class ActiveJob:
     def rate(self, now: float) -> float:
         """Return its current throughput, samples/s; 0 while it has no node."""
         return self.monitor.rate(now) if self.nodes else 0.0
+
+    def step_shares(self) -> dict[str, float]:
+        """Return the share of each part of its newest steps; empty if they are not measured or it
+        has no node.
+        """
+        recent = self.steps.recent(self.rounds.generation) if self.nodes else None
+        return {} if recent is None else dict(recent.shares)
+
+
+MAX_STORED_RANKS = 64
+"""Maximum number of ranks whose step times are stored. Those that come last to exchanges are."""
+
+
+def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
+    """Return where the time of a job's steps goes, for its observation; empty if not measured.
+
+    Args:
+        ranks: the mean step of each rank.
+    """
+    whole = breakdown(ranks)
+    if whole is None:
+        return {}
+    slowest = sorted(ranks, key=lambda rank: rank.exchange_s or 0.0)[:MAX_STORED_RANKS]
+    return {
+        "step_s": whole.step_s,
+        "shares": dict(whole.shares),
+        "advice": whole.advice(),
+        "ranks": [
+            [rank.rank, rank.node, rank.step_s, rank.data_s, rank.exchange_s, rank.snapshot_s]
+            for rank in sorted(slowest, key=lambda rank: rank.rank)
+        ],
+    }
 
 
 class JobRepository:
@@ -283,6 +319,7 @@ class JobRepository:
                 observation.seconds,
                 observation.samples,
                 now,
+                step_times_record(run.steps.ranks(run.rounds.generation)),
             )
             self._store.put_observation(row)
 

@@ -13,6 +13,7 @@ by themselves, because then others report a lost peer, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from malletrain.core.events import NodeLeaving, NodeLost
@@ -77,6 +78,12 @@ SICK = "its node is not fit for jobs"
 """Stored end reasons of a lease that MalleTrain itself ended: no job needs the node; another
 owner's job needs it more; its agent does not report; the node failed a health check.
 """
+PREEMPTED, TIME_LIMIT = "preempted", "its time limit was reached"
+"""Stored end reasons of a lease that the main scheduler ended."""
+TIME_LIMIT_SLACK_S = 5.0
+"""Difference between the time limit of a lease and its notice up to which the limit is the reason
+of the notice, seconds: clocks differ, and a scheduler checks limits at intervals of its own.
+"""
 SPARE_SENTENCE = "No job needs the node."
 RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 
@@ -88,21 +95,27 @@ class Departures:
         self._state = state
         self._logs = logs
 
-    def notice(self, agent: LeasedAgent, in_s: float, reason: str) -> None:
+    def notice(self, agent: LeasedAgent, in_s: float) -> None:
         """Handle the notice that the main scheduler takes the node back within ``in_s`` seconds.
-        Repeated notices have no effect.
+        Repeated notices have no effect. The notice at the end of the lease's time limit is no
+        preemption.
 
         Args:
             agent: agent of the node.
             in_s: seconds until the node is gone.
-            reason: end reason of the lease; empty for a preemption.
         """
         if agent.gone_at is not None and not agent.reclaimed:
             return
-        self._state.metrics.preemption(notice=True)
-        sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
+        ends_by = self._state.lease_ends.get(agent.lease, math.inf)
+        if self._state.clock.now() + in_s + TIME_LIMIT_SLACK_S >= ends_by:
+            kind, reason = EventKind.NODE_EXPIRING, TIME_LIMIT
+            sentence = f"The lease ends within {in_s:.3g} s: its time limit is reached."
+        else:
+            self._state.metrics.preemption(notice=True)
+            kind, reason = EventKind.NODE_LEAVING, PREEMPTED
+            sentence = f"The main scheduler wants the node back within {in_s:.3g} s."
         agent.reclaimed = False
-        self._start_departure(EventKind.NODE_LEAVING, agent, in_s, reason or "preempted", sentence)
+        self._start_departure(kind, agent, in_s, reason, sentence)
         self._state.poll_soon.set()
 
     def reclaim(

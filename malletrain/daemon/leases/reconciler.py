@@ -16,13 +16,26 @@ import msgspec
 import structlog
 
 from malletrain.config.model import Config
-from malletrain.core.events import ForecastsUpdated, GapsSeen, LeaseDeferred, LeaseNotTaken
+from malletrain.core.events import (
+    ForecastsUpdated,
+    GapsSeen,
+    LeaseDeferred,
+    LeaseNotTaken,
+    PricesChanged,
+)
 from malletrain.core.restraint import EVERY_NODE, Restraint
 from malletrain.daemon.engine.sickbay import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.leases.actions import Call, LeaseActions, ReleaseCall, SpareCheck, TakeCall
-from malletrain.daemon.leases.departures import RECLAIMED, RELEASED, SICK, UNHEARD, Departures
+from malletrain.daemon.leases.departures import (
+    PREEMPTED,
+    RECLAIMED,
+    RELEASED,
+    SICK,
+    UNHEARD,
+    Departures,
+)
 from malletrain.daemon.leases.scheduler_health import PollWatch, SchedulerHealth
 from malletrain.daemon.leases.silent_leases import (
     SilentLeases,
@@ -33,6 +46,7 @@ from malletrain.daemon.leases.silent_leases import (
 )
 from malletrain.daemon.site.backends import output_dir
 from malletrain.daemon.site.clock import happens
+from malletrain.daemon.site.settings import slot_prices
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -248,6 +262,14 @@ class LeaseReconciler:
         self.last_poll = poll
         self._state.rounds.nodes_in_all = poll.total_nodes
         self._state.metrics.polled(poll.time, poll.idle_nodes)
+        prices = slot_prices(self._state.config, poll.kind_parts)
+        if prices != self._state.prices:
+            self._state.prices = prices
+            with self._transactions.begin():
+                self._state.events.append(PricesChanged(prices))
+        self._state.lease_ends.update(
+            {lease.id: lease.ends_by for lease in poll.leases if lease.ends_by is not None}
+        )
         self._reconcile(poll)
 
     def _reconcile(self, poll: PollResult) -> None:
@@ -433,11 +455,12 @@ class LeaseReconciler:
             return
         reason = UNHEARD if row.end_reason == UNHEARD else reason
         self._keys.drop_lease(lease_id)
+        self._state.lease_ends.pop(lease_id, None)
         end_words = {
             RELEASED: "released",
             RECLAIMED: "reclaimed",
             SICK: "sick",
-            "preempted": "preempted",
+            PREEMPTED: "preempted",
         }
         word = end_words.get(row.end_reason, "ended" if row.started else "not-started")
         word = word if requested else "not-yet"

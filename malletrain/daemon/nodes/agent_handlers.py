@@ -128,7 +128,7 @@ class AgentHandlers:
                 self.arrivals.warm(agent, message.keys, now)
         elif isinstance(message, messages.Leaving):
             with self._transactions.begin():
-                self.departures.notice(agent, message.in_s, message.reason)
+                self.departures.notice(agent, message.in_s)
         elif isinstance(message, messages.Sick):
             with self._transactions.begin():
                 self.lease_actions.sick(agent, message.sentence, message.broken)
@@ -296,7 +296,7 @@ class AgentHandlers:
             if agent.gone_at is not None:
                 self.departures.may_go(agent)  # the agent may not have received it
             elif hello.gone_in_s is not None:
-                self.departures.notice(agent, hello.gone_in_s, "")
+                self.departures.notice(agent, hello.gone_in_s)
             elif hello.sick:
                 self.lease_actions.sick(agent, hello.sick, _workers_failed(hello.assignment))
             elif reclaimed:  # before the daemon's last start

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
-from malletrain.core.events import JobCompleted, NodesBusy, SoftwareLacking
+from malletrain.core.events import JobCompleted, NodeRejected, NodesBusy, SoftwareLacking
+from malletrain.core.failing_workers import Trust
 from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
-from malletrain.core.task_queue import StoredTask, TaskAttempt, TaskQueue, TaskState
+from malletrain.core.task_history import TaskHistory
+from malletrain.core.task_queue import ExcusedTask, StoredTask, TaskAttempt, TaskQueue, TaskState
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
@@ -28,7 +31,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.farm import MAX_TASKS_IN_MESSAGE, FarmSpec
-from malletrain.store.task_table import TaskChange
+from malletrain.store.task_table import TaskChange, TaskProgress
 
 REVALUE_EVERY_S = 3.0
 """Minimum time between two changes of a farm's bid, seconds."""
@@ -64,11 +67,14 @@ class Farm:
     queue: TaskQueue
     at_once: int
     """Maximum number of tasks in a message to a node."""
+    history: TaskHistory
     nodes: dict[str, NodeSession] = field(default_factory=dict)
     results: int = 0
     """Number of results since the daemon's start."""
     unstartable: int = 0
     """Number of those whose command could not be started."""
+    unstartable_on: set[str] = field(default_factory=set)
+    """The nodes that reported those."""
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     """Times of the last results, seconds."""
     durations: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
@@ -91,6 +97,28 @@ class Farm:
         return (len(recent) - 1) / max(now - recent[0], 1e-3)
 
 
+def remember(history: TaskHistory, row: TaskProgress) -> None:
+    """Add a stored task that has ended to the history of its farm."""
+    if row.state not in (TaskState.DONE.value, TaskState.FAILED.value):
+        return
+    if row.started is not None and row.ended is not None:
+        history.ended(row.number, row.started, row.ended, TaskState(row.state))
+
+
+def failing_sentence(trust: Trust, count: int) -> str:
+    """Return why a node gets no tasks of a farm.
+
+    Args:
+        trust: the trust in the node.
+        count: number of tasks in a row that failed on it.
+    """
+    if trust is Trust.REJECTED:
+        rest = "at least one of them succeeds on another node. It gets no more tasks of this farm."
+    else:
+        rest = "they run again on other nodes. Until one has ended there it gets no more tasks."
+    return f"{count} tasks in a row failed on the node, and {rest}"
+
+
 class Farms:
     """The unfinished farms of one daemon.
 
@@ -111,14 +139,14 @@ class Farms:
         job, spec = run.row.id, run.spec.farm
         assert spec is not None
         if job not in self._farms:
-            rows = (
-                StoredTask(row.number, TaskState(row.state), *row[2:])
-                for row in self._state.store.tasks.progress(job)
-            )
+            rows, history = [], TaskHistory(run.row.submitted)
+            for row in self._state.store.tasks.progress(job):
+                rows.append(StoredTask(row.number, TaskState(row.state), *row[2:6]))
+                remember(history, row)
             queue = TaskQueue.restored(spec.total, rows, spec.retries, spec.duplicate_stragglers)
             item_bytes = self._state.store.tasks.longest(job) + ITEM_OVERHEAD_BYTES
             at_once = max(1, min(MAX_TASKS_IN_MESSAGE, MAX_ITEMS_BYTES // item_bytes))
-            self._farms[job] = Farm(spec, queue, at_once)
+            self._farms[job] = Farm(spec, queue, at_once, history)
         return self._farms[job]
 
     # --- messages of nodes ---
@@ -136,9 +164,16 @@ class Farms:
             session.slots, session.capacity = message.slots, message.capacity
             reported = [TaskAttempt(task.number, task.attempt) for task in message.tasks]
             before = set(queue.attempts_of(node))
-            obsolete = queue.adopt(node, reported, now)
+            obsolete = queue.adopt(node, reported)
             if adopted := [a.number for a in queue.attempts_of(node) if a not in before]:
                 state.store.tasks.adopt(job, node, adopted)
+            begun = [
+                (task.number, min(now, task.started))
+                for task in message.tasks
+                if task.started is not None
+                and queue.begin(node, TaskAttempt(task.number, task.attempt), task.started)
+            ]
+            state.store.tasks.begin(job, begun)
             present = set(reported)
             if (awaited := self._awaited(session, message.received)) is not None:
                 state.agents.tell(node, awaited)
@@ -157,17 +192,30 @@ class Farms:
             farm = self.of(run)
             queue = farm.queue
             changes: list[TaskChange] = []
+            excused: list[ExcusedTask] = []
+            back: list[int] = []
             for result in message.results:
                 seconds = max(0.0, result.ended - result.started)
                 attempt = TaskAttempt(result.number, result.attempt)
-                outcome = queue.finish(node, attempt, result.code == 0, seconds, now)
+                outcome = queue.finish(
+                    node, attempt, result.code == 0, seconds, now, partial(self._others, run, node)
+                )
+                excused += outcome.excused
+                back += outcome.back
+                if outcome.suspected:
+                    self._suspected(run, farm, node)
+                for rejected in outcome.rejected:
+                    self._rejected(run, farm, rejected, now)
                 for worker, other in outcome.obsolete:
                     state.agents.tell(worker, messages.TaskStop(job, (other,)))
                 if outcome.state is None:
                     continue
                 farm.results += 1
                 farm.unstartable += result.unstartable
+                if result.unstartable:
+                    farm.unstartable_on.add(node)
                 farm.ends.append(now)
+                farm.history.ended(result.number, now - seconds, now, outcome.state)
                 if not result.unstartable:
                     farm.durations.append(seconds)
                 tail = "\n".join(text for text in (result.tail, result.sentence) if text)
@@ -184,6 +232,9 @@ class Farms:
                     )
                 )
             state.store.tasks.finish(job, changes)
+            state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in excused])
+            state.store.tasks.put_back(job, back)
+            farm.history.put_back(sum(each.had_failed for each in excused), now)
             acknowledged = tuple((r.number, r.attempt) for r in message.results)
             state.agents.tell(node, messages.TaskAck(job, acknowledged))
             session = farm.nodes.get(node)
@@ -210,6 +261,8 @@ class Farms:
         """
         state = self._state
         for job in [job for job in self._farms if job not in state.runs]:
+            for sentences in state.failing_tasks.values():
+                sentences.pop(job, None)
             del self._farms[job]
         for run in [run for run in state.runs.values() if run.spec.farm is not None]:
             farm = self.of(run)
@@ -221,8 +274,19 @@ class Farms:
                 if gone:
                     self._hand_out(run, farm, now)
                 self._revalue(run, farm, now)
+                self._note_failing(run, farm)
                 if not farm.queue.unfinished:
                     self._end(run, farm, [])
+
+    def _others(self, run: ActiveJob, node: str) -> bool:
+        """Whether a farm has a node other than this one that gets all tasks that it wants."""
+        farm = self.of(run)
+        return any(
+            other != node
+            and farm.queue.failing.trust(other) is Trust.TRUSTED
+            and self._holds(other, run.row.id)
+            for other in farm.nodes
+        )
 
     def _holds(self, node: str, job: str) -> bool:
         agent = self._state.agents.on(node)
@@ -245,7 +309,9 @@ class Farms:
             numbers = farm.queue.numbers(TaskState.FAILED, limit=farm.spec.total)
         back = farm.queue.retry(numbers)
         self._state.store.tasks.retry(run.row.id, back)
-        self._hand_out(run, farm, self._state.clock.now())
+        now = self._state.clock.now()
+        farm.history.put_back(len(back), now)
+        self._hand_out(run, farm, now)
         return len(back)
 
     # --- inside ---
@@ -259,10 +325,11 @@ class Farms:
             count = min(session.capacity - queue.count_of(node), farm.at_once)
             if count <= 0 or session.sent is not None or not self._holds(node, job):
                 continue
-            attempts = queue.hand_out(node, count, now, lasts[node], longest_s)
+            alone = queue.failing.has_excused and not self._others(run, node)
+            attempts = queue.hand_out(node, count, now, lasts[node], longest_s, alone)
             if not attempts:
                 continue
-            state.store.tasks.hand_out(job, node, attempts, now)
+            state.store.tasks.hand_out(job, node, attempts)
             values = state.store.tasks.arguments(job, [a.number for a in attempts])
             session.serial += 1
             session.sent = messages.TaskItems(
@@ -274,6 +341,38 @@ class Farms:
                 ),
             )
             state.agents.tell(node, session.sent)
+
+    # --- nodes on which tasks fail ---
+
+    def _suspected(self, run: ActiveJob, farm: Farm, node: str) -> None:
+        """Record that a node gets no more tasks of a farm for now."""
+        sentence = failing_sentence(Trust.SUSPECTED, farm.queue.failing.untrusted()[node][1])
+        self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
+
+    def _rejected(self, run: ActiveJob, farm: Farm, node: str, now: float) -> None:
+        """Give a node back on which tasks fail that succeed elsewhere, unless the farm would have
+        fewer nodes than its minimum. If other jobs fail on it, too, it is sick.
+        """
+        if not self._holds(node, run.row.id):
+            return
+        sentence = failing_sentence(Trust.REJECTED, farm.queue.failing.untrusted()[node][1])
+        others = [member for member in run.rounds.members if member != node]
+        self._state.failing.works(run.spec.script, others)
+        self._state.failing.failed(run.row.id, run.spec.script, node, now)
+        if len(run.nodes) <= run.spec.min_nodes:
+            self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
+            return
+        self._state.audit.record(EventKind.NODE_REJECTED, sentence, job=run.row.id, node=node)
+        self._transactions.feed(NodeRejected(node))
+
+    def _note_failing(self, run: ActiveJob, farm: Farm) -> None:
+        """Update the sentences about nodes that get no tasks."""
+        job, notes = run.row.id, self._state.failing_tasks
+        untrusted = farm.queue.failing.untrusted()
+        for node, (trust, count) in untrusted.items():
+            notes.setdefault(node, {})[job] = failing_sentence(trust, count)
+        for node in [node for node in notes if node not in untrusted]:
+            notes[node].pop(job, None)
 
     def _progressed(self, run: ActiveJob, farm: Farm, now: float) -> None:
         """Count the tasks that are done as samples."""
@@ -300,7 +399,11 @@ class Farms:
         """End the job if all its tasks have ended, or none could be started. Returns whether."""
         state, job, counts = self._state, run.row.id, farm.queue.counts()
         failed, total = counts[TaskState.FAILED], farm.spec.total
-        if farm.results == farm.unstartable >= UNSTARTABLE_FIRST and farm.queue.unfinished:
+        if (
+            farm.results == farm.unstartable >= UNSTARTABLE_FIRST
+            and farm.queue.unfinished
+            and all(n in farm.unstartable_on for n in farm.nodes if self._holds(n, job))
+        ):
             sentence = (
                 f"None of the first {farm.results} tasks could be started: {changes[-1].tail}"
                 if changes

@@ -65,6 +65,7 @@ class AgentReports:
         state = self._state
         before = run.monitor.total
         run.monitor.progress(message)
+        run.steps.add(agent.node, message)
         self._slow.heard(agent.node, run, message)
         state.metrics.samples(run.monitor.total - before)
         self._jobs.keep_rescales(run)

@@ -25,6 +25,8 @@ class AuditLog:
         self._store = store
         self._clock = clock
         self._news = asyncio.Event()
+        self._start = self._newest()
+        """Number of the newest event from before this daemon's start."""
 
     def record(
         self,
@@ -62,7 +64,9 @@ class AuditLog:
         self._news = asyncio.Event()
 
     def since(self, seq: int, limit: int, job: str | None) -> list[EventView]:
-        """Return the stored events after an event number.
+        """Return the stored events after an event number. A number that no event has yet is from a
+        log that was replaced by an older one, as by a restore of the database: the events since
+        the daemon's start are returned, so that a client that follows goes on.
 
         Args:
             seq: number of the event; a negative number selects the last ``-seq`` events.
@@ -71,7 +75,14 @@ class AuditLog:
         """
         if seq < 0:
             return [_view(row) for row in self._store.last_events(min(limit, -seq), job=job)]
-        return [_view(row) for row in self._store.events_since(seq, limit, job=job)]
+        rows = self._store.events_since(seq, limit, job=job)
+        if not rows and seq > self._newest():
+            rows = self._store.events_since(self._start, limit, job=job)
+        return [_view(row) for row in rows]
+
+    def _newest(self) -> int:
+        """Return the number of the newest event; 0 if there is none."""
+        return next((row.seq for row in self._store.last_events(1)), 0)
 
     async def news(self, wait_s: float) -> None:
         """Return at the next event, or after ``wait_s``."""

@@ -15,6 +15,8 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from malletrain.config.model import Config
+
 _RESCALE_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 40, 60, 120)
 _PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
 _LAG_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -29,6 +31,7 @@ MAX_SHOWN_JOBS = 200
 """Maximum number of jobs with a label of their own in each metric. More would burden a site's
 Prometheus.
 """
+STEP_PARTS = ("data", "computing", "others", "transfer", "snapshot")
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -59,6 +62,13 @@ class Metrics:
         self._jobs = gauge("jobs", "Jobs by state.", "state")
         self._rate = gauge("job_samples_per_second", "Throughput of a job now.", "job")
         self._job_nodes = gauge("job_nodes", "Nodes a job runs on now.", "job")
+        self._step_share = gauge(
+            "job_step_share",
+            "Share of a job's step by part: data (waiting for it), computing, others (waiting for "
+            "other ranks), transfer, snapshot. Absent if not measured.",
+            "job",
+            "part",
+        )
         self._ended = counter("jobs_ended_total", "Jobs that have ended, by final state.", "state")
         self._memory = gauge(
             "snapshot_memory_bytes", "Memory of a job's nodes that its snapshots occupy.", "job"
@@ -159,6 +169,15 @@ class Metrics:
             "cause",
         )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
+        self._charged = counter(
+            "charged_node_seconds_total",
+            "Node time of leases by the prices of their classes (price of a kind of slots, times "
+            "accounting.charge_factor).",
+            "node_class",
+        )
+        self._gpu_seconds = counter(
+            "gpu_seconds_total", "GPU time of leased slots, by kind.", "node_class"
+        )
         self._energy = counter(
             "energy_joules_total",
             "Energy of leased nodes, computed from accounting.watts.",
@@ -253,6 +272,14 @@ class Metrics:
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
 
+    def step_shares(self, by_job: Mapping[str, Mapping[str, float]]) -> None:
+        """Set job → part of a step → its share. Only jobs with other gauges are shown."""
+        self._step_share.clear()
+        for job, shares in by_job.items():
+            if job in self._shown:
+                for part, share in shares.items():
+                    self._step_share.labels(job, part).set(share)
+
     def memory(self, by_job: Mapping[str, int]) -> None:
         """Set job → bytes of memory that its snapshots occupy on its nodes."""
         self._memory.clear()
@@ -292,6 +319,9 @@ class Metrics:
         for metric in (self._rate, self._job_nodes, self._job_samples):
             with contextlib.suppress(KeyError):  # a job that never ran has no gauges
                 metric.remove(job)
+        for part in STEP_PARTS:
+            with contextlib.suppress(KeyError):
+                self._step_share.remove(job, part)
 
     def samples(self, count: float) -> None:
         """Count processed samples."""
@@ -302,6 +332,13 @@ class Metrics:
         """Count node time; ``use`` is one of NODE_USES."""
         if seconds > 0:
             self._node_seconds.labels(use).inc(seconds)
+
+    def charged(self, node_class: str, node_seconds: float, gpu_seconds: float) -> None:
+        """Count charged node time and GPU time of a class, seconds."""
+        if node_seconds > 0:
+            self._charged.labels(node_class).inc(node_seconds)
+        if gpu_seconds > 0:
+            self._gpu_seconds.labels(node_class).inc(gpu_seconds)
 
     def energy(self, node_class: str, joules: float) -> None:
         """Count energy of leased nodes of a class, joules."""
@@ -404,3 +441,29 @@ class Metrics:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def count_costs(
+    metrics: Metrics,
+    config: Config,
+    prices: Mapping[str, float],
+    leased: Mapping[tuple[str, bool], int],
+    since_s: float,
+) -> None:
+    """Count what the leased nodes have cost: charged time, GPU time, energy.
+
+    Args:
+        metrics: the metrics.
+        config: configuration of the site.
+        prices: kind of slots → node-hours that one hour of a slot counts.
+        leased: (class, whether a job is there) → number of leased nodes.
+        since_s: seconds since the last call.
+    """
+    gpus = {kind.name: kind.gpus for kind in config.scheduler.table.slot_sections}
+    watts_by_class = config.accounting.watts_by_class
+    for (node_class, busy), count in leased.items():
+        charge = config.accounting.charge_factor * prices.get(node_class, 1.0)
+        gpu_s = count * gpus.get(node_class, 0) * since_s
+        metrics.charged(node_class, count * charge * since_s, gpu_s)
+        if watts := watts_by_class.get(node_class):
+            metrics.energy(node_class, count * (watts.busy if busy else watts.idle) * since_s)

@@ -4,6 +4,7 @@ the rounds. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from allocator import Goal, MonotonicClock, RescaleCost
@@ -139,6 +140,19 @@ def trainers(config: Config) -> tuple[Trainer, ...]:
             Trainer(REST, Goal(config.allocation.objective), other_classes=named_classes)
         )
     return tuple(trainers_)
+
+
+def slot_prices(config: Config, parts: Mapping[str, float]) -> dict[str, float]:
+    """Return kind of slots → node-hours that one hour of a slot counts.
+
+    Args:
+        config: configuration of the site.
+        parts: kind → the part of a host that a slot is, as far as it is known.
+    """
+    return {
+        kind.name: kind.price or parts.get(kind.name, 1.0)
+        for kind in config.scheduler.table.slot_sections
+    }
 
 
 def share_settings(config: Config) -> ShareSettings | None:

@@ -85,6 +85,33 @@ export function chart(label, { lines, marks = [], time = true, height = 180, who
       names.map((line) => h("span", {}, h("i", { class: `key ${line.style}` }), line.name)))));
 }
 
+/**
+ * Stacked areas of shares over time. `points`: [[time, share of each part]]; `names`: the parts, from the bottom;
+ * `label`: description in a sentence.
+ */
+export function shares(label, points, names, height = 180) {
+  const [xMin, xMax] = [points[0][0], Math.max(points.at(-1)[0], points[0][0] + 1)];
+  const px = (x) => LEFT + ((x - xMin) / (xMax - xMin)) * (WIDTH - LEFT - RIGHT);
+  const py = (y) => height - BOTTOM - Math.min(1, Math.max(0, y)) * (height - TOP - BOTTOM);
+  const tops = [points.map(() => 0)];
+  names.forEach((_, k) => tops.push(points.map((point, at) => tops[k][at] + point[k + 1])));
+  const edge = (sums) => points.map(([x], at) => [px(x), py(sums[at])]);
+  const parts = [0, 0.25, 0.5, 0.75, 1].flatMap((y) => [
+    s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(y), y2: py(y) }),
+    s("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, `${100 * y} %`)]);
+  for (const x of timeTicks(xMin, xMax)) {
+    parts.push(s("text", { x: px(x), y: height - 8, "text-anchor": "middle" }, clock(x)));
+  }
+  names.forEach((name, k) => {
+    const outline = [...edge(tops[k + 1]), ...edge(tops[k]).reverse()];
+    parts.push(s("path", { class: `area part${k % 8}`, d: `${path(outline)}Z` },
+      s("title", {}, `${name}: ${number(Math.round(1000 * points.at(-1)[k + 1]) / 10)} % at last`)));
+  });
+  return h("figure", {}, s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, parts),
+    h("figcaption", {}, label, h("span", { class: "legend" },
+      names.map((name, k) => h("span", {}, h("i", { class: `key part${k % 8}` }), name)))));
+}
+
 /** A chart of stacked bars. `rows`: {name, parts: [[part, seconds]]}; `order`: all parts, for their colours. */
 export function bars(label, rows, order) {
   const most = Math.max(...rows.map((row) => row.parts.reduce((sum, [, size]) => sum + size, 0)), 1e-9);

@@ -1,18 +1,20 @@
 // One job: its progress, why it waits, the cost of its rescales, its output.
 
 import { get, jobPath, onchange, seen, send } from "./daemon.js";
-import { bars, chart } from "./charts.js";
+import { bars, chart, shares } from "./charts.js";
 import { h, replace, section, table } from "./dom.js";
+import { farm } from "./farm.js";
 import { logs } from "./logs.js";
-import { CAUSES, ENDED, STANDS, clock, count, duration, hosts, measured, moment, number, rate } from "./words.js";
+import { CAUSES, ENDED, PARTS, STANDS, clock, count, duration, hosts, measured, moment, number, rate } from "./words.js";
 
 const ASK_EVERY_MS = 2000;
 
 export function job(main, [id = ""]) {
-  const places = Object.fromEntries(["facts", "why", "steer", "scale", "rate", "curve", "costs", "metrics", "notices"]
+  const places = Object.fromEntries(["facts", "why", "steer", "scale", "rate", "steps", "curve", "costs", "metrics", "notices"]
     .map((name) => [name, h("div", { id: `job-${name}` })]));
   const title = h("h1", {}, id);
   const log = logs(id);
+  const tasks = farm(id);
   let detail = null;
   let history = null;
   let series = [];
@@ -20,9 +22,10 @@ export function job(main, [id = ""]) {
   let asking = false;
   let over = false;
   let previous = "";
-  replace(main, title, places.why, places.facts, places.steer,
-    section("Scale", places.scale), section("Throughput", places.rate), section("Scaling", places.curve),
-    section("Rescales", places.costs), section("Metrics", places.metrics),
+  // The tasks of a farm depend on nothing but their own node: it has no scaling curve, no pauses and no metrics.
+  const ofTrainings = [section("Throughput", places.rate), section("A step", places.steps),
+    section("Scaling", places.curve), section("Rescales", places.costs), section("Metrics", places.metrics)];
+  replace(main, title, places.why, places.facts, places.steer, tasks.element, section("Scale", places.scale), ofTrainings,
     section("Notices", places.notices), section("Log", log.element));
   ask();
 
@@ -58,11 +61,12 @@ export function job(main, [id = ""]) {
       ["Owner", job.owner],
       ["Nodes", `${job.nodes.length} of ${job.min_nodes}:${job.max_nodes}${job.nodes.length ? `: ${hosts(job.nodes)}` : ""}`],
       ["Throughput", rate(job.rate) || "none"],
-      ["Samples", count(job.samples)],
+      [spec.farm ? "Tasks done" : "Samples", count(job.samples)],
       ["Rescales", job.rescales],
       ["Submitted", moment(job.submitted)],
       ["Ran", job.started ? duration((job.ended ?? seen.machine.status.now) - job.started) : "not yet"],
-      ["Script", [spec.script, ...(spec.args ?? [])].join(" "), "wide"],
+      spec.farm ? ["Command", (spec.farm.command ?? []).join(" "), "wide"]
+        : ["Script", [spec.script, ...(spec.args ?? [])].join(" "), "wide"],
       ["Network", detail.network, "wide"], ["Memory", detail.memory, "wide"],
     ];
     replace(places.facts, h("dl", { class: "facts" }, rows.filter(([, value]) => value !== "").map(([name, value, kind]) =>
@@ -75,16 +79,24 @@ export function job(main, [id = ""]) {
   }
 
   function draw() {
+    tasks.look(detail.spec.farm, detail.job.ended);
+    for (const each of ofTrainings) each.hidden = Boolean(detail.spec.farm);
     facts(detail);
     steer();
     scale();
+    notices();
+    if (detail.spec.farm) return;
     throughput();
+    steps();
     curve();
     costs();
     replace(places.metrics, series.length ? series.map((each) => {
       const points = each.times.map((time, k) => [time, each.values[k], pointLabel(each, k)]).filter(([, value]) => value !== null);
       return chart(`${each.name}: ${measured(each.values.at(-1))} at last`, { lines: [{ points, style: "seen", dots: points.length <= 60 }], height: 140 });
     }) : h("p", { class: "none" }, "The script has reported none (malletrain.metric)."));
+  }
+
+  function notices() {
     replace(places.notices, detail.notices.length ? h("ul", {}, detail.notices.map((notice) => h("li", {}, notice)))
       : h("p", { class: "none" }, "None."));
   }
@@ -119,6 +131,13 @@ export function job(main, [id = ""]) {
     const predicted = history.points.filter(([, , nodes]) => expected.has(nodes)).map(([time, , nodes]) => [time, expected.get(nodes)]);
     if (predicted.length) lines.push({ name: "predicted by the scaling curve", points: predicted, style: "expected", stepped: true });
     replace(places.rate, chart("Samples/s over time, since this page is served", { lines, height: 160 }));
+  }
+
+  function steps() {
+    const names = history.parts.map((part) => PARTS[part] ?? part);
+    replace(places.steps, detail.steps && h("p", {}, detail.steps.advice),
+      history.steps.length ? shares("Share of a step over time, since this page is served", history.steps, names)
+        : h("p", { class: "none" }, "Not measured yet."));
   }
 
   function curve() {
@@ -182,5 +201,5 @@ export function job(main, [id = ""]) {
   }
 
   const stop = onchange((change) => change && log.look(detail?.job.ended));
-  return { update, leave: () => { over = true; stop(); log.leave(); } };
+  return { update, leave: () => { over = true; stop(); log.leave(); tasks.leave(); } };
 }

@@ -13,7 +13,7 @@ const COLUMNS = [
   ["state", "State", (job) => job.state, (job) => h("span", { class: `state ${job.state}` }, job.state)],
   ["nodes", "Nodes", (job) => job.nodes.length, (job) => `${job.nodes.length || "-"} of ${job.min_nodes}:${job.max_nodes}`, "number"],
   ["rate", "Samples/s", (job) => job.rate, (job) => rate(job.rate), "number"],
-  ["samples", "Samples", (job) => job.samples, (job) => count(job.samples), "number wide"],
+  ["samples", "Samples", (job) => job.samples, (job) => worked(job), "number wide"],
   ["rescales", "Rescales", (job) => job.rescales, (job) => job.rescales, "number wide"],
   ["age", "Submitted", (job) => job.submitted, (job) => moment(job.submitted), "wide"],
   ["took", "Time", (job) => took(job), (job) => duration(took(job)), "number"],
@@ -23,6 +23,7 @@ const MORE = 200;
 // Persists while other pages are shown.
 const viewState = { text: "", filter: "", mine: false, sort: "id", down: true, shown: MORE };
 
+const worked = (job) => (job.mode === "farm" ? `${count(job.samples)} tasks` : count(job.samples));
 const took = (job) => (job.started ? (job.ended ?? seen.machine.status.now) - job.started : null);
 const metrics = (job) => Object.entries(job.metrics).map(([name, value]) => `${name} ${measured(value)}`).join(", ");
 

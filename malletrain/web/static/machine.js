@@ -61,6 +61,7 @@ export function machine(main) {
       ["Idle", status.nodes_idle, "nodes nobody uses"],
       ["Leased", status.nodes_leased, "held by MalleTrain"],
       ["Training", status.nodes_training, "of the leased nodes"],
+      ...(status.nodes_farming ? [["Running tasks", status.nodes_farming, "of the leased nodes"]] : []),
       ["Throughput", rate(status.rate) || "none", "all jobs together"],
       ["Harvest today", harvest ? `${nodeTime(harvest.trained_nh)} of nodes` : "…",
         harvest ? `trained, of ${nodeTime(harvest.leased_nh)} leased (UTC)` : ""],

@@ -97,6 +97,15 @@ export const STANDS = {
   known: "known without a measurement of its own",
 };
 
+/** Returns the part of a step, in the words of `malletrain show` (malletrain/render/step_times.py). */
+export const PARTS = {
+  data: "waiting for data",
+  computing: "computing",
+  others: "for other ranks",
+  transfer: "exchanging gradients",
+  snapshot: "in snapshots",
+};
+
 export const STATES = {
   idle: "idle",
   leasing: "being leased",

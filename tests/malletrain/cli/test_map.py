@@ -127,6 +127,37 @@ def test_a_batch_script_runs_unchanged(run, daemon, here):
     assert (specs[0]["name"], rows) == ("array", [["1"], ["2"], ["3"]])
 
 
+def test_options_of_map_at_the_head_of_a_script(run, daemon, here):
+    specs, rows = farm_of(daemon)
+    (here / "run.sh").write_text(
+        "#!/bin/bash\n#MALLETRAIN --nodes 2:7 --retries 3 --env A=1\n#MALLETRAIN --array 5,6\n"
+        "#SBATCH --array=1-3 -c 2 --time=10\n#MALLETRAIN --cpus 3\necho\n"
+    )
+    done = run("map", "--retries", 1, "--env", "B=2", "--", "run.sh")
+    assert done.exit_code == 0, done.stderr
+    farm = specs[0]["farm"]
+    assert (specs[0]["min_nodes"], specs[0]["max_nodes"]) == (2, 7)
+    assert (farm["cpus"], farm["time_s"], farm["retries"]) == (3, 600, 1)
+    assert {"A": "1", "B": "2"}.items() <= dict(specs[0]["env"]).items()
+    assert rows == [["5"], ["6"]]
+
+
+def test_the_command_line_says_where_the_tasks_are(run, daemon, here):
+    _, rows = farm_of(daemon)
+    (here / "run.sh").write_text("#!/bin/bash\n#MALLETRAIN --array 5,6\necho\n")
+    (here / "a.txt").write_text("")
+    done = run("map", "--each", "a.txt", "--", "run.sh")
+    assert done.exit_code == 0, done.stderr
+    assert rows == [["a.txt"]]
+
+
+def test_a_line_that_is_no_option_of_map_is_refused(run, daemon, here):
+    (here / "run.sh").write_text("#!/bin/bash\n#MALLETRAIN --live\necho\n")
+    done = run("map", "--array", "1-2", "--", "run.sh")
+    assert done.exit_code != 0
+    assert "run.sh line 2: No such option '--live'" in done.stderr
+
+
 def test_a_dry_run_asks_no_daemon(run, daemon, here):
     done = run(
         *("map", "--array", "1-5", "--output", "r/{index}", "--dry-run", "--"),

@@ -89,3 +89,25 @@ def test_what_is_no_date_is_told_by_examples(usage):
     refused = usage("--since", "yesterday")
     assert refused.exit_code == 2
     assert "'yesterday' is no date; write 2026-11-01" in refused.output
+
+
+SLOTS = [
+    UsageView("2026-10", "ann", "gpu", 8.0, *[0.0] * 5, charged_nh=2.0, gpu_h=8.0),
+    UsageView("2026-10", "ann", "cpu", 3.0, *[0.0] * 5, charged_nh=0.5, gpu_h=0.0),
+    UsageView("2026-10", "ann", "default", 1.0, *[0.0] * 5, charged_nh=1.0),
+]
+
+
+def test_slots_show_what_they_count_and_their_gpu_hours(run, daemon):
+    daemon.answers["usage"] = lambda params: SLOTS
+    lines = run("usage", "--by", "class").stdout.splitlines()
+    assert lines[0].split()[:4] == ["CLASS", "LEASED", "CHARGED", "GPU-H"]
+    rows = {line.split()[0]: line.split()[1:4] for line in lines[2:]}
+    assert rows["gpu"] == ["8.0", "2.0", "8.0"]
+    assert rows["cpu"] == ["3.0", "0.500", "0"] or rows["cpu"] == ["3.0", "0.500", "0.0"]
+    assert rows["default"][:2] == ["1.0", "1.0"]
+    assert rows["all"] == ["12.0", "3.5", "8.0"]
+
+
+def test_whole_nodes_have_no_columns_of_slots(usage):
+    assert "GPU-H" not in usage().stdout

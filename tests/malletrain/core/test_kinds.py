@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from malletrain.core.commands import Start, TakeLeases
-from malletrain.core.events import GapsSeen, Tick
+from allocator import ScalingCurve
+from malletrain.core.commands import Start, Suspend, TakeLeases
+from malletrain.core.events import GapsSeen, NodeJoined, PricesChanged, Tick
+from malletrain.core.goals import OwnerGoals
+from malletrain.core.settings import ShareSettings
 from tests.malletrain.core.controller_script import controller, job, nodes, play
 
 
@@ -61,3 +64,79 @@ def test_a_profile_is_measured_on_nodes_of_the_kind(profile):
     )
     [start] = [one for one in commands if isinstance(one, Start)]
     assert set(start.nodes) <= {"h/gpu.0", "h/gpu.1"}
+
+
+PRICES = PricesChanged({"gpu": 0.25, "cpu": 0.5})
+
+
+def budgeted(budget_s, **more):
+    goals = OwnerGoals(None, budget_s, None)
+    return job("j", 1, 1, curve=ScalingCurve.of({1: 10.0}), goals=goals, **more)
+
+
+def suspended_at(c, script):
+    """When the job is suspended, with ticks where the controller asks for them."""
+    for time, event in script:
+        c.handle(event, time)
+    while (due := c.next_wakeup()) is not None and due < 1e6:
+        if any(isinstance(each, Suspend) for each in c.handle(Tick(), due)):
+            return due
+    return None
+
+
+@pytest.mark.parametrize(
+    ("node_class", "lasts_s"), [("gpu", 2400.0), ("cpu", 1200.0), ("default", 600.0)]
+)
+def test_a_budget_counts_the_price_of_the_kind(node_class, lasts_s):
+    script = [(0.0, PRICES), (0.0, budgeted(600.0)), *nodes("a", node_class=node_class)]
+    c = controller()
+    assert suspended_at(c, script) == pytest.approx(lasts_s + 1.0)
+    assert c.goals.records["j"].account.charged(1e6) == pytest.approx(600.0)
+
+
+def test_a_price_that_becomes_known_later_counts_from_the_beginning():
+    joined = nodes("a", node_class="gpu")
+    script = [(0.0, budgeted(600.0)), *joined, (1.0, Tick()), (100.0, PRICES)]
+    c = controller()
+    assert suspended_at(c, script) == pytest.approx(2401.0)
+
+
+def test_a_budget_that_pays_for_a_slot_need_not_pay_for_a_node():
+    c = controller()
+    c.handle(PRICES, 0.0)
+    keeper, node_s = c.goals, controller().goals.least_budget_s(1)
+    assert keeper.least_budget_s(2, "gpu") == pytest.approx(0.5 * node_s)
+    assert keeper.least_budget_s(2, "default") == pytest.approx(2 * node_s)
+    assert keeper.least_budget_s(2) == pytest.approx(0.5 * node_s)  # the cheapest
+
+
+def test_shares_count_the_price_of_the_kind():
+    served = {}
+    for classes in ({}, {"gpu": 2.0}):
+        c = controller(shares=ShareSettings(classes=classes))
+        c.handle(PRICES, 0.0)
+        for name, kind in (("g", "gpu"), ("c", "cpu")):
+            c.handle(job(name, 1, 1, node_class=kind, party=name), 0.0)
+            c.handle(NodeJoined(f"h/{kind}.0", node_class=kind), 0.0)
+        for time in range(1, 1000, 10):
+            c.handle(Tick(), float(time))
+        services = c.shares.services()
+        served[tuple(classes)] = services["g"].served / services["c"].served
+    assert served[()] == pytest.approx(0.25 / 0.5)
+    assert served["gpu",] == pytest.approx(2.0 / 0.5), "what the site says comes first"
+
+
+def test_deadlines_are_forecast_with_the_slots_of_their_kind():
+    c = controller()
+    curve = ScalingCurve.of({1: 10.0, 8: 80.0})
+    for name, kind in (("g", "gpu"), ("c", "cpu")):
+        goals = OwnerGoals(1e5, None, 36_000.0)
+        c.handle(job(name, 1, 8, curve=curve, goals=goals, node_class=kind), 0.0)
+    for number in range(4):
+        c.handle(NodeJoined(f"h/gpu.{number}", node_class="gpu"), 0.0)
+    c.handle(NodeJoined("h/cpu.0", node_class="cpu"), 0.0)
+    for time in range(1, 400, 10):
+        c.handle(Tick(), float(time))
+    ends = {name: c.goals.records[name].forecast.end for name in ("g", "c")}
+    remaining = {name: end - 391.0 for name, end in ends.items()}
+    assert remaining["c"] == pytest.approx(4 * remaining["g"], rel=0.25)

@@ -9,6 +9,7 @@ import tracemalloc
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from malletrain.core.failing_workers import FailingWorkers
 from malletrain.core.task_queue import (
     TRANSITIONS,
     StoredTask,
@@ -110,15 +111,40 @@ def test_a_worker_that_was_lost_too_early_is_adopted():
     queue.lose("a", 1.0)
     [again] = queue.hand_out("b", 1, 2.0)
     assert again == (0, 2)
-    assert queue.adopt("a", [first, second], 3.0) == [first]
+    assert queue.adopt("a", [first, second]) == [first]
     assert queue.attempts_of("a") == [second]
     assert queue.hand_out("b", 1, 3.0) == []
 
 
-def test_a_long_task_waits_for_a_worker_that_lasts():
-    queue = TaskQueue(2)
+def lose_after_ten_minutes(queue: TaskQueue) -> None:
+    [attempt] = queue.hand_out("a", 1, 0.0)
+    assert queue.begin("a", attempt, 0.0)
+    assert queue.lose("a", 600.0) == [attempt.number]
+
+
+def test_a_task_that_was_not_begun_is_not_long():
+    queue = TaskQueue(1)
     queue.hand_out("a", 1, 0.0)
     queue.lose("a", 600.0)
+    assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=3600.0) == [(0, 2)]
+
+
+def test_tasks_are_begun_once_and_by_their_worker():
+    queue = TaskQueue(3)
+    first, second = queue.hand_out("a", 2, 0.0)
+    assert queue.begun() == {}
+    assert queue.begin("a", first, 5.0)
+    assert not queue.begin("a", first, 5.0)
+    assert not queue.begin("b", second, 5.0)
+    assert not queue.begin("a", TaskAttempt(2, 1), 5.0)
+    assert queue.begun() == {0: 5.0}
+    queue.finish("a", first, True, 1.0, 6.0)
+    assert queue.begun() == {}
+
+
+def test_a_long_task_waits_for_a_worker_that_lasts():
+    queue = TaskQueue(2)
+    lose_after_ten_minutes(queue)
     assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=3600.0) == [(1, 1)]
     assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=3600.0) == []
     assert queue.hand_out("long", 1, 600.0, lasts_s=3600.0, longest_s=3600.0) == [(0, 2)]
@@ -126,8 +152,7 @@ def test_a_long_task_waits_for_a_worker_that_lasts():
 
 def test_a_long_task_goes_to_any_worker_if_none_lasts():
     queue = TaskQueue(1)
-    queue.hand_out("a", 1, 0.0)
-    queue.lose("a", 600.0)
+    lose_after_ten_minutes(queue)
     assert queue.hand_out("short", 1, 600.0, lasts_s=300.0, longest_s=500.0) == [(0, 2)]
 
 
@@ -140,6 +165,8 @@ def test_a_straggler_runs_twice_and_the_first_result_counts():
     queue = TaskQueue(11, duplicate_stragglers=True)
     with_durations(queue, 10)
     [slow] = queue.hand_out("slow", 1, 1.0)
+    assert queue.hand_out("fast", 1, 99.0) == [], "it has not begun"
+    queue.begin("slow", slow, 1.0)
     assert queue.hand_out("fast", 1, 2.5) == []
     [copy] = queue.hand_out("fast", 1, 4.0)
     assert copy == (10, 2)
@@ -153,10 +180,63 @@ def test_a_straggler_whose_copy_fails_still_runs():
     queue = TaskQueue(11, retries=1, duplicate_stragglers=True)
     with_durations(queue, 10)
     [slow] = queue.hand_out("slow", 1, 1.0)
+    queue.begin("slow", slow, 1.0)
     [copy] = queue.hand_out("fast", 1, 4.0)
     assert queue.finish("fast", copy, False, 1.0, 5.0).state is RUNNING
     assert queue.lose("fast", 6.0) == []
     assert queue.finish("slow", slow, True, 9.0, 9.0).state is DONE
+
+
+def fail(queue: TaskQueue, worker: str, attempts, others=True):
+    """The last outcome."""
+    for attempt in attempts:
+        outcome = queue.finish(worker, attempt, False, 1.0, 1.0, lambda: others)
+    return outcome
+
+
+def test_the_tasks_that_fail_on_a_suspected_worker_wait_again():
+    queue = TaskQueue(20)
+    attempts = queue.hand_out("bad", 7, 0.0)
+    queue.begin("bad", attempts[5], 0.5)
+    outcome = fail(queue, "bad", attempts[:5])
+    assert outcome.suspected
+    assert outcome.excused == tuple((n, WAITING, 0, True) for n in range(5))
+    assert outcome.obsolete == (("bad", attempts[6]),), "the one that was not begun"
+    assert outcome.back == (6,)
+    assert queue.attempts_of("bad") == [attempts[5]]
+    assert queue.hand_out("bad", 5, 2.0) == []
+    others = queue.hand_out("good", 7, 2.0)
+    assert [each.number for each in others] == [0, 1, 2, 3, 4, 6, 7]
+    assert queue.finish("good", others[0], True, 1.0, 3.0).rejected == ("bad",)
+    assert queue.finish("good", others[1], False, 1.0, 3.0).state is FAILED, "its own failure"
+    assert queue.finish("bad", attempts[6], True, 1.0, 3.0).state is DONE
+
+
+def test_without_another_worker_failures_count():
+    queue = TaskQueue(20)
+    assert not fail(queue, "a", queue.hand_out("a", 10, 0.0), others=False).suspected
+    assert queue.counts()[FAILED] == 10
+    assert queue.finish("a", *queue.hand_out("a", 1, 0.0), True, 1.0, 1.0).state is DONE
+    assert queue.counts()[FAILED] == 10
+
+
+def test_tries_are_given_back_to_tasks_that_are_tried_again():
+    queue = TaskQueue(5, retries=2)
+    for _ in range(2):
+        outcome = fail(queue, "bad", queue.hand_out("bad", 4, 0.0))
+        assert not outcome.excused, "four tasks, however often"
+    outcome = fail(queue, "bad", queue.hand_out("bad", 5, 0.0)[4:])
+    assert [each.tries for each in outcome.excused] == [0] * 5
+    assert [queue.tries(number) for number in range(5)] == [0] * 5
+
+
+def test_a_worker_that_is_left_alone_tries_its_failed_tasks_again():
+    queue = TaskQueue(5)
+    fail(queue, "bad", queue.hand_out("bad", 5, 0.0))
+    assert queue.hand_out("bad", 5, 1000.0) == []
+    [trial] = queue.hand_out("bad", 5, 1000.0, alone=True)
+    assert queue.hand_out("bad", 5, 1001.0, alone=True) == []
+    assert queue.finish("bad", trial, False, 1.0, 1002.0).state is FAILED, "it counts now"
 
 
 def test_a_million_tasks_take_little_memory():
@@ -183,37 +263,50 @@ class QueueMachine(RuleBasedStateMachine):
     def begin(self, total, retries, duplicate):
         self.total, self.retries, self.duplicate, self.now = total, retries, duplicate, 0.0
         self.queue = TaskQueue(total, retries, duplicate)
-        self.store = {n: StoredTask(n, WAITING, 0, 0, "", 0.0) for n in range(total)}
+        self.queue.failing = FailingWorkers(needed=2)
+        self.store = {n: StoredTask(n, WAITING, 0, 0, "", None) for n in range(total)}
         self.successes = dict.fromkeys(range(total), 0)
         self.failures = dict.fromkeys(range(total), 0)
 
-    @rule(target=attempts, worker=st.sampled_from(WORKERS), lasts_s=st.sampled_from([None, 1, 99]))
-    def hand_out(self, worker, lasts_s):
-        self.now += 1
+    @rule(
+        target=attempts,
+        worker=st.sampled_from(WORKERS),
+        lasts_s=st.sampled_from([None, 1, 99]),
+        alone=st.booleans(),
+        later_s=st.sampled_from([0, 100]),
+    )
+    def hand_out(self, worker, lasts_s, alone, later_s):
+        self.now += 1 + later_s
         longest_s = None if lasts_s is None else 99
-        handed_out = self.queue.hand_out(worker, 1, self.now, lasts_s, longest_s)
+        handed_out = self.queue.hand_out(worker, 1, self.now, lasts_s, longest_s, alone)
         for number, attempt in handed_out:
             assert self.successes[number] == 0
             self.store[number] = self.store[number]._replace(
-                state=RUNNING, attempt=attempt, worker=worker, since=self.now
+                state=RUNNING, attempt=attempt, worker=worker, begun=None
             )
         return (worker, handed_out[0] if handed_out else None)
 
-    @rule(handed_out=attempts, success=st.booleans())
-    def result(self, handed_out, success):
+    @rule(handed_out=attempts)
+    def start(self, handed_out):
+        worker, attempt = handed_out
+        if attempt is not None and self.queue.begin(worker, attempt, self.now):
+            self.store[attempt.number] = self.store[attempt.number]._replace(begun=self.now)
+
+    @rule(handed_out=attempts, success=st.booleans(), others=st.booleans())
+    def result(self, handed_out, success, others):
         """A result that may come at any time, and more than once."""
-        self.finish(handed_out, success)
+        self.finish(handed_out, success, others)
 
-    @rule(handed_out=consumes(attempts), success=st.booleans())
-    def last_result(self, handed_out, success):
-        self.finish(handed_out, success)
+    @rule(handed_out=consumes(attempts), success=st.booleans(), others=st.booleans())
+    def last_result(self, handed_out, success, others):
+        self.finish(handed_out, success, others)
 
-    def finish(self, handed_out, success):
+    def finish(self, handed_out, success, others):
         self.now += 1
         worker, attempt = handed_out
         if attempt is None:
             return
-        outcome = self.queue.finish(worker, attempt, success, 1.0, self.now)
+        outcome = self.queue.finish(worker, attempt, success, 1.0, self.now, lambda: others)
         if outcome.state is None:
             return
         number = attempt.number
@@ -225,6 +318,14 @@ class QueueMachine(RuleBasedStateMachine):
         if not success:
             for_good = outcome.tries > self.retries
             assert (outcome.state is FAILED) == for_good
+        for excused in outcome.excused:
+            assert self.store[excused.number].tries >= excused.tries
+            assert excused.had_failed == (self.store[excused.number].state is FAILED)
+            self.store[excused.number] = self.store[excused.number]._replace(
+                state=excused.state, tries=excused.tries
+            )
+        for back in outcome.back:
+            self.store[back] = self.store[back]._replace(state=WAITING)
 
     @rule(worker=st.sampled_from(WORKERS))
     def lose(self, worker):
@@ -235,7 +336,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(handed_out=attempts)
     def come_back(self, handed_out):
         worker, attempt = handed_out
-        if attempt is not None and not self.queue.adopt(worker, [attempt], self.now):
+        if attempt is not None and not self.queue.adopt(worker, [attempt]):
             self.store[attempt.number] = self.store[attempt.number]._replace(
                 state=RUNNING, worker=worker
             )
@@ -246,6 +347,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = TaskQueue.restored(
             self.total, self.store.values(), self.retries, self.duplicate
         )
+        self.queue.failing = FailingWorkers(needed=2)
 
     @rule()
     def retry(self):
@@ -260,6 +362,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.successes[number] == (row.state is DONE)
             counts[row.state] += 1
         assert self.queue.counts() == counts
+        for number, row in self.store.items():
+            assert self.queue.tries(number) == row.tries
         holders = {a.number for w in self.queue.workers() for a in self.queue.attempts_of(w)}
         assert holders == {n for n, row in self.store.items() if row.state is RUNNING}
 

@@ -262,7 +262,7 @@ def test_who_found_no_way_is_noted():
 def test_workers_that_end_of_the_signal_to_their_node_are_no_failure_of_the_job(pair):
     """A scancel signals the script as well, which may handle the signal itself."""
     daemon, job, peer, leaves = pair
-    leaves.say(messages.Leaving(600.0, "SIGTERM"))
+    leaves.say(messages.Leaving(600.0))
     for one in (leaves, peer):
         one.say(failed(job, "SystemExit: 1"))
     assert peer.hear(messages.Round).generation == 2

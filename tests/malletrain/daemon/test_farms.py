@@ -23,6 +23,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
+STARTED = 1_700_000_000.0
 FIELDS = {"mode": "farm", "goal": "throughput"}
 
 
@@ -68,8 +69,41 @@ class Site:
         counts = self.do(operations.tasks(self.job, limit=0)).counts
         return {state: count for state, count in counts.items() if count}
 
+    def restart_daemon(self):
+        for agent in self.agents:
+            agent.close()
+        self.daemon.stop()
+        self.daemon = RunningDaemon(self.folder, self.machine)
+
+    def reconnect(self):
+        self.agents = [Agent(self.daemon, agent.lease) for agent in self.agents]
+        for agent in self.agents:
+            agent.hello(assignment=messages.Assignment(self.job, "running", 1))
+            agent.hear(messages.Welcome)
+
+    def kinds(self):
+        """The kinds of events so far."""
+        return {event.kind for event in self.do(operations.events(limit=1000))}
+
+    def rules(self, node, name):
+        """What ``malletrain nodes --explain`` says about a node by this rule."""
+        views = self.do(operations.nodes(explain=True))
+        return [
+            sentence
+            for view in views
+            if view.node == node
+            for rule, _, sentence in view.rules
+            if rule == name
+        ]
+
+    def history(self):
+        """The newest counts, and the slowest tasks."""
+        view = self.do(operations.task_history(self.job))
+        return view.points[-1][1:], [task.number for task in view.slowest]
+
     def pull(self, agent=0, capacity=2, present=(), received=0, session="s"):
-        tasks = tuple(HeldTask(*each) for each in present)
+        """``present``: tasks that its processes run, since STARTED."""
+        tasks = tuple(HeldTask(*each, True, STARTED) for each in present)
         self.agents[agent].say(messages.TaskPull(self.job, session, 2, capacity, tasks, received))
 
     def items(self, agent=0):
@@ -109,7 +143,7 @@ def two_nodes(tmp_path):
 def test_tasks_are_handed_out_with_their_values_and_done(site):
     site.pull()
     assert site.items() == (1, [(0, 1, "v0"), (1, 1, "v1")])
-    assert site.counts() == {"running": 2, "waiting": 2}
+    assert site.counts() == {"waiting": 4}
     site.finish((0, 1), (1, 1), capacity=2)
     assert site.items() == (2, [(2, 1, "v2"), (3, 1, "v3")])
     site.finish((2, 1), (3, 1), received=2)
@@ -132,7 +166,7 @@ def test_a_repeated_result_counts_once(site):
     site.items()
     for _ in range(3):
         site.finish((0, 1))
-    assert site.counts() == {"done": 1, "running": 1, "waiting": 2}
+    assert site.counts() == {"done": 1, "waiting": 3}
     assert site.daemon.job(site.job).samples == 1
 
 
@@ -141,7 +175,7 @@ def test_the_tasks_of_an_earlier_launcher_are_handed_out_again(site):
     site.items()
     site.pull(session="another", present=[(1, 1)])
     assert site.items() == (1, [(0, 2, "v0")])
-    assert site.counts() == {"running": 2, "waiting": 2}
+    assert site.counts() == {"running": 1, "waiting": 3}
 
 
 def test_tasks_that_a_node_does_not_have_wait_again(site):
@@ -150,7 +184,71 @@ def test_tasks_that_a_node_does_not_have_wait_again(site):
     site.pull(present=[(1, 1)], received=1, capacity=0)
     until(lambda: site.counts() == {"running": 1, "waiting": 3}, "it waits again")
     [task] = site.do(operations.tasks(site.job, state="running")).tasks
-    assert (task.number, task.tries) == (1, 0)
+    assert (task.number, task.tries, task.started) == (1, 0, STARTED)
+    waiting = site.do(operations.tasks(site.job, state="waiting")).tasks
+    assert [(task.number, task.started) for task in waiting] == [(0, None), (2, None), (3, None)]
+
+
+def bad_and_good(tmp_path, total=12, **fields):
+    """A farm on whose first node five tasks have failed, while the second node has two."""
+    site = Site(tmp_path, total=total, nodes=2, **fields)
+    site.pull(1, capacity=2)
+    assert len(site.items(1)[1]) == 2
+    site.pull(0, capacity=7)
+    numbers = [(number, attempt) for number, attempt, _ in site.items(0)[1]]
+    assert numbers == [(n, 1) for n in range(2, 9)]
+    site.agents[0].say(messages.TaskResults(site.job, "s", failures(*numbers[:6]), 9, 1))
+    assert site.agents[0].hear(messages.TaskStop).attempts in (((7, 1),), ((8, 1),))
+    return site
+
+
+def failures(*attempts, code=7):
+    now = time.time()
+    return tuple(TaskResult(n, attempt, code, now - 1, now, "no mount") for n, attempt in attempts)
+
+
+def test_the_tasks_that_fail_on_one_node_run_on_another(tmp_path):
+    site = bad_and_good(tmp_path)
+    try:
+        until(lambda: site.counts() == {"waiting": 12}, "no failure counts")
+        bad, good = (agent.node for agent in site.agents)
+        [sentence] = site.do(operations.tasks(site.job)).failing
+        assert sentence.startswith(f"{bad}: 5 tasks in a row failed on the node, and they run")
+        until(lambda: site.rules(bad, "tasks"), "nodes --explain says it")
+        assert "5 tasks in a row failed" in site.rules(bad, "tasks")[0]
+        site.pull(0, capacity=9, received=1)
+        site.finish((0, 1), (1, 1), agent=1, capacity=12)
+        handed_out = [number for number, *_ in site.items(1)[1]]
+        assert handed_out == [*range(2, 12)], "all of them"
+        assert site.counts() == {"done": 2, "waiting": 10}
+        site.finish((2, 2), agent=1, received=2)
+        until(lambda: "lease-released" in site.kinds(), "the node is given back")
+        assert site.kinds() >= {"tasks-failing", "node-rejected"}
+        assert "node-sick" not in site.kinds()
+        site.finish(
+            *((n, 2) for n in range(3, 9)), *((n, 1) for n in range(9, 12)), agent=1, received=2
+        )
+        until(lambda: site.daemon.job(site.job).state == "completed", "the farm is completed")
+        assert site.counts() == {"done": 12}
+        assert not site.rules(good, "tasks")
+    finally:
+        site.close()
+
+
+def test_tasks_that_fail_on_both_nodes_have_failed(tmp_path):
+    site = bad_and_good(tmp_path)
+    try:
+        site.finish((0, 1), (1, 1), agent=1, capacity=12)
+        site.items(1)
+        site.finish((2, 2), agent=1, received=2, code=7)
+        assert site.counts() == {"done": 2, "failed": 1, "waiting": 9}
+        assert site.do(operations.tasks(site.job)).failing == ()
+        site.finish(*((n, 2) for n in range(3, 7)), agent=1, received=2, code=7)
+        [*failed] = site.do(operations.tasks(site.job, state="failed")).tasks
+        assert [(task.number, task.tries) for task in failed] == [(n, 1) for n in range(2, 7)]
+        assert "node-rejected" not in site.kinds()
+    finally:
+        site.close()
 
 
 def test_a_failure_is_reported_with_its_output(site):
@@ -166,16 +264,32 @@ def test_a_daemon_that_restarts_knows_what_was_handed_out_and_done(site):
     site.pull()
     site.items()
     site.finish((0, 1))
-    lease = site.agents[0].lease
-    site.agents[0].close()
-    site.daemon.stop()
-    site.daemon = RunningDaemon(site.folder, site.machine)
-    assert site.counts() == {"done": 1, "running": 1, "waiting": 2}
-    site.agents = [Agent(site.daemon, lease)]
-    site.agents[0].hello(assignment=messages.Assignment(site.job, "running", 1))
-    site.agents[0].hear(messages.Welcome)
+    site.restart_daemon()
+    assert site.counts() == {"done": 1, "waiting": 3}
+    site.reconnect()
     site.pull(present=[(1, 1)], received=7, capacity=2)
     assert site.items() == (8, [(2, 1, "v2")])
+
+
+def test_the_history_of_a_farm_is_the_same_after_a_restart_and_after_its_end(site, monkeypatch):
+    monkeypatch.setattr(farm_operations, "ROWS_BETWEEN_PAUSES", 1)
+    site.pull(capacity=4)
+    site.items()
+    site.finish((0, 1), (1, 1))
+    site.finish((2, 1), code=7)
+    assert site.history() == ((2, 1, 0), [0, 1])
+    site.do(operations.retry(site.job, state="failed"))
+    assert site.history() == ((2, 0, 0), [0, 1])
+    site.restart_daemon()
+    assert site.history()[0][:2] == (2, 0)
+    site.reconnect()
+    site.pull(capacity=4, present=[(3, 1)], received=1)
+    site.items()
+    site.finish((3, 1), received=2)
+    site.finish((2, 2), received=2)
+    until(lambda: site.daemon.job(site.job).state == "completed", "the farm is completed")
+    (done, failed, running), slowest = site.history()
+    assert ((done, failed, running), sorted(slowest)) == ((4, 0, 0), [0, 1, 2, 3])
 
 
 def test_a_node_without_the_job_loses_its_tasks(two_nodes):
@@ -185,20 +299,20 @@ def test_a_node_without_the_job_loses_its_tasks(two_nodes):
     site.pull(1, capacity=4)
     assert site.items(1) == (1, [(2, 1, "v2"), (3, 1, "v3")])
     site.pull(1, present=[(2, 1), (3, 1)], received=1, capacity=4)
-    site.agents[0].say(messages.Leaving(600.0, "preempted"))
+    site.agents[0].say(messages.Leaving(600.0))
     site.agents[0].hear(messages.Round)
     site.agents[0].say(messages.Drained(site.job, 1, True))
     site.agents[0].hear(messages.Release)
     site.agents[0].say(messages.Released(site.job))
     assert site.items(1) == (2, [(0, 2, "v0"), (1, 2, "v1")])
-    assert site.counts() == {"running": 4}
+    assert site.counts() == {"running": 2, "waiting": 2}
 
 
 def test_what_was_never_handed_out_is_never_done(site):
     site.pull()
     site.items()
     site.finish((2, 1), (3, 0), (999_999, 1), (0, 2))
-    assert site.counts() == {"running": 2, "waiting": 2}
+    assert site.counts() == {"waiting": 4}
     site.pull(present=[(0, 1), (1, 1), (2, 1), (999_999, 3)], received=1, capacity=0)
     assert site.agents[0].hear(messages.TaskStop).attempts == ((2, 1),)
     assert site.counts() == {"running": 2, "waiting": 2}

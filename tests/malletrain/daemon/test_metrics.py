@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.daemon.site.metrics import JOB_STATES, MAX_SHOWN_JOBS, Metrics, MetricsError
+from malletrain.config.model import parse_config
+from malletrain.daemon.site.metrics import (
+    JOB_STATES,
+    MAX_SHOWN_JOBS,
+    Metrics,
+    MetricsError,
+    count_costs,
+)
 from tests.waiting import PATIENCE_S
 
 
@@ -28,6 +35,19 @@ def test_gauges_show_what_was_said_last():
     assert [value(metrics, "jobs", state=state) for state in JOB_STATES] == [0, 0, 1, 0, 0, 0, 0]
     assert value(metrics, "idle_nodes") == 7
     assert value(metrics, "last_poll_timestamp_seconds") == 1e9
+
+
+def test_shares_of_a_step_are_those_of_current_jobs_with_gauges():
+    metrics = Metrics()
+    metrics.job("j1", 10.0, 2, 100.0)
+    metrics.step_shares({"j1": {"data": 0.4, "computing": 0.6}, "j2": {"computing": 1.0}})
+    assert value(metrics, "job_step_share", job="j1", part="data") == 0.4
+    assert value(metrics, "job_step_share", job="j2", part="computing") is None
+    metrics.step_shares({"j1": {"computing": 1.0}})
+    assert value(metrics, "job_step_share", job="j1", part="data") is None
+    assert value(metrics, "job_step_share", job="j1", part="computing") == 1.0
+    metrics.job_ended("j1", "completed")
+    assert value(metrics, "job_step_share", job="j1", part="computing") is None
 
 
 def test_counters_count():
@@ -161,6 +181,29 @@ def test_what_the_scheduler_was_asked_is_counted_on_and_never_twice():
     assert value(metrics, "scheduler_backoff_seconds", cause="busy") == 20
     assert value(metrics, "scheduler_backoff_seconds", cause="refused") == 0
     assert value(metrics, "energy_joules_total", node_class="a100") == 800
+
+
+SLOTS = """
+[scheduler]
+kind = "local"
+[[scheduler.local.slots]]
+name = "gpu"
+gpus = 2
+memory = "1 GiB"
+[accounting]
+charge_factor = 2
+watts = ["default 100 300"]
+"""
+
+
+def test_slots_cost_what_their_kind_costs():
+    metrics, config = Metrics(), parse_config(SLOTS)
+    leased = {("gpu", True): 3, ("gpu", False): 1, ("default", True): 1, ("default", False): 2}
+    count_costs(metrics, config, {"gpu": 0.25}, leased, 10.0)
+    assert value(metrics, "charged_node_seconds_total", node_class="gpu") == 4 * 2 * 0.25 * 10
+    assert value(metrics, "charged_node_seconds_total", node_class="default") == 3 * 2 * 10
+    assert value(metrics, "gpu_seconds_total", node_class="gpu") == 4 * 2 * 10
+    assert value(metrics, "energy_joules_total", node_class="default") == (300 + 2 * 100) * 10
 
 
 def test_the_documentation_names_every_metric():

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from malletrain.daemon.api.job_views import fitting, slim
-from malletrain.protocol.discretion import PRIVATE, event_for_others
+from malletrain.protocol.discretion import PRIVATE, detail_for_others, event_for_others
 from malletrain.protocol.views import EventView, JobView
+from tests.malletrain.cli.fake_daemon import detail
 
 UNFINISHED = ("running",)
 
@@ -73,3 +74,11 @@ def test_a_page_of_long_events_is_made_to_fit():
     assert size(page) < 3 * 1024 * 1024
     assert page[0].sentence.endswith("ä…")
     assert page[0].data == {}
+
+
+def test_others_do_not_read_the_command_of_a_farm():
+    farm = {"command": ["run", "--key", "secret"], "total": 3}
+    shown = detail_for_others(detail(spec={"script": "run", "farm": farm}))
+    assert shown.spec["farm"] == {"command": [], "total": 3}
+    assert "secret" not in repr(shown)
+    assert "farm" not in detail_for_others(detail()).spec

@@ -8,7 +8,7 @@ import pytest
 
 from malletrain.config.model import Config, parse_config
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.daemon.site.settings import controller_settings
+from malletrain.daemon.site.settings import controller_settings, slot_prices
 
 
 def site(text: str = "") -> Config:
@@ -42,3 +42,20 @@ def test_what_a_site_says_counts():
     cost = replace(default.planning.cost, start_s=40.0)
     planning = replace(default.planning, cost=cost)
     assert settings == replace(default, planning=planning, min_interval_s=7.0)
+
+
+KINDS = """
+[[scheduler.local.slots]]
+name = "gpu"
+memory = "1 GiB"
+[[scheduler.local.slots]]
+name = "cpu"
+memory = "1 GiB"
+price = 0.1
+"""
+
+
+def test_a_slot_costs_its_part_of_a_host_unless_the_site_says_what_it_costs():
+    assert slot_prices(site(KINDS), {"gpu": 0.25, "cpu": 0.5}) == {"gpu": 0.25, "cpu": 0.1}
+    assert slot_prices(site(KINDS), {}) == {"gpu": 1.0, "cpu": 0.1}
+    assert slot_prices(site(), {}) == {}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from malletrain.daemon.api import usage
-from malletrain.daemon.api.usage import NodePower, usage_views
+from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.store.records import EventRow, JobRow, LeaseRow, RescaleRow
 from malletrain.store.store import Store
@@ -47,9 +47,24 @@ def store(tmp_path):
         yield opened
 
 
+CHARGES = {"gpu": ClassCharge(0.25, 2)}, ClassCharge(1.5, None)
+"""What an hour of a slot counts, and one of a whole node."""
+
+
 def rows(store, since=0.0, until=T + 2 * HOUR, owner=None):
     watts, now = {"a100": NodePower(500, 1000)}, T + 2 * HOUR
-    return asyncio.run(usage_views(store.history, since, until, "daemon", watts, owner, now))
+    return asyncio.run(
+        usage_views(store.history, since, until, "daemon", watts, owner, now, *CHARGES)
+    )
+
+
+def test_slots_count_by_the_price_of_their_kind(store):
+    lease(store, 6, "h/gpu.0", 0, HOUR, owner="cyd", node_class="gpu")
+    lease(store, 7, "h/gpu.1", 0, HOUR / 2, owner="cyd", node_class="gpu")
+    row_of = {(row.user, row.node_class): row for row in rows(store)}
+    slots, whole = row_of["cyd", "gpu"], row_of["ann", "a100"]
+    assert (slots.leased_nh, slots.charged_nh, slots.gpu_h) == (1.5, 0.375, 3.0)
+    assert (whole.leased_nh, whole.charged_nh, whole.gpu_h) == (2.0, 3.0, None)
 
 
 def test_known_node_hours(store):
@@ -114,7 +129,9 @@ def test_a_long_past_is_added_up_piece_by_piece_and_others_go_on_meanwhile(store
     async def counted():
         nonlocal turns
         views = asyncio.ensure_future(
-            usage_views(store.history, 0.0, T + HOUR * 2, "daemon", {}, None, T + 2 * HOUR)
+            usage_views(
+                store.history, 0.0, T + HOUR * 2, "daemon", {}, None, T + 2 * HOUR, *CHARGES
+            )
         )
         while not views.done():
             turns += 1

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import psutil
@@ -266,6 +267,61 @@ def test_a_leaving_node_stops_its_tasks_and_says_so(tmp_path):
         assert not (tmp_path / "work" / "up1").exists()
 
 
+def test_with_a_drain_time_a_task_ends_after_the_notice_and_no_other_begins(tmp_path):
+    command = "echo > up{index}; until test -e end; do sleep 0.01; done"
+    with node(tmp_path, spec_of("sh", "-c", command, drain_s=3600.0)) as launcher:
+        launcher.begin()
+        launcher.give(["1"], ["2"])
+        work = tmp_path / "work"
+        until((work / "up0").exists, "the first task runs")
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=7200.0))
+        until(lambda: launcher.hear(TaskPull).capacity == 0, "the notice is heard")
+        (work / "end").touch()
+        result = launcher.result()
+        assert (result.number, result.code) == (0, 0)
+        launcher.hear(messages.Drained)
+        assert not (work / "up1").exists()
+
+
+@pytest.mark.parametrize(("drain_s", "gone_in_s"), [(0.1, 3600.0), (3600.0, 0.1)])
+def test_a_task_that_outlasts_its_drain_time_or_node_is_stopped(tmp_path, drain_s, gone_in_s):
+    command = "echo > up; exec sleep 1000"
+    with node(tmp_path, spec_of("sh", "-c", command, drain_s=drain_s)) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        until((tmp_path / "work" / "up").exists, "the task runs")
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=gone_in_s))
+        launcher.hear(messages.Drained)
+        assert launcher.heard == []
+
+
+def test_a_second_notice_shortens_the_drain_time(tmp_path):
+    command = "echo > up; exec sleep 1000"
+    with node(tmp_path, spec_of("sh", "-c", command, drain_s=3600.0)) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        until((tmp_path / "work" / "up").exists, "the task runs")
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=7200.0))
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=0.1))
+        launcher.hear(messages.Drained)
+
+
+def test_a_node_that_stays_after_all_goes_on(tmp_path):
+    command = "echo > up{index}; until test -e end{index}; do sleep 0.01; done"
+    with node(tmp_path, spec_of("sh", "-c", command, drain_s=3600.0)) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        work = tmp_path / "work"
+        until((work / "up0").exists, "the task runs")
+        launcher.view(Peer("n0", "127.0.0.1", gone_in_s=7200.0))
+        until(lambda: launcher.hear(TaskPull).capacity == 0, "the notice is heard")
+        launcher.view(NODE)
+        launcher.give(["2"], first=1)
+        for number in (0, 1):
+            (work / f"end{number}").touch()
+            assert launcher.result().number == number
+
+
 def test_an_exit_code_after_a_stop_means_nothing(tmp_path):
     farm = spec_of("sh", "-c", "trap 'exit 0' TERM; echo > up; while :; do sleep 0.01; done")
     with node(tmp_path, farm) as launcher:
@@ -331,3 +387,17 @@ def test_a_release_ends_the_launcher_and_its_tasks(tmp_path):
         launcher.agent.say(messages.Release("j1", 5.0))
         assert launcher.process.wait(PATIENCE_S) == 0
         assert not psutil.pid_exists(int(pid))
+
+
+def test_the_start_of_a_long_task_is_reported_and_of_one_that_waits_is_not(tmp_path):
+    with node(tmp_path, spec_of("sleep", "{x}")) as launcher:
+        launcher.begin()
+        before = time.time()
+        launcher.give(["1000"], ["1000"])
+        running, waiting = until(
+            lambda: next((m for m in [launcher.hear(TaskPull)] if len(m.tasks) == 2), None),
+            "it says what it has",
+        ).tasks
+        assert (running.number, running.running) == (0, True)
+        assert before <= running.started <= time.time()
+        assert (waiting.number, waiting.running, waiting.started) == (1, False, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from malletrain.launch.cores import allowed_cores
 from malletrain.protocol import messages
 from tests.malletrain.agent.node_side import (
     AgentProcess,
@@ -179,7 +180,7 @@ def test_a_job_grows_and_shrinks(pair):
     first = pair.workers(one, 2)
     assert [w["LOCAL_RANK"] for _, w in sorted(first.items())] == ["0", "1"]
     assert first[0]["argv"] == ["--lr", "0.1"]
-    assert first[0]["OMP_NUM_THREADS"] == "1"
+    assert first[0]["OMP_NUM_THREADS"] == str(max(1, allowed_cores() // 2))
     assert first[0]["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     two = pair.form("n0", "n1")
     second = pair.workers(two, 4)

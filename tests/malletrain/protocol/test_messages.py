@@ -39,7 +39,7 @@ HONEST = [
     messages.TaskAck("j1", ((3, 1),)),
     messages.TaskStop("j1", ((3, 1),)),
     messages.Released("j1"),
-    messages.Leaving(0.0, "preempted"),
+    messages.Leaving(0.0),
     messages.Progress("j1", 3, 1023, 4_194_304, 1e12, 10**9, 4096.0, 1.7e9, 1.7e9),
     messages.Mark("j1", 3, 0, "import", 1.7e9),
     messages.Metric("j1", 0, "loss", -1e300),

@@ -5,7 +5,14 @@ a machine of sixteen nodes that is taken and given back.
 import msgspec
 from rich.console import Group
 
-from malletrain.protocol.views import CurvePointView, InterruptionView, ProfileView, RateView
+from malletrain.protocol.views import (
+    CurvePointView,
+    InterruptionView,
+    ProfileView,
+    RankTimesView,
+    RateView,
+    StepTimesView,
+)
 from malletrain.protocol.views import RescaleView as Rescale
 from malletrain.render import tables
 from malletrain.render.live import Screen
@@ -141,6 +148,22 @@ def events():
     ]
 
 
+STEPS_OF_16 = StepTimesView(
+    0.24, {"data": 0.41, "computing": 0.44, "others": 0.11, "transfer": 0.04}, "Not shown."
+)
+STEPS_OF_3 = StepTimesView(
+    0.21,
+    {"data": 0.18, "computing": 0.7, "others": 0.07, "transfer": 0.04, "snapshot": 0.01},
+    "18 % of a step waits for data. Give the loader more workers (num_workers), or keep the data "
+    "in the memory of the nodes (infinicache).",
+    (
+        RankTimesView(0, "n64", 0.21, 0.0378, 0.0231, 0.0021),
+        RankTimesView(1, "n65", 0.21, 0.0378, 0.0084, None),
+        RankTimesView(2, "n66", 0.21, 0.0378, 0.042, None),
+    ),
+)
+
+
 def whole():
     """One job with everything that ``show`` tells."""
     phases = {
@@ -170,9 +193,19 @@ def whole():
         },
         rates=(
             RateView(nodes=1, rate=285.0, spread=3.0, samples=1_287_400.0, seconds=4517.0),
-            RateView(nodes=3, rate=770.0, spread=9.0, samples=287_400.0, seconds=373.0),
-            RateView(nodes=16, rate=3480.0, spread=20.0, samples=9_999_999.0, seconds=2873.0),
+            RateView(
+                nodes=3, rate=770.0, spread=9.0, samples=287_400.0, seconds=373.0, steps=STEPS_OF_3
+            ),
+            RateView(
+                nodes=16,
+                rate=3480.0,
+                spread=20.0,
+                samples=9_999_999.0,
+                seconds=2873.0,
+                steps=STEPS_OF_16,
+            ),
         ),
+        steps=STEPS_OF_3,
         rescales=(
             Rescale(
                 generation=1,

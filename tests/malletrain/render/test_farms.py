@@ -10,7 +10,7 @@ from rich.console import Console
 
 from malletrain.protocol.views import GoalView, ProfileView, TasksView, TaskView
 from malletrain.render import farms, tables
-from tests.malletrain.cli.fake_daemon import detail, job_view
+from tests.malletrain.cli.fake_daemon import detail, job_view, node_view, status_view
 
 NOW = 1000.0
 FAILED = TaskView(
@@ -88,3 +88,27 @@ def test_columns_of_results_do_not_hide_those_of_the_list():
     assert header[:3] == ["index", "state", "task_state"]
     assert len(set(header)) == len(header)
     assert farms.csv_row(("index", "state"), FAILED, NOW)[:3] == ["7", "a b", "failed"]
+
+
+@pytest.mark.parametrize(
+    ("training", "farming", "words"),
+    [
+        (2, 0, "3 nodes held: 2 train, 1 without a job"),
+        (1, 1, "3 nodes held: 1 trains, 1 runs tasks, 1 without a job"),
+        (0, 2, "3 nodes held: 2 run tasks, 1 without a job"),
+        (0, 0, "3 nodes held: 0 train, 3 without a job"),
+    ],
+)
+def test_nodes_of_farms_are_counted_by_themselves(training, farming, words):
+    status = status_view(nodes_training=training, nodes_farming=farming)
+    assert words in tables.headline(status).plain
+
+
+def test_a_node_of_a_farm_runs_tasks_and_a_farm_has_done_tasks():
+    farm_node, other = node_view(mode="farm"), node_view("n2", mode="live")
+    lines = printed(tables.nodes([farm_node, other], NOW))
+    assert "n1 running tasks" in " ".join(lines[2].split())
+    assert "n2 training" in " ".join(lines[3].split())
+    lines = printed(tables.jobs([job_view(mode="farm"), job_view(id="j2")], NOW))
+    assert "5,000 tasks" in lines[2]
+    assert "tasks" not in lines[3]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from malletrain.sim.idle import idle_nodes
+from malletrain.sim.idle import IdleBounds, idle_nodes
+from malletrain.sim.joblogs import read_log
 from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.observation import observe
 from malletrain.sim.workloads import WorkloadError
+from tests.malletrain.sim.conftest import shared
 
 
 def log(*jobs, nodes=None):
@@ -85,6 +88,67 @@ def test_a_log_that_uses_more_than_there_is_says_so():
     idle = idle_nodes(log(LogJob(0, 0, 50, 3), LogJob(0, 100, 50, 1), nodes=2))
     assert idle.short_node_s == 50.0
     assert any("0.0 node-hours" in sentence for sentence in idle.assumptions)
+
+
+def test_a_job_short_of_nodes_gets_those_freed_later():
+    idle = idle_nodes(
+        log(LogJob(0, 0, 100, 1), LogJob(0, 10, 100, 2), LogJob(0, 200, 1, 1), nodes=2)
+    )
+    assert spans(idle.trace) == [("n1", 110.0, 200.0), ("n2", 0.0, 10.0), ("n2", 110.0, 200.0)]
+    assert idle.short_node_s == 90.0
+
+
+def test_two_jobs_short_of_nodes_get_them_in_the_order_of_their_starts():
+    jobs = [LogJob(0, 0, 100, 2), LogJob(0, 10, 200, 1), LogJob(0, 20, 50, 2), LogJob(0, 300, 1, 1)]
+    # At 70 the third job ends without ever having had a node; at 100 the second gets one of two.
+    idle = idle_nodes(log(*jobs, nodes=2))
+    assert spans(idle.trace) == [("n1", 210.0, 300.0), ("n2", 100.0, 300.0)]
+
+
+def test_the_real_log_agrees_with_a_count_by_second():
+    log_ = read_log(shared("hpc_jobs/KTH-SP2-1996.swf.gz"))
+    seen = observe(log_)
+    begin, end = int(seen.begin_s), int(seen.end_s)
+    assert (begin, end) == (seen.begin_s, seen.end_s)
+    changes = np.zeros(end - begin + 1, dtype=np.int64)
+    for job in log_.jobs:
+        first, last = (
+            min(max(int(at), begin), end) - begin for at in (job.start_s, job.start_s + job.run_s)
+        )
+        changes[first] += job.nodes
+        changes[last] -= job.nodes
+    used = np.cumsum(changes)[:-1]
+    result = idle_nodes(log_, observed=seen)
+    idle_s = int(np.maximum(100 - used, 0).sum())
+    assert result.bounds.least_node_s == result.trace.gaps().length.sum() == idle_s
+    assert result.short_node_s == int(np.maximum(used - 100, 0).sum()) > 0
+    assert idle_s < result.bounds.most_node_s < 1.01 * idle_s
+    moments = np.random.default_rng(1).integers(0, end - begin, 50)
+    assert [int(result.trace.idle_at(at).sum()) for at in moments] == [
+        max(0, 100 - used[at]) for at in moments
+    ]
+
+
+def test_jobs_without_names_beside_named_ones_give_bounds():
+    named = [LogJob(10.0 * k, 10.0 * k, 10.0, 1, (f"n{k % 2}",)) for k in range(100)]
+    idle = idle_nodes(log(*named, LogJob(50.0, 50.0, 5.0, 1)))
+    # One of the two nodes is idle at any time, so that the job can have had it.
+    assert idle.bounds == IdleBounds(990.0 - 5.0, 990.0)
+    assert idle_nodes(log(*named)).bounds.exact
+
+
+def test_how_the_number_of_nodes_is_known():
+    jobs = [LogJob(0, 0, 7200, 3), LogJob(0, 86400, 3600, 1), LogJob(0, 172800, 1, 1)]
+
+    def sentence(*args, **more):
+        lines = idle_nodes(log(*jobs, **more), *args).assumptions
+        return next(line for line in lines if "machine" in line and "nodes" in line)
+
+    inferred = sentence()
+    assert "taken to have the 3 nodes that jobs used at once at most, 0.0 days after" in inferred
+    assert "for 2.0 hours in all; 96 % of the time" in inferred
+    assert sentence(5) == "The machine has 5 nodes, as stated."
+    assert sentence(nodes=4) == "The machine has 4 nodes, as the log says."
 
 
 def test_the_size_is_the_most_used_at_once_when_nobody_says():

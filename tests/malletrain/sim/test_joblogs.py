@@ -6,6 +6,7 @@ import pytest
 
 from malletrain.sim.joblogs import read_gpu_csv, read_log, read_swf
 from malletrain.sim.logged_jobs import LogJob
+from malletrain.sim.resources import Resources
 from malletrain.sim.workloads import WorkloadError
 from tests.malletrain.sim.conftest import shared
 
@@ -25,10 +26,12 @@ def write(tmp_path, text, name="log"):
 
 def test_swf(tmp_path):
     log = read_log(write(tmp_path, SWF))
-    first, second = LogJob(0.0, 10.0, 60.0, 2, user="u1"), LogJob(60.0, None, 30.0, 2, user="u1")
+    first = LogJob(0.0, 10.0, 60.0, 2, user="u1", allocated=Resources(cpus=4))
+    second = LogJob(60.0, None, 30.0, 2, user="u1", allocated=Resources(cpus=3))
     assert log.jobs == (first, second)
-    assert (log.nodes, log.skipped) == (50, 1)
-    assert read_swf(write(tmp_path, SWF), per_node=1).jobs[0].nodes == 4
+    assert (log.nodes, log.cpus_per_node, log.skipped) == (50, 2, 1)
+    counted = read_swf(write(tmp_path, SWF), per_node=1)
+    assert (counted.jobs[0].nodes, counted.jobs[0].allocated) == (4, None)
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,43 @@ def test_the_edges_of_a_log_by_submission(tmp_path):
     assert result.trace.duration_s > 9000
 
 
+def test_nodes_run_empty_after_the_last_submission(tmp_path):
+    """A queue that the machine works off: jobs that were submitted later are not in the log."""
+    lines = "".join(
+        f"{k} {60 * k} {540 * k} 600 1 -1 -1 1 -1 -1 1 1 1 -1 -1 -1 -1 -1\n" for k in range(100)
+    )
+    log = read_swf(written(tmp_path, [lines.rstrip()]))
+    seen = observe(log)
+    assert (seen.begin_s, seen.end_s) == (600.0, 99 * 60.0)
+    (line,) = [line for line in seen.sentences if "last submission" in line]
+    assert "14.8 hours, after the last submission, are left out" in line
+    stated = observe(log, end=50000.0)
+    assert stated.end_s == 50000.0
+    assert "In the last 12.2 hours before the stated end (--to) no job" in stated.sentences[-1]
+
+
+def test_an_unusual_time_without_submissions_is_left_out(tmp_path):
+    """sacct of a machine that is drained: jobs of the queue start until the end of the month."""
+
+    def lines(last_submission_h):
+        yield HEADER
+        for k in range(300):
+            start = FROM + timedelta(hours=2 * k)
+            submit = min(start, FROM + timedelta(hours=last_submission_h))
+            end = start + timedelta(hours=2)
+            yield f"{k}|{submit.isoformat()}|{start.isoformat()}|{end.isoformat()}|DONE|1|n1"
+        late = FROM + timedelta(hours=598)
+        yield f"300|{FROM.isoformat()}|{late.isoformat()}|Unknown|RUNNING|1|n2"
+
+    usual = observe(read_sacct(written(tmp_path, lines(1000))))
+    assert usual.end_s == 598 * 3600.0
+    drained = observe(read_sacct(written(tmp_path, lines(400))))
+    assert drained.end_s == 400 * 3600.0
+    assert any("without submissions for so long before" in line for line in drained.sentences)
+    # The silence is no longer than one before it.
+    assert observe(read_sacct(written(tmp_path, lines(596)))).end_s == 598 * 3600.0
+
+
 def test_processors_are_no_nodes(tmp_path):
     header = "; MaxNodes: 93312\n; MaxProcs: 93312"
     jobs = [(60 * k, 600, 16 * (1 + k % 9)) for k in range(100)] + [(6100, 60, 5)]

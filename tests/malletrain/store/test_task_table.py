@@ -22,8 +22,9 @@ def check_life_of_tasks(store: Store) -> None:
     assert (tasks.longest(other), tasks.longest("j99")) == (len('["z"]'), 0)
     assert tasks.arguments(job, [1, 3, 9]) == {1: ("b� ü", "2"), 3: ("d", "4")}
 
-    tasks.hand_out(job, "n1", [(0, 1), (1, 1), (2, 1)], 100.0)
-    tasks.hand_out(job, "n2", [(3, 1)], 100.0)
+    tasks.hand_out(job, "n1", [(0, 1), (1, 1), (2, 1)])
+    tasks.hand_out(job, "n2", [(3, 1)])
+    tasks.begin(job, [(3, 100.0)])
     tasks.finish(
         job,
         [
@@ -33,10 +34,10 @@ def check_life_of_tasks(store: Store) -> None:
     )
     tasks.put_back(job, [2])
     assert list(tasks.progress(job)) == [
-        TaskProgress(0, "done", 0, 1, "n1", 101.0),
-        TaskProgress(1, "failed", 1, 1, "n1", 101.0),
-        TaskProgress(2, "waiting", 0, 1, "n1", 100.0),
-        TaskProgress(3, "running", 0, 1, "n2", 100.0),
+        TaskProgress(0, "done", 0, 1, "n1", 101.0, 102.5),
+        TaskProgress(1, "failed", 1, 1, "n1", 101.0, 103.0),
+        TaskProgress(2, "waiting", 0, 1, "n1", None, None),
+        TaskProgress(3, "running", 0, 1, "n2", 100.0, None),
     ]
     assert tasks.counts(job) == {"done": 1, "failed": 1, "waiting": 2, "running": 1}
     [row] = tasks.listed(job, ["failed"], -1, 10)
@@ -46,6 +47,16 @@ def check_life_of_tasks(store: Store) -> None:
     assert [row.number for row in tasks.listed(job, [], 0, 2)] == [1, 2]
     assert [row.number for row in tasks.rows(job, [4, 0])] == [0, 4]
 
+    assert [row.number for row in tasks.listed(job, ["running"], -1, 10)] == [3]
+    tasks.hand_out(job, "n2", [(4, 1)])
+    assert [row.number for row in tasks.listed(job, ["running"], -1, 10)] == [3]
+    assert [row.number for row in tasks.listed(job, ["waiting"], -1, 10)] == [2, 4]
+    assert [row.number for row in tasks.listed(job, ["waiting", "running"], -1, 9)] == [2, 3, 4]
+    tasks.put_back(job, [4])
+
+    tasks.excuse(job, [(1, "waiting", 0), (3, "running", 2)])
+    assert [(r.state, r.tries) for r in tasks.rows(job, [1, 3])] == [("waiting", 0), ("running", 2)]
+    tasks.excuse(job, [(1, "failed", 1)])
     tasks.retry(job, [1])
     tasks.adopt(job, "n3", [2])
     assert [(r.state, r.tries) for r in tasks.rows(job, [1])] == [("waiting", 0)]
@@ -70,7 +81,7 @@ def test_reading_in_pieces_misses_nothing(store, monkeypatch):
     monkeypatch.setattr(task_table, "NUMBERS_AT_ONCE", 2)
     job = new_job(store).id
     store.tasks.add(job, 0, [[str(k)] for k in range(9)])
-    store.tasks.hand_out(job, "n", [(k, 1) for k in range(7)], 1.0)
+    store.tasks.hand_out(job, "n", [(k, 1) for k in range(7)])
     assert [each.number for each in store.tasks.progress(job)] == list(range(7))
     assert [r.number for r in store.tasks.rows(job, range(7))] == list(range(7))
     assert store.tasks.arguments(job, range(7)) == {k: (str(k),) for k in range(7)}

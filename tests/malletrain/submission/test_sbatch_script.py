@@ -36,7 +36,10 @@ def test_a_batch_script():
         "log": "logs/{name}-{name}_{index}.out",
         "env": ("DATA=/scratch", "SEED"),
     }
-    assert options.ignored == ("--partition=gpu", "--exclusive", "--export=ALL")
+    assert options.ignored == (
+        "the width of %4a in --output=logs/%x-%A_%4a.out",
+        *("--partition=gpu", "--exclusive", "--export=ALL"),
+    )
 
 
 def test_a_script_without_options():
@@ -67,10 +70,19 @@ def test_memory(text, size):
 
 
 def test_logs():
-    assert log_of("slurm-%A_%a.out") == "slurm-{name}_{index}.out"
-    assert log_of("{x}%%%j") == "{{x}}%{name}-{index}"
-    with pytest.raises(ValueError, match="%N"):
-        log_of("%N.out")
+    assert log_of("slurm-%A_%a.out", "ann") == ("slurm-{name}_{index}.out", [])
+    assert log_of("{x}%%%j", "ann") == ("{{x}}%{name}-{index}", [])
+    assert log_of("%u/%x/%J.%n.%t.%s", "ann") == ("ann/{name}/{name}-{index}.0.0.batch", [])
+    assert log_of("%N-%4a.%b", "ann") == ("-{index}.", ["%N", "the width of %4a", "%b"])
+    assert log_of(r"a\%a", "ann") == ("a%a", []), "a backslash: nothing is replaced"
+    with pytest.raises(ValueError, match="%q"):
+        log_of("%q.out", "ann")
+
+
+def test_parts_of_a_name_that_a_farm_does_not_have_are_named():
+    options = batch_options("#!/bin/sh\n#SBATCH -o %N.%a.log\n", "x")
+    assert options.values == {"log": ".{index}.log"}
+    assert options.ignored == ("%N in --output=%N.%a.log",)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +91,7 @@ def test_logs():
         ("--time=soon", "x line 2: --time is 'soon'"),
         ("--mem=lots", "--mem is 'lots'"),
         ("-c many", "--cpus-per-task is 'many'"),
-        ("--output=%N.log", "--output is '%N.log'"),
+        ("--output=%q.log", "--output is '%q.log'"),
         ('--job-name="x', "No closing quotation"),
         ("job", "job is no option"),
     ],

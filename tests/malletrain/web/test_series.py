@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from malletrain.web.history import ThinnedSeries
+from malletrain.web.history import STEP_PARTS, SeenHistory, ThinnedSeries
+from tests.malletrain.render.forty import job
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=400), st.integers(4, 50))
@@ -39,3 +41,16 @@ def test_what_is_older_than_the_newest_is_left_out():
     series.add(2.0, 1.0)
     series.add(1.0, 5.0)
     assert series.points() == [(2.0, 1.0)]
+
+
+def test_shares_of_a_step_are_kept_where_they_are_measured():
+    history = SeenHistory()
+    shares = {"data": 0.4, "computing": 0.5, "others": 0.1}
+    running = msgspec.structs.replace(job(32), ended=None, nodes=("n1",))
+    history.feed([running], 10.0)
+    history.feed([msgspec.structs.replace(running, step_shares=shares)], 12.0)
+    view = history.view(running.id)
+    assert [point[0] for point in view.points] == [10.0, 12.0]
+    assert view.parts == STEP_PARTS
+    assert view.steps == [(12.0, 0.4, 0.1, 0.0, 0.0, 0.5)]
+    assert history.view("j999").steps == []

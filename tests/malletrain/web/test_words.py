@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from malletrain import web
+from malletrain.render.step_times import WORDS as PARTS
 from malletrain.render.tables import STANDS
 from scavenger.hostlist import expand, fold
 
@@ -59,6 +60,41 @@ def test_names_of_nodes_are_those_of_the_command_line(names):
 def test_columns_without_anything_in_them_are_left_out():
     rows = [["a", "", 0, None], ["b", "", 1, None]]
     assert evaluated("dom.js", f"page.filled([1, 2, 3, 4], {json.dumps(rows)})") == [0, 2]
+
+
+def test_the_parts_of_a_step():
+    assert table("PARTS") == PARTS
+
+
+PAGE = """
+class Element {
+  constructor(tag) { Object.assign(this, { tag, attributes: {}, children: [] }); }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  append(child) { this.children.push(child); }
+  all() { return [this, ...this.children.flatMap((each) => each.all())]; }
+}
+globalThis.Node = Element;
+globalThis.document = { createElement: (tag) => new Element(tag),
+  createElementNS: (_, tag) => new Element(tag), createTextNode: (text) => new Element(text) };
+"""
+"""What the page's scripts need of a browser to create elements."""
+
+
+def test_shares_over_time_are_stacked_to_the_top():
+    """Two parts at two times: the areas begin at the bottom and end at 100 %."""
+    points = [[100.0, 0.25, 0.75], [110.0, 0.5, 0.5]]
+    outlines = evaluated(
+        "charts.js",
+        f"(() => {{ {PAGE} return page.shares('a label', {points}, ['data', 'computing']).all()"
+        ".filter((each) => each.tag === 'path')"
+        ".map((each) => [each.attributes.class, each.attributes.d]); })()",
+    )
+    bottom, top, left, right = 154, 10, "58.0", "708.0"
+    first, second = bottom - 0.25 * (bottom - top), bottom - 0.5 * (bottom - top)
+    assert outlines == [
+        ["area part0", f"M{left} {first}L{right} {second}L{right} {bottom}.0L{left} {bottom}.0Z"],
+        ["area part1", f"M{left} {top}.0L{right} {top}.0L{right} {second}L{left} {first}Z"],
+    ]
 
 
 def test_how_a_profile_stands():

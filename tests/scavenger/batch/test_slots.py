@@ -14,6 +14,7 @@ from scavenger.batch.slots import (
     SlotKind,
     capacity,
     described,
+    parts_of_hosts,
     slot_facts,
 )
 from scavenger.interface import host_of, kind_of, slot_name
@@ -153,3 +154,9 @@ def test_idle_slots_fit_into_what_is_free(kind, cpus, gpu, used_cpus, used_gpu, 
     # None is forgotten: another one does not fit, or all of the host's are idle or leased.
     rest = {r: total[r] - use.used[r] - (count + waits) * kind.amounts.get(r, 0) for r in total}
     assert capacity(rest, kind.amounts) == 0 or all(fact.idle or fact.lease for fact in facts)
+
+
+def test_the_part_of_a_host_that_a_slot_is():
+    names = [*(f"a/gpu.{n}" for n in range(4)), "b/gpu.0", "b/cpu.0", "b/cpu.1", "whole"]
+    assert parts_of_hosts(names) == {"gpu": 0.25, "cpu": 0.5}
+    assert parts_of_hosts(["n1", "n2"]) == {}

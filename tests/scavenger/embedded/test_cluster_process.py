@@ -5,10 +5,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from scavenger.embedded import processes
+from scavenger.embedded.cluster import Record
 from scavenger.embedded.cluster_process import ClusterProcess, start_cluster
 from scavenger.embedded.layout import Layout
 from scavenger.embedded.scavenger import LocalScavenger
@@ -134,3 +136,29 @@ def test_a_cluster_on_a_full_disk_says_so(tmp_path):
         fill(tmp_path)
         with pytest.raises(SchedulerError, match="No space left on device; make room on its file"):
             start_cluster(tmp_path / "cluster", 1)
+
+
+def test_a_cluster_whose_disk_fills_goes_on(tmp_path, monkeypatch):
+    """Its log, to which it complains, is on the same disk."""
+    with small_disk(tmp_path):
+        layout = Layout(tmp_path / "cluster")
+        layout.create()
+        record = Record(layout)
+        record.open()
+        assert record.state({"state": "running"})
+        with (tmp_path / "log").open("w") as log:
+            monkeypatch.setattr(sys, "stderr", log)
+            fill(tmp_path)
+            for _ in range(300):
+                record.log("n1", "busy", reason="a job of the main scheduler" * 9)
+            assert not record.state({"state": "running", "much": "x" * 9000})
+            (tmp_path / "full").unlink()
+            assert record.state({"state": "running", "much": "x" * 9000})
+            record.log("n1", "idle")
+            fill(tmp_path)
+            for _ in range(300):
+                record.log("n1", "busy", reason="a job of the main scheduler" * 9)
+            record.close()
+            monkeypatch.undo()
+            (tmp_path / "full").unlink()
+        assert ",n1,idle," in layout.history.read_text()

@@ -1,5 +1,6 @@
 """The recordings of a real PBS, and small texts in their form."""
 
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_recorded_jobs():
     [released] = read_jobs(text("qstat_f_after_release_nodes.json"), "rel").ours
     assert released.host == "pbs1"
     assert len(read_jobs(text("qstat_tf.json"), "arr").ours) >= 4, "subjobs of an array"
+
+
+@recorded
+def test_a_running_lease_ends_by_the_end_of_its_walltime():
+    """15.pbs0 began at 18:02:53 UTC on 20 November 2026, with a walltime of 20 minutes."""
+    first = read_jobs(text("qstat_f.json"), "job_a").ours[0]
+    ends_by = datetime(2026, 11, 20, 18, 22, 53, tzinfo=timezone.utc).timestamp()
+    assert lease_of("l1", first, ends_by - 60.0, 10.0).ends_by == ends_by
 
 
 @recorded

@@ -128,7 +128,9 @@ def test_states_of_leases():
         None,
         "7",
     )
-    assert lease("RUNNING", nodes="n1", end=NOW + 8).gone_at == NOW + 8
+    assert running.ends_by == NOW + 3600
+    ending = lease("RUNNING", nodes="n1", end=NOW + 8)
+    assert (ending.gone_at, ending.ends_by) == (NOW + 8, None), "preempted, or at its limit"
     assert lease("COMPLETING", nodes="n1", end=NOW).gone_at == NOW
     for state in (
         "PREEMPTED",

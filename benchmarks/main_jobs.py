@@ -1,0 +1,157 @@
+"""A trace of main jobs for comparisons on a real Slurm: drawn from a seed, played while a contender
+works, and recorded by the jobs themselves.
+
+The jobs of a trace never wait for each other: together they never ask for more nodes than
+``at_most``, even if each starts late by ``SLACK_S``. So what a main job waits is what a contender
+costs it, besides the time that Slurm takes to start any job.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scavenger.hostlist import expand
+from tests.slurm.cluster import SlurmCluster
+
+SLACK_S = 20.0
+"""Delay of a main job at which the trace is still free of waits between main jobs, seconds."""
+SHORTEST_S, LONGEST_S = 20.0, 90.0
+"""Length of a main job, seconds."""
+DRAWS = 2000
+"""Number of jobs that are tried at most for each minute of a trace."""
+
+
+@dataclass(frozen=True)
+class MainJob:
+    """A job of the main partition."""
+
+    arrival: float
+    """Seconds after the begin of the trace."""
+    nodes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MainRecord:
+    """What became of a main job. Times are those of the clock, seconds."""
+
+    submitted: float
+    started: float | None
+    """None: it has not started."""
+    ended: float | None
+    """None: it has not ended by itself."""
+    nodes: tuple[str, ...]
+
+
+def peak(jobs: Sequence[MainJob], begin: float, end: float) -> int:
+    """Returns the largest number of nodes that jobs ask for at one moment of an interval, each for
+    its length and SLACK_S.
+    """
+    spans = [(job.arrival, job.arrival + job.seconds + SLACK_S, job.nodes) for job in jobs]
+    moments = [begin, *(first for first, _, _ in spans if begin < first < end)]
+    return max(
+        sum(nodes for first, last, nodes in spans if first <= moment < last) for moment in moments
+    )
+
+
+def workload(nodes: int, seconds: float, load: float, seed: int) -> list[MainJob]:
+    """Returns jobs that ask for about ``load`` of the machine, and never for more than 7/8 of it.
+
+    Args:
+        nodes: number of nodes of the machine.
+        seconds: length of the trace.
+        load: share of the node-seconds that the jobs ask for; with a high load there may be fewer
+            jobs.
+        seed: of the random draws.
+    """
+    rng = random.Random(seed)
+    at_most, largest = max(1, 7 * nodes // 8), max(1, nodes // 4)
+    jobs: list[MainJob] = []
+    requested_s, wanted_s = 0.0, load * nodes * seconds
+    for _ in range(max(1, int(DRAWS * seconds / 60))):
+        if requested_s >= wanted_s:
+            break
+        job = MainJob(
+            rng.uniform(0, seconds),
+            max(1, round(2 ** rng.uniform(0, largest.bit_length() - 1))),
+            rng.uniform(SHORTEST_S, LONGEST_S),
+        )
+        end = job.arrival + job.seconds + SLACK_S
+        if peak([*jobs, job], job.arrival, end) <= at_most:
+            jobs.append(job)
+            requested_s += job.nodes * job.seconds
+    return sorted(jobs, key=lambda job: job.arrival)
+
+
+class Player(threading.Thread):
+    """Submits the jobs of a trace to the main partition until it is stopped.
+
+    Args:
+        slurm: the Slurm.
+        jobs: the trace, by arrival.
+        folder: an empty directory for the records that the jobs write.
+    """
+
+    def __init__(self, slurm: SlurmCluster, jobs: Sequence[MainJob], folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._slurm, self._jobs, self._folder = slurm, jobs, folder
+        self._over = threading.Event()
+        self._submitted: list[float] = []
+        self._ids: list[str] = []
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        begin = time.time()
+        try:
+            for number, job in enumerate(self._jobs):
+                if self._over.wait(max(0.0, begin + job.arrival - time.time())):
+                    return
+                self._submitted.append(time.time())
+                record = self._folder / str(number)
+                command = (
+                    f"{{ date +%s.%N; echo $SLURM_JOB_NODELIST; }} >{record}; "
+                    f"sleep {job.seconds:.1f}; date +%s.%N >>{record}"
+                )
+                self._ids.append(
+                    self._slurm.submit(command, f"--nodes={job.nodes}", "--exclusive", "--time=5")
+                )
+        except BaseException as error:
+            self._error = error
+
+    def stop(self) -> list[MainRecord]:
+        """Submit no more, and cancel those that have not ended. Returns the records.
+
+        Raises:
+            RuntimeError: Slurm refused a job, or the trace was too short.
+        """
+        too_short = not self.is_alive() and self._error is None
+        self._over.set()
+        self.join()
+        if self._error is not None:
+            raise RuntimeError(f"A main job could not be submitted: {self._error}.")
+        if too_short:
+            raise RuntimeError("The trace of main jobs ended before the work; make it longer.")
+        records = [self._record(number) for number in range(len(self._submitted))]
+        if self._ids:
+            self._slurm.run("scancel", *self._ids)
+        return records
+
+    @property
+    def submitted(self) -> int:
+        """How many jobs were submitted."""
+        return len(self._ids)
+
+    def _record(self, number: int) -> MainRecord:
+        path = self._folder / str(number)
+        words = path.read_text().split() if path.exists() else []
+        return MainRecord(
+            self._submitted[number],
+            float(words[0]) if words else None,
+            float(words[2]) if len(words) > 2 else None,
+            tuple(expand(words[1])) if len(words) > 1 else (),
+        )

@@ -1,0 +1,100 @@
+"""What a benchmark needs and does not find, as a sentence instead of a traceback.
+
+``benchmarks/__init__.py`` installs :func:`explain` for each ``python -m benchmarks.NAME``. A
+benchmark that reads data takes a path, and checks it with :func:`existing` before it begins.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback as tracebacks
+from pathlib import Path
+from types import TracebackType
+
+OWN = ("malletrain", "scavenger", "allocator", "jpa", "benchmarks", "tests")
+JOBSCRIPTS = ("infinicache", "nas", "windsr")
+EXTRAS = {
+    "daemon": ("alembic", "highspy", "numpy", "prometheus_client", "pydantic", "sqlalchemy",
+               "structlog", "tomli"),
+    "train": ("torch", "safetensors"),
+    "integrations": ("accelerate", "lightning", "transformers"),
+    "python": ("cloudpickle", "pandas"),
+    "mpi": ("mpi4py",),
+    "sweep": ("cmaes", "optuna", "scipy"),
+    "postgres": ("psycopg",),
+    "web": ("fastapi", "uvicorn"),
+    "demo": ("matplotlib", "sklearn"),
+    "redis": ("hiredis", "redis"),
+    "test": ("cfgrib", "diffusers", "h5netcdf", "h5py", "hypothesis", "pexpect", "psutil",
+             "pyeclib", "pytest", "selenium", "skimage", "xarray", "yaml"),
+}  # fmt: skip
+"""Extra of setup.cfg to the modules that it brings."""
+
+
+def install_command(module: str) -> str:
+    """Return the command that installs a module, from the root of the repository."""
+    if module in OWN:
+        return "pip install -e . (and run the benchmark in the root of the repository)"
+    if module in JOBSCRIPTS:
+        return f"pip install -e jobscripts/{module}"
+    extra = next((name for name, modules in EXTRAS.items() if module in modules), None)
+    return f"pip install {module}" if extra is None else f"pip install -e '.[{extra}]'"
+
+
+def existing(path: Path, option: str, content: str) -> Path:
+    """Return a path that exists.
+
+    Args:
+        path: file or folder that is read.
+        option: option of the command line that names another one.
+        content: what it has, for the sentence.
+
+    Raises:
+        SystemExit: there is nothing; the message says what is needed.
+    """
+    if not path.exists():
+        sys.exit(f"There is no {path}. The benchmark reads {content} there; name another: {option}")
+    return path
+
+
+def package(module: str) -> None:
+    """Raise ModuleNotFoundError if a package is not installed, before a benchmark begins."""
+    __import__(module)
+
+
+def sentence(name: str, error: BaseException) -> str | None:
+    """Return what is missing, or None if the error is about something else.
+
+    Args:
+        name: the benchmark, such as ``benchmarks.farm``.
+        error: what it ended with.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        module = error.name.partition(".")[0]
+        return (
+            f"{name} needs the package {module}, which is not installed: {install_command(module)}"
+        )
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return (
+            f"{name} needs {error.filename}, a file that it reads or a program that it runs, and "
+            f"does not find it. python -m {name} --help lists its options."
+        )
+    return None
+
+
+def explain(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    """Print what is missing; any other error with its traceback. For ``sys.excepthook``."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    text = sentence(main.name if main is not None else "the benchmark", error)
+    if text is None:
+        sys.__excepthook__(kind, error, traceback)
+        return
+    last = tracebacks.extract_tb(traceback)[-1:]
+    where = (
+        ""
+        if isinstance(error, ModuleNotFoundError)
+        else "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in last)
+    )
+    print(f"{text}{where}", file=sys.stderr)

@@ -1,0 +1,271 @@
+"""The harvest of idle GPUs of shared hosts on a real Slurm: by slots, and by whole nodes.
+
+    python -m benchmarks.slots --slurm [--minutes 5] [--gpu-hosts 4] [--gpu-load 0.6] [--json]
+
+A Slurm with ``cons_tres`` and hosts of four made-up GPUs runs on this machine. Main jobs of 1 to 4
+GPUs of one host come and go, drawn at random: 20 s to 200 s each. The same jobs are replayed beside
+leases of one GPU and beside leases of whole nodes, each time with malleable jobs that take whatever
+there is. They are stubs (``benchmarks/stub_launcher.py``) that report and compute nothing.
+
+The idle GPUs of a host are taken as layers: layer *i* is idle while at least *i* of its GPUs are.
+``offered`` are the GPU-seconds of the layers in gaps longer than a minute, ``harvested`` those of
+them in which as many GPUs of the host had a stub at work. Target: 0.85 of them by slots.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.noharm import CONFIG, GRACE_S, KILL_WAIT_S, LONG_GAP_S, TARGET, nodes_leased
+from benchmarks.noharm_account import spans_of, summary
+from malletrain.client import Connection
+from malletrain.demo.account import Intervals, both, length, normal, without
+from malletrain.protocol import messages
+from scavenger.interface import host_of
+from tests.slurm.cluster import SlurmCluster
+
+GPUS = 4
+"""GPUs of a host."""
+MEMORY_MB = 450
+"""Memory that is requested for each GPU."""
+KIND = f"""
+[[scheduler.slurm.slots]]
+name = "gpu"
+gpus = 1
+cpus = 1
+memory = "{MEMORY_MB} MiB"
+[gaps]
+"""
+DEVICES = "".join(f"Name=gpu File=/dev/{name}\n" for name in ("null", "zero", "full", "random"))
+SIZES = (1, 1, 1, 2, 2, 3, 4)
+"""GPUs of main jobs, each as likely as the next."""
+MIN_RUN_S, MAX_RUN_S = 20.0, 200.0
+
+
+@dataclass(frozen=True)
+class GpuJob:
+    """A main job."""
+
+    arrival_s: float
+    """Seconds after the beginning."""
+    gpus: int
+    """GPUs, of one host."""
+    run_s: float
+    """Seconds for which it runs."""
+
+
+@dataclass(frozen=True)
+class GpuRun:
+    """A replay of the main jobs."""
+
+    begin: float
+    """Start of the account, epoch seconds."""
+    end: float
+    """End of the account, epoch seconds."""
+    used: Mapping[str, Sequence[tuple[float, float, int]]]
+    """Host → (start, end, GPUs) of each main job there."""
+    delays: Sequence[float]
+    """Seconds from the submission of each job to its first command."""
+
+
+def workload(hosts: int, minutes: float, load: float, seed: int) -> list[GpuJob]:
+    """Return jobs that request ``load`` of the GPU-seconds on average."""
+    rng, jobs, requested_s = random.Random(seed), [], 0.0
+    while requested_s < load * hosts * GPUS * 60 * minutes:
+        run_s = min(MAX_RUN_S, max(MIN_RUN_S, rng.lognormvariate(4.2, 0.7)))
+        jobs.append(GpuJob(rng.uniform(0, 60 * minutes), rng.choice(SIZES), run_s))
+        requested_s += jobs[-1].gpus * run_s
+    return sorted(jobs, key=lambda job: job.arrival_s)
+
+
+def busy_at_least(
+    pieces: Iterable[tuple[float, float, int]], count: int
+) -> tuple[tuple[float, float], ...]:
+    """Return the times at which pieces of at least ``count`` GPUs in all run."""
+    changes: dict[float, int] = {}
+    for begin, end, gpus in pieces:
+        changes[begin] = changes.get(begin, 0) + gpus
+        changes[end] = changes.get(end, 0) - gpus
+    spans, total, since = [], 0, 0.0
+    for time_s in sorted(changes):
+        before, total = total, total + changes[time_s]
+        if before < count <= total:
+            since = time_s
+        elif total < count <= before:
+            spans.append((since, time_s))
+    return normal(spans)
+
+
+def account(run: GpuRun, worked: Mapping[str, Intervals], per_lease: int) -> dict[str, float]:
+    """Return GPU-seconds: ``idle``, ``offered`` and ``harvested`` (see the module).
+
+    Args:
+        run: the main jobs.
+        worked: node or slot → times at which a stub worked on it.
+        per_lease: GPUs of a lease.
+    """
+    whole = ((run.begin, run.end),)
+    sums = dict.fromkeys(("idle", "offered", "harvested"), 0.0)
+    for host, used in run.used.items():
+        at_work = [
+            (begin, end, per_lease)
+            for node, spans in worked.items()
+            if host_of(node) == host
+            for begin, end in spans
+        ]
+        for layer in range(1, GPUS + 1):
+            idle = without(whole, busy_at_least(used, GPUS - layer + 1))
+            long = tuple(gap for gap in idle if gap[1] - gap[0] > LONG_GAP_S)
+            sums["idle"] += length(idle)
+            sums["offered"] += length(long)
+            sums["harvested"] += length(both(long, busy_at_least(at_work, layer)))
+    return sums
+
+
+def replay(slurm: SlurmCluster, jobs: Sequence[GpuJob], out: Path, minutes: float) -> GpuRun:
+    """Run the main jobs. The account covers the time in which they arrive."""
+    out.mkdir()
+    begin, submitted = time.time(), []
+    for number, job in enumerate(jobs):
+        time.sleep(max(0.0, begin + job.arrival_s - time.time()))
+        submitted.append(time.time())
+        slurm.submit(
+            f"{{ date +%s.%N; echo $SLURMD_NODENAME; }} >{out}/{number}; sleep {job.run_s:.1f}; "
+            f"date +%s.%N >>{out}/{number}",
+            "--nodes=1",
+            f"--gres=gpu:{job.gpus}",
+            f"--cpus-per-task={job.gpus}",
+            f"--mem={job.gpus * MEMORY_MB}",
+            "--time=5",
+        )
+    end = begin + 60 * minutes
+    time.sleep(max(0.0, end - time.time()))
+    files = [out / str(number) for number in range(len(jobs))]
+    slurm.until(
+        lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in files),
+        "all main jobs have started",
+    )
+    used: dict[str, list[tuple[float, float, int]]] = {node: [] for node in slurm.nodes}
+    delays = []
+    for path, job, at in zip(files, jobs, submitted, strict=True):
+        start, host, *stop = path.read_text().split()
+        delays.append(float(start) - at)
+        used[host].append((float(start), float(stop[0]) if stop else time.time(), job.gpus))
+    if unfinished := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
+        slurm.run("scancel", *unfinished)
+    return GpuRun(begin, end, used, delays)
+
+
+def cluster(root: Path, hosts: int) -> SlurmCluster:
+    """Return a Slurm whose hosts have four made-up GPUs."""
+    return SlurmCluster(
+        root,
+        hosts,
+        select="select/cons_tres",
+        extra="GresTypes=gpu\nSelectTypeParameters=CR_Core_Memory\n",
+        node=f"Gres=gpu:{GPUS}",
+        cpus=GPUS,
+        gres=DEVICES,
+        scheduler="bf_interval=2,bf_resolution=1,bf_max_job_test=1000,"
+        "sched_interval=2,sched_min_interval=0,batch_sched_delay=0",
+        grace=int(GRACE_S),
+        kill_wait=int(KILL_WAIT_S),
+    )
+
+
+def beside(root: Path, hosts: int, jobs: Sequence[GpuJob], minutes: float, slots: bool) -> Any:
+    """Return the figures of a replay beside MalleTrain.
+
+    Args:
+        root: an empty directory.
+        hosts: number of hosts.
+        jobs: the main jobs.
+        minutes: time in which they arrive.
+        slots: whether leases are slots; otherwise whole nodes.
+    """
+    root.mkdir()
+    spans, state, config = root / "spans", root / "state", root / "site.toml"
+    spans.mkdir()
+    text = CONFIG.format(state=state, shape="single", lease_nodes=2)
+    config.write_text(text.replace("[gaps]\n", KIND) if slots else text)
+    stub = root / "stub-python"
+    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
+    stub.chmod(0o755)
+    (root / "job.py").write_text("raise SystemExit('a stub: its launcher does the work')\n")
+    units = hosts * (GPUS if slots else 1)
+    with cluster(root / "slurm", hosts) as slurm:
+        environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
+        with open(root / "daemon.log", "wb") as log:
+            argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
+            daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+        try:
+            slurm.until(
+                lambda: daemon.poll() is not None or nodes_leased(state) is not None,
+                "the daemon answers",
+            )
+            if daemon.poll() is not None:
+                raise RuntimeError(f"The daemon has ended: {(root / 'daemon.log').read_text()}")
+            curve = {str(n): 16.0 * n**0.95 for n in range(1, units + 1)}
+            with Connection.of(state) as client:
+                for name in ("one", "two"):
+                    client.submit(
+                        messages.JobSpec(
+                            name,
+                            "",
+                            str(root / "job.py"),
+                            str(root),
+                            str(stub),
+                            env={"BENCH_SPANS": str(spans)},
+                            max_nodes=units,
+                            curve=curve,
+                        )
+                    )
+            slurm.until(lambda: len(spans_of(spans)) == units, "stubs have worked everywhere")
+            run = replay(slurm, jobs, root / "out", minutes)
+            with Connection.of(state) as client:
+                status = client.status()
+        finally:
+            daemon.terminate()
+            daemon.wait(60)
+            if leases := slurm.leases():
+                slurm.run("scancel", *leases)
+                slurm.until(lambda: not slurm.leases(), "the leases end")
+        worked = {name.replace("_", "/", 1): each for name, each in spans_of(spans).items()}
+    sums = account(run, worked, 1 if slots else GPUS)
+    return {
+        **{f"{name}_gpu_s": round(value) for name, value in sums.items()},
+        "harvested": round(sums["harvested"] / sums["offered"], 3) if sums["offered"] else None,
+        "preemptions": status.preemptions,
+        "rescales": status.rescales,
+        "main_job_wait": summary(list(run.delays)),
+    }
+
+
+def measure(hosts: int, minutes: float, load: float, seed: int) -> dict[str, Any]:
+    """Return the figures of ``--slurm``."""
+    jobs = workload(hosts, minutes, load, seed)
+    root = Path(tempfile.mkdtemp(prefix="mt-slots-", dir="/tmp"))
+    root.chmod(0o755)
+    try:
+        return {
+            "cpus": os.cpu_count(),
+            "hosts": hosts,
+            "gpus": hosts * GPUS,
+            "minutes": minutes,
+            "main_jobs": len(jobs),
+            "target": TARGET,
+            "slots": beside(root / "slots", hosts, jobs, minutes, slots=True),
+            "whole_nodes": beside(root / "nodes", hosts, jobs, minutes, slots=False),
+        }
+    finally:
+        shutil.rmtree(root, ignore_errors=True)

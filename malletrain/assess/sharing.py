@@ -1,0 +1,194 @@
+"""Jobs that share nodes with others, or could: how many, and what is idle beside them.
+
+Decides which jobs count as sharing: those that hold fewer CPUs than their nodes have, and those
+that run on a node at the same time as another job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from malletrain.assess.host_use import MachineUse, states
+from malletrain.assess.hosts import Hosts
+from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.observation import Observation
+from malletrain.sim.occupancy import Span, cpus_of, largest_share, occupancy
+
+
+@dataclass(frozen=True)
+class SharingReport:
+    """Jobs that share nodes, and what is idle beside them."""
+
+    jobs: int
+    """Number of jobs that hold fewer CPUs than their nodes, or overlap with others on a node."""
+    all_jobs: int
+    """Number of jobs in the observation."""
+    node_hours: float
+    """Node-hours of the sharing jobs, each counted with all its nodes."""
+    fraction_of_used: float
+    """The same as a fraction of the node-hours of all jobs."""
+    idle_cpu_hours: float | None
+    """CPU-hours that are idle on nodes with jobs; None if the log lists no CPUs. The most possible
+    if the log does not name nodes.
+    """
+    is_named: bool
+    """Whether the log names the nodes of jobs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "jobs": self.jobs,
+            "node_hours": self.node_hours,
+            "fraction_of_used_node_hours": self.fraction_of_used,
+            "idle_cpu_hours_beside_jobs": self.idle_cpu_hours,
+        }
+
+    def sentences(self, counts_slots: bool) -> list[str]:
+        """Return what sharing means for leases.
+
+        Args:
+            counts_slots: whether the report counts what leases of slots could hold.
+        """
+        if not self.jobs:
+            return []
+        beside = ""
+        if self.idle_cpu_hours is not None:
+            most = "" if self.is_named else "Up to "
+            beside = f" {most}{self.idle_cpu_hours:,.0f} CPU-hours were idle beside jobs."
+        slots = (
+            "what leases of slots could use of the rest is listed with the idle GPUs."
+            if counts_slots
+            else "leases of slots could use the rest. It is not counted here, because slots are "
+            "counted by GPUs and the log lists none by node."
+        )
+        return [
+            f"{self.jobs:,} of {self.all_jobs:,} jobs, with "
+            f"{100 * self.fraction_of_used:.1f} % of the node-hours of jobs, share nodes with "
+            f"other jobs or hold fewer CPUs than their nodes have.{beside} Leases of whole nodes "
+            f"cannot use a node with such a job; {slots}"
+        ]
+
+
+def cpus_of_largest(hosts: Hosts) -> int | None:
+    """Return the CPUs of the largest host that is stated; None if nobody states any."""
+    listed = [size.cpus for size in hosts.listed.values() if size.cpus is not None]
+    rules = (*hosts.cpus.by_name.values(), *(cpus for _, cpus in hosts.cpus.by_pattern))
+    return hosts.cpus.default or max((*listed, *rules), default=None)
+
+
+def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int) -> SharingReport:
+    """Return which jobs share nodes.
+
+    Args:
+        log: the jobs.
+        observed: interval that counts.
+        hosts: what is stated about the hosts. Without it, a host has as many CPUs as its jobs
+            held at once at most.
+        nodes: number of nodes of the machine.
+    """
+    spans = [
+        Span(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
+        for job in log.jobs
+        if job.start_s is not None
+    ]
+    spans = [s for s in spans if s.end > observed.begin_s and s.start < observed.end_s]
+    named = [span for span in spans if span.job.names]
+    if not named:
+        return _without_names(log, spans, observed, cpus_of_largest(hosts), nodes)
+    sizes, idle_cpu_s = _named_cpus(log, observed, hosts)
+    sharing = _overlapping(named)
+    for number, span in enumerate(named):
+        held = cpus_of(span.job)
+        if held and held < sum(sizes.get(name, 0) for name in span.job.names):
+            sharing.add(number)
+    return _report(named, [named[k] for k in sorted(sharing)], observed, idle_cpu_s, is_named=True)
+
+
+def _without_names(
+    log: JobLog,
+    spans: Sequence[Span],
+    observed: Observation,
+    stated_cpus: int | None,
+    nodes: int,
+) -> SharingReport:
+    cpus = stated_cpus or log.cpus_per_node or largest_share(span.job for span in spans)
+    if cpus is None:
+        return _report(spans, [], observed, None, is_named=False)
+    sharing = [s for s in spans if 0 < cpus_of(s.job) < cpus * s.job.nodes]
+    used = occupancy(sharing, observed.begin_s, observed.end_s, size=None, cpus_per_node=cpus)
+    held_s = sum(_seconds(span, observed) * cpus_of(span.job) for span in sharing)
+    on_nodes_s = used.node_s(np.minimum(used.most, nodes))
+    idle_cpu_s = max(0.0, cpus * on_nodes_s - held_s)
+    return _report(spans, sharing, observed, idle_cpu_s, is_named=False)
+
+
+def _report(
+    spans: Sequence[Span],
+    sharing: Sequence[Span],
+    observed: Observation,
+    idle_cpu_s: float | None,
+    *,
+    is_named: bool,
+) -> SharingReport:
+    used_s, shared_s = (
+        sum(_seconds(span, observed) * span.job.nodes for span in each) for each in (spans, sharing)
+    )
+    return SharingReport(
+        len(sharing),
+        len(spans),
+        shared_s / 3600.0,
+        shared_s / used_s if used_s else 0.0,
+        None if idle_cpu_s is None else idle_cpu_s / 3600.0,
+        is_named,
+    )
+
+
+def _seconds(span: Span, observed: Observation) -> float:
+    return min(span.end, observed.end_s) - max(span.start, observed.begin_s)
+
+
+def _overlapping(spans: Sequence[Span]) -> set[int]:
+    """Return the indices of the jobs that run on a node at the same time as another."""
+    by_node: dict[str, list[tuple[float, float, int]]] = {}
+    for number, span in enumerate(spans):
+        for name in span.job.names:
+            by_node.setdefault(name, []).append((span.start, span.end, number))
+    sharing: set[int] = set()
+    for jobs in by_node.values():
+        jobs.sort()
+        until, last = -math.inf, -1
+        for start, end, number in jobs:
+            if start < until:
+                sharing |= {last, number}
+            if end > until:
+                until, last = end, number
+    return sharing
+
+
+def _named_cpus(
+    log: JobLog, observed: Observation, hosts: Hosts
+) -> tuple[dict[str, int], float | None]:
+    """Return the CPUs of each host, and the CPU-seconds idle on hosts while they have jobs; None if
+    the log lists no CPUs.
+    """
+    if not _lists_cpus(log.jobs):
+        return {}, None
+    use = MachineUse(log, observed, hosts, with_memory=False)
+    sizes: dict[str, int] = {}
+    idle_cpu_s = 0.0
+    for host in use.hosts:
+        edges, (jobs, whole, _, cpus, _) = states(use.of(host), observed.end_s - observed.begin_s)
+        stated = hosts.of(host).cpus
+        sizes[host] = int(cpus.max()) if stated is None else stated
+        idle = np.where((jobs > 0) & (whole == 0), np.maximum(sizes[host] - cpus, 0), 0)
+        idle_cpu_s += float((idle * np.diff(edges)).sum())
+    return sizes, idle_cpu_s
+
+
+def _lists_cpus(jobs: Iterable[LogJob]) -> bool:
+    return any(cpus_of(job) for job in jobs)

@@ -1,0 +1,95 @@
+"""The parts of a training step in torch, for :mod:`malletrain.training.step_times`: a wait for a
+batch of a DataLoader, a wait for a collective, and the end of a backward pass, at which
+DistributedDataParallel waits for the exchange of the gradients.
+
+Decides nothing. A script is measured without a change to it, so the functions of torch are replaced
+by ones that measure and call the original, once in each process. They measure nothing while no
+clock runs. The collectives that a backward pass starts run beside it, so only what is left of them
+when the last gradient is computed counts as exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from malletrain.training import step_times
+from malletrain.training.torch_private import (
+    batches_class,
+    queue_after_backward,
+    work_class,
+)
+
+_MARK = "counts_for_malletrain"
+"""Attribute of a replaced function."""
+
+
+def install() -> None:
+    """Replace the functions of torch, once. Leaves out those that the installed torch lacks."""
+    for owner, name, part in (
+        (batches_class(), "__next__", "data"),
+        (work_class(), "wait", "exchange"),
+    ):
+        original = getattr(owner, name, None)
+        if original is not None and not hasattr(original, _MARK):
+            _replace(owner, name, step_times.counted_as(part)(original))  # type: ignore[arg-type]
+    if not hasattr(torch.autograd.backward, _MARK):
+        _replace(torch.autograd, "backward", _counting_backward(torch.autograd.backward))
+
+
+def _replace(owner: Any, name: str, function: Any) -> None:
+    setattr(function, _MARK, True)
+    setattr(owner, name, function)
+
+
+def _counting_backward(backward: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(backward)
+    def count(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        clock = step_times.current()
+        root = tensors if isinstance(tensors, torch.Tensor) else None
+        if (
+            clock is None
+            or root is None
+            or root.grad_fn is None
+            or not (dist.is_available() and dist.is_initialized())
+            or dist.get_world_size() < 2
+        ):
+            return backward(tensors, *args, **kwargs)
+        end = _BackwardEnd(clock)
+        # The hook of the root is the first function that runs in the backward pass. So its callback
+        # is called before that of DistributedDataParallel, which waits for the gradients.
+        hook = root.register_hook(end.announce)
+        try:
+            return backward(tensors, *args, **kwargs)
+        finally:
+            hook.remove()
+            end.close()
+
+    return count
+
+
+class _BackwardEnd:
+    """The time between the end of a backward pass's computation and its return."""
+
+    def __init__(self, clock: step_times.StepClock) -> None:
+        self._clock = clock
+        self._has_begun = False
+
+    def announce(self, gradient: torch.Tensor) -> None:
+        """Request the call of :meth:`begin` after the last gradient."""
+        queue_after_backward(self.begin)
+
+    def begin(self) -> None:
+        """Begin the exchange. torch may call this in a thread of its own, for which the clock's
+        thread waits.
+        """
+        self._has_begun = self._clock.begin("exchange", any_thread=True)
+
+    def close(self) -> None:
+        """End the exchange."""
+        if self._has_begun:
+            self._clock.end()

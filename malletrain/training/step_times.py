@@ -1,0 +1,213 @@
+"""Measures where the time of this process's training steps goes: waiting for data, in exchanges
+with other ranks, in snapshots. What is left of a step is computing.
+
+Decides nothing about what follows from the times. Each part is measured by its duration on the wall
+clock, so a process that busy-waits in a collective, or whose OpenMP threads spin, does not compute.
+If the process uses a GPU, the duration is that on the GPU: an event is recorded in its stream at
+the begin and at the end of the part, and the time between them is the time for which the stream had
+nothing else to do. The events are read when they have occurred; a step never waits for the GPU.
+
+Only the thread that reports the steps counts. Within a part another one is not counted: a
+collective of a snapshot belongs to the snapshot. Standard library only.
+:mod:`malletrain.training.step_hooks` says where the parts of a step begin in torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from malletrain.protocol.worker_channel import STEP_PARTS, StepPart
+
+MAX_PENDING = 256
+"""Maximum number of parts whose GPU events have not occurred. Further ones are not counted."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class StepClock:
+    """Cumulative times of the steps of one thread, the one that creates the clock."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._seconds: dict[StepPart, float] = {}
+        self._part: StepPart | None = None
+        self._began: Any = 0.0
+        self._cuda: Any = None
+        """``torch.cuda`` if the current part is measured on the GPU."""
+        self._pending: deque[tuple[StepPart, Any, Any]] = deque()
+        """StepPart, begin and end of GPU events that have not been read."""
+        self._free: list[Any] = []
+
+    def begin(self, part: StepPart, any_thread: bool = False) -> bool:
+        """Begin a part of a step.
+
+        Args:
+            part: the part.
+            any_thread: whether the call is made on behalf of the clock's thread, which waits.
+
+        Returns:
+            Whether it has begun. It has not within another part, and in another thread; then do
+            not call :meth:`end`.
+        """
+        if self._part is not None or not (any_thread or threading.get_ident() == self._thread):
+            return False
+        cuda = _cuda()
+        if cuda is not None and (
+            len(self._pending) >= MAX_PENDING or cuda.is_current_stream_capturing()
+        ):
+            return False
+        self._part, self._cuda = part, cuda
+        self._began = time.perf_counter() if cuda is None else self._event(cuda)
+        return True
+
+    def end(self) -> None:
+        """End the part that has begun."""
+        part, self._part = self._part, None
+        if part is None:
+            return
+        if self._cuda is not None:
+            self._pending.append((part, self._began, self._event(self._cuda)))
+            self._seconds.setdefault(part, 0.0)
+            return
+        took = time.perf_counter() - self._began
+        self._seconds[part] = self._seconds.get(part, 0.0) + took
+
+    def read(self) -> tuple[float | None, ...]:
+        """Return the cumulative seconds of each part, in the order of ``STEP_PARTS``; None for a
+        part that never began.
+        """
+        if self._pending:
+            self._read_events()
+        return tuple(self._seconds.get(part) for part in STEP_PARTS)
+
+    def _event(self, cuda: Any) -> Any:
+        event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _read_events(self) -> None:
+        while self._pending and self._pending[0][2].query():
+            part, began, ended = self._pending.popleft()
+            self._seconds[part] += max(0.0, began.elapsed_time(ended)) / 1e3
+            self._free += (began, ended)
+
+
+def _cuda() -> Any:
+    """Return ``torch.cuda`` if this process uses a GPU by it, else None."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+_clock: StepClock | None = None
+
+
+def start() -> StepClock:
+    """Start to measure the steps of the calling thread. Returns the clock of this process."""
+    global _clock
+    _clock = StepClock()
+    return _clock
+
+
+def stop() -> None:
+    """Stop to measure."""
+    global _clock
+    _clock = None
+
+
+def current() -> StepClock | None:
+    """Return the clock of this process; None if nothing is measured."""
+    return _clock
+
+
+class StepSection:
+    """A context manager for one part of a step."""
+
+    __slots__ = ("_clock", "_part")
+
+    def __init__(self, part: StepPart) -> None:
+        self._part = part
+        self._clock: StepClock | None = None
+
+    def __enter__(self) -> None:
+        clock = _clock
+        if clock is not None and clock.begin(self._part):
+            self._clock = clock
+
+    def __exit__(self, *_: object) -> None:
+        if self._clock is not None:
+            self._clock.end()
+            self._clock = None
+
+
+def counted_as(part: StepPart) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator: the time of a call counts as ``part`` of a step."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with StepSection(part):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+class Timed:
+    """The batches of a loader; the time in which the loop waits for one counts as waiting for data.
+    Everything else is that of the loader.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches."""
+        return waits_counted(self._loader)
+
+    def __len__(self) -> int:
+        """Return the number of batches; raises TypeError if the loader has no length."""
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # before __init__, for example while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+def timed(loader: Iterable[Any]) -> Timed:
+    """Measure how long a training loop waits for its data: write ``for batch in
+    malletrain.timed(loader)`` instead of ``for batch in loader``. ``malletrain show JOB`` shows the
+    result.
+
+    Not needed for a DataLoader of torch, nor for anything that MalleTrain iterates
+    (``ElasticStream``, ``run.batches()``, the integrations): their waits are measured without it.
+
+    Args:
+        loader: the batches of this rank, any iterable.
+
+    Returns:
+        An object with the batches, the length and the attributes of ``loader``.
+    """
+    return Timed(loader)
+
+
+def waits_counted(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield ``batches``; the time to get each of them counts as waiting for data."""
+    with StepSection("data"):
+        iterator = iter(batches)
+    missing = object()
+    while True:
+        with StepSection("data"):
+            batch = next(iterator, missing)
+        if batch is missing:
+            return
+        yield batch

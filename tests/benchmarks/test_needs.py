@@ -1,0 +1,159 @@
+"""In a clone without data and without the packages of the extras, each benchmark says in a sentence
+what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import needs
+from tests.benchmarks.test_help import MODULES, is_command
+
+ROOT = Path(__file__).parents[2]
+EXTRAS = sorted(
+    {*needs.JOBSCRIPTS, "ray", "torchft", *(m for each in needs.EXTRAS.values() for m in each)}
+)
+BLOCKER = f"""
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {EXTRAS!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+"""Python imports it first; the packages of the extras are installed where tests run."""
+NEEDS_NOTHING = {"pbs_poll", "report", "slurm_poll"}
+"""They would run; they are only asked for help."""
+ARGUMENTS = {
+    "siblings": ["no-table.csv"],
+    "simulation": ["--trace", "no-trace.csv", "--curves", "no-curves.csv"],
+    "windsr": ["--out", "results", "--data", "no-wind.nc"],
+}
+"""Those that the parser asks for before the benchmark begins."""
+SENTENCE = re.compile(
+    r"needs the package \w+, which is not installed: pip install "
+    r"|needs .+, a file that it reads or a program that it runs"
+    r"|There is no (file )?\S+"
+    r"|The table \S+ cannot be read"
+)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """A clone without ../shared, and a folder with the blocker."""
+    folder = tmp_path_factory.mktemp("stranger")
+    repository = folder / "malletrain"
+    leave_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "benchmarks", repository / "benchmarks", ignore=leave_out)
+    for name in ("malletrain", "scavenger", "allocator", "jpa", "jobscripts", "tests"):
+        (repository / name).symlink_to(ROOT / name)
+    (folder / "blocker").mkdir()
+    (folder / "blocker" / "sitecustomize.py").write_text(BLOCKER)
+    return repository
+
+
+def started(clone, name, *arguments, without_extras=True):
+    paths = [str(clone.parent / "blocker")] if without_extras else []
+    paths += [str(ROOT / "jobscripts" / each) for each in needs.JOBSCRIPTS if not without_extras]
+    return subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODULES if is_command(name)])
+def test_a_benchmark_says_what_it_needs(clone, name):
+    ended = started(
+        clone, name, *(["--help"] if name in NEEDS_NOTHING else ARGUMENTS.get(name, []))
+    )
+    assert "Traceback" not in ended.stderr
+    if name in NEEDS_NOTHING:
+        assert ended.returncode == 0
+        return
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert SENTENCE.search(ended.stderr), ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], r"There is no \S*summit_idle_week1.csv.gz. .* name another: --idle FILE"),
+        (["--requests", "web"], r"There is no \S*web_requests_bu98.csv.gz. .* --traces FOLDER"),
+        (["--idle", "mine.csv"], r"There is no mine.csv. The benchmark reads when nodes are idle"),
+        (["--requests", "mail"], r"--requests 'mail' is none of docker, cloudphysics, web"),
+    ],
+)
+def test_the_replay_of_the_cache_takes_paths(clone, arguments, says):
+    ended = started(clone, "infinicache_replay", *arguments, without_extras=False)
+    assert ended.returncode in (1, 2)
+    assert re.search(says, ended.stderr), ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_the_replay_reads_the_files_that_are_named(clone, tmp_path):
+    idle = tmp_path / "idle.csv"
+    rows = [f"{10 * k},n{k},idle" for k in range(12)] + ["600,n1,busy", "700,n2,busy"]
+    idle.write_text("time_s,node,event\n" + "\n".join(rows) + "\n")
+    arguments = ["--idle", idle, "--days", "0", "--hours", "0.2", "--ways", "as it was", "--json"]
+    ended = started(clone, "infinicache_replay", *map(str, arguments), without_extras=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f'"idle": "{idle}"' in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("redis", "pip install -e '.[redis]'"),
+        ("infinicache", "pip install -e jobscripts/infinicache"),
+        ("ray", "pip install ray"),
+        ("malletrain", "pip install -e . (and run the benchmark in the root of the repository)"),
+    ],
+)
+def test_how_a_package_is_installed(module, command):
+    assert needs.install_command(module) == command
+    error = ModuleNotFoundError(f"No module named '{module}.x'", name=f"{module}.x")
+    assert needs.sentence("benchmarks.farm", error) == (
+        f"benchmarks.farm needs the package {module}, which is not installed: {command}"
+    )
+
+
+def test_other_errors_keep_their_traceback(capsys):
+    try:
+        raise ValueError("a defect")
+    except ValueError as error:
+        needs.explain(type(error), error, error.__traceback__)
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "a defect" in said
+
+
+def test_a_missing_program_is_named():
+    with pytest.raises(FileNotFoundError) as raised:
+        subprocess.run(["no-such-program"])
+    said = needs.sentence("benchmarks.noharm", raised.value)
+    assert said is not None
+    assert said.startswith(
+        "benchmarks.noharm needs no-such-program, a file that it reads or a prog"
+    )
+
+
+def test_every_extra_that_is_named_exists():
+    text = (ROOT / "setup.cfg").read_text()
+    extras = text.partition("[options.extras_require]")[2].partition("\n[")[0]
+    assert set(needs.EXTRAS) <= set(re.findall(r"^(\w+) =", extras, re.MULTILINE))

@@ -1,0 +1,44 @@
+"""Injected causes of slow steps, in real jobs: the right one is named first."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks.step_breakdown import NAMED, PHRASES, Injection, drawn, run
+from malletrain.core.step_times import ADVICE, Bottleneck
+from malletrain.render.step_times import sentence
+from tests.integration.embedded import site
+
+
+def test_the_words_of_a_cause_are_in_its_advice_only():
+    assert set(PHRASES) == set(Bottleneck)
+    for cause, words in PHRASES.items():
+        assert [row[0] for row in ADVICE if words in row[2]] == [cause]
+
+
+def test_injections_follow_from_the_seed():
+    assert drawn(random.Random(5)) == drawn(random.Random(5))
+    assert drawn(random.Random(5), "link").cause == "link"
+
+
+@pytest.mark.slow
+def test_the_right_cause_is_named(tmp_path):
+    """The delays are several times what anything else takes, on a busy machine too."""
+    pytest.importorskip("torch")
+    with site(tmp_path / "site", nodes=2) as embedded:
+        for cause in NAMED:
+            delay_s = 0.2 if cause == "disk" else 0.15
+            result = run(embedded, Injection(cause, delay_s, 1), steps=60)
+            assert result.right, result
+            assert sentence(result.shares)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", ["loader", "rank"])
+def test_the_right_cause_is_named_in_live_mode(tmp_path, cause):
+    pytest.importorskip("torch")
+    with site(tmp_path / "site", nodes=2) as embedded:
+        result = run(embedded, Injection(cause, 0.15, 1), steps=60, live=True)
+        assert result.right, result

@@ -1,0 +1,227 @@
+"""Uses beside the usual one: one day, no terrain, wind at another height, more nodes than patches,
+any number of steps, one component.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import xarray
+from windsr import WindsrError, checkpoint, cli, output, pictures
+from windsr.datasets import Options, from_dataset
+from windsr.fields import split_by_day
+from windsr.train import MOST_STEPS_PER_EPOCH, steps_of_an_epoch
+
+from tests.jobscripts.windsr.test_cli import run
+from tests.jobscripts.windsr.test_other_models import AXES, GROUND, SPEED, made
+
+TINY = ("--method", "srcnn", "--preset", "tiny")
+
+
+def file_of(path, days=2, height=None, terrain=True):
+    """Two fields a day of 16 × 20 points."""
+    hours = np.arange("2021-03-04", "2021-03-09", 12, dtype="datetime64[h]")[: 2 * days]
+    rng = np.random.default_rng(4)
+    axes = {
+        "time": hours.astype("datetime64[ns]"),
+        "y": ("y", np.arange(16) * 2000.0, {"units": "m"}),
+        "x": ("x", np.arange(20) * 2000.0, {"units": "m"}),
+    }
+    if height is not None:
+        axes["height"] = ((), float(height), {"units": "m"})
+    wind = rng.uniform(2, 9, (len(hours), 16, 20))
+    file = xarray.Dataset({"wind_speed": (("time", "y", "x"), wind, {"units": "m s-1"})}, axes)
+    if terrain:
+        file["terrain"] = (("y", "x"), rng.uniform(0, 500, (16, 20)), {"units": "m"})
+    file.to_netcdf(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model that was trained on wind at 10 m over terrain."""
+    folder = tmp_path_factory.mktemp("uses")
+    run("train", folder / "run", *TINY, "--steps", 2, "--data", file_of(folder / "wind.nc"))
+    return folder / "run" / "model.safetensors"
+
+
+def refusal(*words):
+    with pytest.raises(SystemExit) as ended:
+        run(*words)
+    return str(ended.value.code)
+
+
+def test_one_day_can_be_made_fine(tmp_path, model):
+    data = file_of(tmp_path / "day.nc", days=1)
+    said = refusal("sample", tmp_path / "test", "--model", model, "--data", data)
+    assert "1 day(s), all held out for the test" in said
+    assert "sample --part all" in said
+    run("sample", tmp_path / "all", "--model", model, "--data", data, "--part", "all",
+        "--members", 1)  # fmt: skip
+    drawn = output.read(tmp_path / "all" / "samples.nc")
+    truth = xarray.open_dataset(data).wind_speed
+    np.testing.assert_allclose(drawn.truth, truth, rtol=1e-6)
+
+
+def test_all_days_stay_in_their_order(tmp_path, model):
+    data = file_of(tmp_path / "days.nc", days=4)
+    run("sample", tmp_path / "all", "--model", model, "--data", data, "--part", "all",
+        "--members", 1, "--test-day", "2021-03-05")  # fmt: skip
+    drawn = output.read(tmp_path / "all" / "samples.nc")
+    file = xarray.open_dataset(data)
+    assert (drawn.times == file.time.to_numpy()).all()
+    np.testing.assert_allclose(drawn.truth, file.wind_speed, rtol=1e-6)
+
+
+def test_wind_at_50_m_is_not_called_wind_at_10_m(tmp_path, model, capsys):
+    data = file_of(tmp_path / "wind.nc", height=50)
+    said = refusal("sample", tmp_path / "ten", "--model", model, "--data", data)
+    assert "wind_speed is on 50 m (height), none of them at 10 m; say which with --height" in said
+    words = ("--model", model, "--data", data, "--height", 50, "--members", 1)
+    run("sample", tmp_path / "fifty", *words)
+    said = capsys.readouterr().out
+    assert "trained on wind at 10 m, and these fields are at 50 m" in said
+    with xarray.open_dataset(tmp_path / "fifty" / "samples.nc") as file:
+        assert float(file.height) == 50.0
+        assert file.wind_speed.attrs["long_name"] == "50 m wind speed, super-resolved"
+    assert output.read(tmp_path / "fifty" / "samples.nc").height == 50.0
+
+
+def test_pictures_say_the_height(tmp_path, monkeypatch):
+    entry = {"at": [0.0, 1.0], "share": 1.0, "truth": [0.0, 1.0]}
+    figures = []
+    monkeypatch.setattr(pictures, "_done", lambda figure, path: figures.append(figure) or path)
+    pictures.distributions(tmp_path / "cdf.png", {"hills": entry}, 50.0)
+    assert figures[0].axes[0].get_xlabel() == "50 m wind, m/s"
+    fields = output.SampledFields(
+        np.ones((1, 1, 8, 8), np.float32), np.zeros((8, 8), np.float32),
+        np.array(["2021-03-04"], "datetime64[s]"), np.arange(8.0), np.arange(8.0),
+        np.ones((1, 2, 2), np.float32), height=50.0, has_terrain=False,
+    )  # fmt: skip
+    pictures.fields(tmp_path / "fields.png", fields, 0)
+    assert figures[1].get_suptitle().startswith("Wind at 50 m, 2021-03-04")
+    assert "terrain" not in [axes.get_title() for axes in figures[1].axes]
+
+
+@pytest.mark.parametrize(
+    ("names", "height", "speed"),
+    [
+        ({"u10": 3, "v10": 4, "u50": 6, "v50": 8}, 10, 5.0),
+        ({"u10": 3, "v10": 4, "u50": 6, "v50": 8}, 50, 10.0),
+        ({"ws10": 5, "wind_speed_100m": 7}, 100, 7.0),
+    ],
+)
+def test_names_that_say_a_height_mean_it(names, height, speed):
+    variables = {n: (("time", "y", "x"), SPEED * 0 + v, {"units": "m/s"}) for n, v in names.items()}
+    file = made().drop_vars("wind_speed").assign(variables)
+    fields = from_dataset(file, "it", Options(height=height))
+    assert (fields.wind == speed).all()
+    assert fields.height == height
+
+
+def test_a_file_of_another_height_says_which_it_has():
+    file = made().drop_vars("wind_speed")
+    file = file.assign(ws10=(("time", "y", "x"), SPEED, {"units": "m/s"}))
+    with pytest.raises(WindsrError, match=r"no wind at 50 m, but ws10; say which with --height"):
+        from_dataset(file, "it", Options(height=50))
+
+
+def test_pressure_levels_are_no_heights():
+    file = made(SPEED[:, None], ("time", "level", "y", "x"))
+    file = file.assign_coords(level=("level", [10.0], {"units": "hPa"}))
+    with pytest.raises(WindsrError, match="the levels of level are in 'hPa'"):
+        from_dataset(file, "it", Options())
+
+
+@pytest.mark.parametrize(
+    ("here", "absent"), [("u10", "v10"), ("v10", "u10"), ("northward_wind", "eastward_wind")]
+)
+def test_one_component_says_which_is_missing(here, absent):
+    file = made().drop_vars("wind_speed")
+    file = file.assign({here: (("time", "y", "x"), SPEED, {"units": "m/s"})})
+    with pytest.raises(WindsrError, match=f"it has {here} and no {absent}: the speed of the wind"):
+        from_dataset(file, "it", Options())
+
+
+def test_more_nodes_than_patches_are_no_error(tmp_path, model, capsys, monkeypatch):
+    monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "16")
+    data = file_of(tmp_path / "wind.nc")
+    run("sample", tmp_path / "drawn", "--model", model, "--data", data, "--members", 1,
+        "--overlap", 0)  # fmt: skip
+    said = capsys.readouterr().out
+    assert "sampling 4 patches on 1 worker(s)" in said
+    assert "the job may have 16 nodes and has 4 patches" in said
+    assert len(list((tmp_path / "drawn" / "patches").iterdir())) == 4
+    assert np.isfinite(output.read(tmp_path / "drawn" / "samples.nc").members).all()
+
+
+def test_without_terrain_none_is_asked_for(tmp_path, model, capsys):
+    data = file_of(tmp_path / "bare.nc", terrain=False)
+    said = refusal("train", tmp_path / "with", *TINY, "--steps", 1, "--data", data)
+    assert "no terrain" in said
+    assert "--no-terrain" in said
+    run("train", tmp_path / "bare", *TINY, "--no-terrain", "--steps", 1, "--data", data)
+    bare = tmp_path / "bare" / "model.safetensors"
+    run("sample", tmp_path / "drawn", "--model", bare, "--data", data, "--members", 1)
+    with xarray.open_dataset(tmp_path / "drawn" / "samples.nc") as file:
+        assert "terrain" not in file
+    run("evaluate", tmp_path / "drawn" / "samples.nc", "--json", tmp_path / "scores.json")
+    assert list(json.loads((tmp_path / "scores.json").read_text())["cdfs"]) == ["all places"]
+    run("plot", tmp_path / "drawn" / "samples.nc", "--out", tmp_path / "pictures")
+    assert "no terrain" in refusal("sample", tmp_path / "x", "--model", model, "--data", data)
+
+
+@pytest.mark.parametrize(
+    ("steps", "per_epoch"),
+    [(1, 1), (4, 4), (50, 50), (120, 60), (127, 127), (600, 50), (1_000_000, 50), (1009, 1)],
+)
+def test_epochs_divide_the_steps(steps, per_epoch):
+    assert steps_of_an_epoch(steps) == per_epoch <= MOST_STEPS_PER_EPOCH
+
+
+def test_120_steps_are_120(tmp_path):
+    data = file_of(tmp_path / "wind.nc")
+    run("train", tmp_path / "run", *TINY, "--batch", 1, "--steps", 120, "--data", data)
+    _, facts = checkpoint.load(tmp_path / "run" / "model.safetensors")
+    assert (facts["steps"], facts["samples"]) == (120, 120)
+
+
+def test_the_help_says_what_no_terrain_does(capsys):
+    cli.cli.main(["train", "--help"], standalone_mode=False)
+    assert "no terrain is needed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_grid_with_two_spacings_is_refused_or_regridded():
+    file = made().assign_coords(x=("x", np.arange(12) * 3000.0, {"units": "m"}))
+    with pytest.raises(WindsrError, match="2000 m apart in y and 3000 m in x; regrid first"):
+        from_dataset(file, "it", Options())
+    for spacing in (2000.0, 3000.0):
+        fields = from_dataset(file, "it", Options(spacing=spacing))
+        assert np.diff(fields.y).mean() == np.diff(fields.x).mean() == spacing
+
+
+def test_a_geopotential_without_units_is_not_taken_for_a_height():
+    file = made().rename(terrain="z")
+    file.z.attrs.clear()
+    with pytest.raises(WindsrError, match="the terrain z has no units"):
+        from_dataset(file, "it", Options())
+
+
+def test_a_file_without_fields_says_so():
+    fields = from_dataset(made().isel(time=slice(0, 0)), "it", Options())
+    with pytest.raises(WindsrError, match="it has no field"):
+        split_by_day(fields)
+
+
+def test_a_terrain_that_is_not_needed_is_used_where_it_fits():
+    fields = from_dataset(made(), "it", Options(needs_terrain=False))
+    assert fields.has_terrain
+    np.testing.assert_array_equal(fields.terrain, GROUND)
+    other = xarray.Dataset({"terrain": (("row", "column"), GROUND)})
+    fields = from_dataset(
+        made().drop_vars("terrain").merge(other), "it", Options(needs_terrain=False)
+    )
+    assert not fields.has_terrain
+    assert set(AXES) <= set(made().coords)

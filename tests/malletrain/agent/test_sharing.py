@@ -1,0 +1,171 @@
+"""How a lease stays within its slot: processors, priorities, memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from malletrain.agent.launch import job_environment
+from malletrain.agent.sharing import (
+    MemoryWatch,
+    SlotBounds,
+    chosen_cpus,
+    lease_bytes,
+    watch_of,
+)
+from malletrain.memory import folder
+from malletrain.protocol import messages
+from malletrain.protocol.sharing import SharingRules, read, written
+from tests.malletrain.agent.launchers import OBEDIENT, running
+from tests.malletrain.agent.test_launch import order, place
+from tests.waiting import until
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cpus", "node", "chosen"),
+    [
+        (range(8), 2, "c1/gpu.0", {0, 1}),
+        (range(8), 2, "c1/gpu.3", {6, 7}),
+        ({1, 3, 5, 7}, 2, "c1/gpu.1", {5, 7}),
+        (range(8), 3, "c1/gpu.2", {6, 7, 0}),
+        ({4, 5}, 2, "c1/gpu.1", {4, 5}),  # confined by the scheduler
+        ({4}, 2, "c1/gpu.1", {4}),
+    ],
+)
+def test_processors_of_a_slot(allowed, cpus, node, chosen):
+    assert chosen_cpus(allowed, cpus, node) == chosen
+
+
+def test_slots_that_fill_a_host_share_no_processor():
+    sets = [chosen_cpus(range(16), 4, f"c1/gpu.{number}") for number in range(4)]
+    assert set().union(*sets) == set(range(16))
+    assert sum(map(len, sets)) == 16
+
+
+def test_the_rules_travel_as_text():
+    rules = SharingRules(5, "idle", bound_cpus=False)
+    assert read(written(rules)) == rules
+
+
+def test_a_single_measurement_above_the_slot_is_no_reason():
+    watch = MemoryWatch(SlotBounds(1, 100 * MIB), None)
+    verdicts = [watch.verdict(used * MIB) for used in (101, 100, 101, 102, 103)]
+    assert verdicts[:3] == ["", "", ""]
+    assert verdicts[3] == (
+        "The job uses 102 MiB of memory on this node, and its slot has 100 MiB. Use smaller "
+        "batches or fewer loader workers, or a kind of slots with more memory."
+    )
+    assert verdicts[4] == ""  # the job is being ended
+
+
+@pytest.mark.parametrize(
+    ("bounds", "confined", "most"),
+    [
+        (None, None, None),
+        (SlotBounds(1, 100 * MIB), None, 100 * MIB),
+        (SlotBounds(1, 100 * MIB), 110 * MIB, None),  # the scheduler's own limit of the job
+        (SlotBounds(1, 100 * MIB), 9000 * MIB, 100 * MIB),  # a limit of the host
+        (SlotBounds(1, 100 * MIB, SharingRules(bound_memory=False)), None, None),
+    ],
+)
+def test_where_memory_is_measured(bounds, confined, most):
+    assert watch_of(bounds, lambda: confined).most == most
+
+
+TWINS = """
+import mmap, os
+from malletrain.agent.sharing import proportional_bytes, resident_bytes
+size = 64 << 20
+shared = mmap.mmap(-1, size)
+shared.write(b"x" * size)
+(from_child, to_parent), (from_parent, to_child) = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    touched = sum(shared[page] for page in range(0, size, 4096))
+    os.write(to_parent, b"x")
+    os.read(from_parent, 1)
+    os._exit(0)
+os.read(from_child, 1)
+both = [os.getpid(), child]
+print(resident_bytes(both) // size, proportional_bytes(both) // size)
+os.write(to_child, b"x")
+os.waitpid(child, 0)
+"""
+
+
+def test_shared_pages_count_once():
+    made = subprocess.run([sys.executable, "-c", TWINS], capture_output=True, text=True, check=True)
+    assert made.stdout.split() == ["2", "1"]
+
+
+def test_files_in_memory_count(tmp_path):
+    before = lease_bytes(tmp_path, 0)
+    (tmp_path / "snapshot").write_bytes(b"x" * 50 * MIB)
+    assert lease_bytes(tmp_path, 0) - before > 40 * MIB
+    assert lease_bytes(None, 1 << 60) > 0
+
+
+def test_snapshots_have_a_part_of_the_slots_memory():
+    assert folder.bound(0.25, 400 * MIB) == 100 * MIB
+    assert folder.bound(0.25) > 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("cpus", "processes", "own", "threads"),
+    [(8, 2, {}, "4"), (8, 1, {}, "8"), (2, 4, {}, "1"), (0, 2, {}, None),
+     (8, 2, {"OMP_NUM_THREADS": "3"}, "3")],
+)  # fmt: skip
+def test_threads_of_a_process(tmp_path, cpus, processes, own, threads):
+    launch = order(tmp_path, nproc_per_node=processes, env=own)
+    inside = job_environment(place(tmp_path, {}, cpus=cpus), launch, flags="/f")
+    assert inside.get("OMP_NUM_THREADS") == threads
+
+
+RESTRICTED = """
+import os, sys
+from malletrain.agent.sharing import SlotBounds, restrict
+from malletrain.protocol.sharing import SharingRules
+restrict(SlotBounds(1, 1 << 30, SharingRules(7, "idle")), "c1/gpu.1")
+print(len(os.sched_getaffinity(0)), os.nice(0), flush=True)
+os.system("ionice -p $$ 2>/dev/null || echo idle")
+"""
+
+
+def test_what_a_lease_does_to_itself_holds_for_what_it_starts():
+    before = os.nice(0)
+    made = subprocess.run(
+        [sys.executable, "-c", RESTRICTED], capture_output=True, text=True, check=True
+    )
+    assert made.stdout.split() == ["1", str(min(19, before + 7)), "idle"]
+
+
+GREEDY = (
+    OBEDIENT.replace("served = 0", "served = 0\nmuch = []", 1)
+    .replace("for step in range(1, 10**9):", "for step in range(1, 10**9):\n        grow()", 1)
+    .replace(
+        "def who():",
+        "def grow():\n    if os.path.exists(os.path.join(order.spec.workdir, 'grow')):\n"
+        "        os.unlink(os.path.join(order.spec.workdir, 'grow'))\n"
+        "        much.append(b'x' * (400 << 20))\ndef who():",
+        1,
+    )
+)
+
+
+@pytest.mark.slow
+def test_a_job_that_uses_more_memory_than_its_slot_fails_with_the_reason(daemon, start, tmp_path):
+    agent = start("n0", **{"slot-cpus": "1", "slot-memory-mb": "400"})
+    running(daemon, tmp_path, GREEDY)
+    assert agent.job_pids()
+    (tmp_path / "grow").touch()
+    phase = daemon.expect("n0", messages.Phase, phase="exited", job="j1")
+    [failure] = phase.assignment.failures
+    assert failure.exitcode == -9
+    assert failure.cause.startswith("The job uses ")
+    assert "its slot has 400 MiB" in failure.cause
+    until(lambda: not agent.job_pids(), "no process of the job is left")

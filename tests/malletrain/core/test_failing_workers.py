@@ -1,0 +1,117 @@
+"""Which workers get no tasks because tasks fail there: the table, and known orders of results."""
+
+from __future__ import annotations
+
+import pytest
+
+from malletrain.core.failing_workers import (
+    FIRST_TRIAL_S,
+    MAX_FAILED_TASKS,
+    MAX_TRIAL_S,
+    TRANSITIONS,
+    FailingWorkers,
+    Trust,
+    TrustEvent,
+)
+
+
+def others() -> bool:
+    return True
+
+
+def nobody() -> bool:
+    return False
+
+
+def fail(workers: FailingWorkers, worker: str, *numbers: int, now: float = 0.0) -> dict[int, int]:
+    """The last answer."""
+    for number in numbers:
+        excused = workers.failed(worker, number, others, now)
+    return excused
+
+
+@pytest.fixture
+def suspecting() -> FailingWorkers:
+    """Five tasks have failed on "bad", and one has succeeded on "good"."""
+    workers = FailingWorkers()
+    workers.succeeded("good", 10)
+    assert fail(workers, "bad", 0, 1, 2, 3) == {}
+    assert fail(workers, "bad", 4) == dict.fromkeys(range(5), 1)
+    return workers
+
+
+def test_every_trust_but_the_first_can_be_left_by_a_success():
+    assert {before for before, _ in TRANSITIONS} == set(Trust)
+    assert {event for _, event in TRANSITIONS} == set(TrustEvent)
+    assert all(
+        TRANSITIONS[each, TrustEvent.SUCCEED] is Trust.TRUSTED
+        for each in Trust
+        if each is not Trust.TRUSTED
+    )
+
+
+def test_a_suspected_worker_gets_one_task_from_time_to_time(suspecting):
+    assert suspecting.untrusted() == {"bad": (Trust.SUSPECTED, 5)}
+    assert suspecting.allowed("good", 8, True, 0.0) == 8
+    now, wait_s = 0.0, FIRST_TRIAL_S
+    for number in range(20, 30):
+        assert suspecting.allowed("bad", 8, False, now + wait_s - 1) == 0
+        assert suspecting.allowed("bad", 8, True, now + wait_s) == 0
+        assert suspecting.allowed("bad", 8, False, now + wait_s) == 1
+        now, wait_s = now + wait_s, min(MAX_TRIAL_S, 2 * wait_s)
+        suspecting.note_hand_out("bad", now)
+        assert suspecting.failed("bad", number, others, now) == {number: 1}
+
+
+def test_a_task_that_succeeds_elsewhere_convicts_the_worker(suspecting):
+    assert suspecting.failed_on("bad", 3)
+    assert not suspecting.failed_on("good", 3)
+    assert suspecting.succeeded("good", 3) == ["bad"]
+    assert suspecting.succeeded("good", 4) == [], "it is told once"
+    assert suspecting.untrusted() == {"bad": (Trust.REJECTED, 5)}
+    assert suspecting.failed("good", 2, others, 0.0) == {}
+    assert suspecting.trust("bad") is Trust.REJECTED
+    assert suspecting.succeeded("bad", 30) == []
+    assert suspecting.untrusted() == {}
+
+
+def test_a_task_that_fails_elsewhere_too_acquits_it(suspecting):
+    assert suspecting.failed("good", 3, others, 0.0) == {}
+    assert suspecting.untrusted() == {}
+    assert fail(suspecting, "bad", *range(20, 29)) == {}, "the next suspicion needs ten"
+    assert fail(suspecting, "bad", 29) == dict.fromkeys(range(20, 30), 1)
+
+
+def test_a_worker_on_which_nothing_has_succeeded_acquits_nobody(suspecting):
+    assert fail(suspecting, "new", 0, 1, 2, 3) == {}
+    assert suspecting.trust("bad") is Trust.SUSPECTED
+    assert fail(suspecting, "new", 4) == dict.fromkeys(range(5), 1)
+    assert suspecting.succeeded("good", 0) == ["bad", "new"]
+
+
+def test_a_success_ends_the_row():
+    workers = FailingWorkers()
+    fail(workers, "a", 0, 1, 2, 3)
+    workers.succeeded("a", 4)
+    assert fail(workers, "a", 5, 6, 7, 8) == {}
+    assert workers.untrusted() == {}
+
+
+def test_one_task_that_fails_often_says_nothing_about_the_worker():
+    workers = FailingWorkers()
+    assert fail(workers, "a", *[0] * 50) == {}
+    assert fail(workers, "a", 1, 2, 3, 4) == {0: 50, 1: 1, 2: 1, 3: 1, 4: 1}
+
+
+def test_the_only_worker_is_never_suspected_and_its_memory_is_bounded():
+    workers = FailingWorkers()
+    for number in range(1000):
+        assert workers.failed("a", number, nobody, 0.0) == {}
+    excused = workers.failed("a", 1000, others, 0.0)
+    assert sorted(excused) == list(range(1001 - MAX_FAILED_TASKS, 1001))
+
+
+def test_a_task_is_excused_a_few_times_only():
+    workers = FailingWorkers(needed=1)
+    answers = [workers.failed(f"n{k}", 7, others, 0.0) for k in range(4)]
+    assert answers == [{7: 1}, {7: 1}, {7: 1}, {}]

@@ -1,0 +1,138 @@
+"""Averages of steps over the last minutes, from cumulative counts."""
+
+import pytest
+
+from malletrain.core.step_times import Bottleneck
+from malletrain.daemon.jobs.repository import MAX_STORED_RANKS, step_times_record
+from malletrain.daemon.jobs.step_windows import MARK_S, MARKS, MIN_STEPS, StepWindows
+from malletrain.protocol.messages import Progress
+
+
+class Ranks:
+    """Ranks that step together; their counts are reported once a second."""
+
+    def __init__(self, count=2, generation=1):
+        self.windows = StepWindows()
+        self.generation, self.now = generation, 1000.0
+        self.counts = [[0, None, None, None] for _ in range(count)]
+
+    def report(self, pid=7):
+        for number, (steps, *parts) in enumerate(self.counts):
+            counts = (8.0 * steps, steps, 8.0, 1000.0, self.now, None, *parts)
+            record = Progress("j1", self.generation, number, pid, *counts)
+            self.windows.add(f"n{number}", record)
+
+    def step(self, seconds, *parts_of, steps=10):
+        """For so many seconds, ten steps a second; ``parts_of``: (data, exchange, snapshot) of each
+        rank, seconds per step.
+        """
+        for _ in range(seconds):
+            self.now += 1.0
+            for count, parts in zip(self.counts, parts_of, strict=True):
+                count[0] += steps
+                for index, part in enumerate(parts, 1):
+                    if part is not None:
+                        count[index] = (count[index] or 0.0) + steps * part
+            self.report()
+
+
+EVEN = (0.04, 0.01, None), (0.04, 0.02, None)
+
+
+def test_the_first_counts_are_no_step():
+    ranks = Ranks()
+    ranks.report()
+    assert ranks.windows.ranks(1) == ()
+    assert ranks.windows.recent(1) is None
+
+
+def test_the_mean_step_of_each_rank():
+    ranks = Ranks()
+    ranks.step(5, *EVEN)
+    first, second = ranks.windows.ranks(1)
+    assert (first.rank, first.node, second.rank, second.node) == (0, "n0", 1, "n1")
+    assert first.step_s == pytest.approx(0.1)
+    assert (first.data_s, first.exchange_s) == pytest.approx((0.04, 0.01))
+    assert first.snapshot_s is None
+    assert second.exchange_s == pytest.approx(0.02)
+
+
+def test_a_part_that_begins_later_was_nothing_before():
+    ranks = Ranks()
+    ranks.step(2, *EVEN)
+    ranks.step(2, (0.04, 0.01, 0.02), (0.04, 0.03, None))
+    first, _ = ranks.windows.ranks(1)
+    # in two of the three seconds after the first counts
+    assert first.snapshot_s == pytest.approx(0.02 * 2 / 3)
+
+
+def test_jobs_that_measure_nothing_have_no_shares():
+    ranks = Ranks()
+    ranks.step(20, (None, None, None), (None, None, None))
+    assert ranks.windows.ranks(1) == ()
+    assert ranks.windows.recent(1) is None
+
+
+def test_the_newest_shares_are_of_the_last_seconds_and_the_others_of_the_last_minutes():
+    ranks = Ranks()
+    ranks.step(60, *EVEN)
+    ranks.step(2 * round(MARK_S) + 2, (0.08, 0.01, None), (0.08, 0.02, None))
+    recent = ranks.windows.recent(1)
+    assert recent is not None
+    assert recent.shares["data"] == pytest.approx(0.8)
+    assert recent.cause is Bottleneck.DATA
+    all_of_it = step_times_record(ranks.windows.ranks(1))
+    assert 0.4 < all_of_it["shares"]["data"] < 0.6
+
+
+def test_old_steps_are_forgotten():
+    ranks = Ranks()
+    ranks.step(30, (0.09, 0.01, None), (0.09, 0.01, None))
+    ranks.step(round((MARKS + 2) * (MARK_S + 1)), *EVEN)
+    assert step_times_record(ranks.windows.ranks(1))["shares"]["data"] == pytest.approx(0.4)
+
+
+def test_few_steps_are_no_average():
+    ranks = Ranks()
+    ranks.report()
+    ranks.step(MIN_STEPS - 1, *EVEN, steps=1)
+    assert ranks.windows.ranks(1) == ()
+    ranks.step(1, *EVEN, steps=1)
+    assert len(ranks.windows.ranks(1)) == 2
+
+
+def test_a_new_round_and_a_new_process_begin_anew():
+    ranks = Ranks()
+    ranks.step(5, *EVEN)
+    late = ranks.generation
+    ranks.generation = 2
+    ranks.report()
+    assert ranks.windows.ranks(2) == ()
+    assert ranks.windows.ranks(1) == (), "the steps of another round"
+    ranks.generation = late
+    ranks.step(5, *EVEN)
+    assert ranks.windows.ranks(2) == (), "late counts are ignored"
+    ranks.generation = 2
+    ranks.step(5, *EVEN)
+    assert len(ranks.windows.ranks(2)) == 2
+    ranks.report(pid=8)
+    assert ranks.windows.ranks(2) == ()
+
+
+def test_repeated_and_overtaken_counts_change_nothing():
+    ranks = Ranks()
+    ranks.step(5, *EVEN)
+    before = ranks.windows.ranks(1)
+    ranks.report()
+    counts = (8.0, 1, 8.0, 1000.0, 1000.5, None, 9.0)
+    ranks.windows.add("n0", Progress("j1", 1, 0, 7, *counts))
+    assert ranks.windows.ranks(1) == before
+
+
+def test_the_stored_ranks_are_those_that_come_last():
+    ranks = Ranks(MAX_STORED_RANKS + 6)
+    parts = [(0.01, 0.05 - 0.0005 * number, None) for number in range(MAX_STORED_RANKS + 6)]
+    ranks.step(3, *parts)
+    record = step_times_record(ranks.windows.ranks(1))
+    assert [row[0] for row in record["ranks"]] == list(range(6, MAX_STORED_RANKS + 6))
+    assert step_times_record(()) == {}

@@ -1,0 +1,74 @@
+"""Cores of a lease, and threads of its workers: known answers by table."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from malletrain.launch.cores import (
+    allowed_cores,
+    apply_threads,
+    cores_within,
+    set_threads,
+    threads_per_worker,
+)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quotas", "cores"),
+    [
+        (64, [], 64),
+        (64, ["max 100000"], 64),
+        (64, ["1600000 100000"], 16),
+        (64, ["max 100000\n", "800000 100000\n", "3200000 100000\n"], 8),  # the smallest counts
+        (4, ["1600000 100000"], 4),
+        (64, ["150000 100000"], 1),  # one and a half
+        (64, ["50000 100000"], 1),  # half a core is still one thread
+        (64, ["", "100000", "a b", "100000 0"], 64),  # no quota in any form
+    ],
+)
+def test_cores_are_those_of_the_lease(affinity, quotas, cores):
+    assert cores_within(affinity, quotas) == cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "environment", "threads"),
+    [
+        (64, 1, {}, 64),
+        (64, 4, {}, 16),
+        (2, 2, {}, 1),
+        (10, 4, {}, 2),  # rounded down: the processes never have more threads than cores
+        (2, 8, {}, 1),
+        (64, 0, {}, 64),
+        (64, 4, {"OMP_NUM_THREADS": "1"}, 0),
+        (64, 4, {"OMP_NUM_THREADS": "24"}, 0),
+        (64, 4, {"OMP_NUM_THREADS": "4,2"}, 0),  # nested levels, as OpenMP allows
+        (64, 4, {"OMP_NUM_THREADS": ""}, 16),  # empty is not set
+        (64, 4, {"MKL_NUM_THREADS": "3"}, 16),  # MKL prefers its own variable
+    ],
+)
+def test_threads_of_a_worker(cores, processes, environment, threads):
+    assert threads_per_worker(cores, processes, environment) == threads
+
+
+def test_the_environment_of_workers_gets_the_number():
+    environment = {}
+    set_threads(1, environment)
+    assert environment == {"OMP_NUM_THREADS": str(allowed_cores())}
+
+
+def test_a_number_of_the_user_stays():
+    environment = {"OMP_NUM_THREADS": "7"}
+    set_threads(2, environment)
+    assert environment == {"OMP_NUM_THREADS": "7"}
+
+
+@pytest.mark.parametrize(
+    ("value", "calls"),
+    [("3", [3]), ("4,2", []), ("", []), ("0", []), (None, [])],
+)
+def test_a_fork_uses_the_number_of_its_environment(value, calls):
+    made = []
+    environment = {} if value is None else {"OMP_NUM_THREADS": value}
+    apply_threads(environment, SimpleNamespace(set_num_threads=made.append))
+    assert made == calls
+    apply_threads(environment, None)  # torch is not imported

@@ -219,7 +219,9 @@ class Snapshot:
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._attributes = ModuleAttributes(self._caller, objects)
         # elastic.Run refuses the updates of others itself
-        self._optimizers = UnsavedOptimizers({} if self._caller != "Snapshot" else objects, SnapshotError)
+        self._optimizers = UnsavedOptimizers(
+            {} if self._caller != "Snapshot" else objects, SnapshotError
+        )
         self._deferred = False
         """True after the last step of an epoch: what is due is done when the epoch is closed."""
         self._saved_schedule: str | None = None

@@ -18,8 +18,9 @@ gradients, and need no copy. Three kinds of scripts need one:
   GAN). The first such step is only detected; from the second on the whole state is copied
   (:class:`StateCopy`).
 
-The whole state is also copied before the last step of each epoch, and kept until the code after
-that step has run on all ranks (:meth:`Training.reopen_epoch`).
+The whole state is also copied to host memory before the last step of each epoch, and kept until the
+code after that step has run on all ranks (:meth:`Training.reopen_epoch`). Without enough memory
+there is no copy, and that code does not run again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
 from malletrain.elastic.rooms import describe_tensors
 from malletrain.elastic.state import Holder
+from malletrain.memory.folder import available, bound
 from malletrain.training import report
 from malletrain.training.objects import plain_attributes, unwrapped
 from malletrain.training.sampler import ElasticSampler
@@ -52,6 +54,8 @@ _SAMPLED_PARAMETERS = 8
 """Number of parameters of which one element is compared with its earlier value. The version counter
 is not enough: a change through ``parameter.data`` does not increment it.
 """
+_EPOCH_END_SHARE = 0.25
+"""Maximum part of the memory of this process's lease for the copy at the end of an epoch."""
 
 
 class StateBeforeStep:
@@ -223,12 +227,15 @@ class StateCopy:
         self._state = state
         self._skeleton = b""
         self._tensors: list[torch.Tensor] = []
+        self._devices: list[torch.device] = []
+        """Device of each tensor in the state; the copy may be in host memory."""
 
     def keep(self, counters: dict[str, Any]) -> None:
         """Copy the current state, and ``counters``. Raises StateError if the state of an object
         cannot be read.
         """
         self._skeleton, tensors = self._state.pack(counters)
+        self._devices = [t.device for t in tensors]
         if [(t.shape, t.dtype, t.device) for t in tensors] != [
             (t.shape, t.dtype, t.device) for t in self._tensors
         ]:
@@ -237,17 +244,29 @@ class StateCopy:
         for saved, tensor in zip(self._tensors, tensors, strict=True):
             saved.copy_(tensor)
 
+    def keep_in_host_memory(self, counters: dict[str, Any], most_bytes: int) -> None:
+        """As :meth:`keep`, in host memory. Makes no copy if the state is larger than ``most_bytes``
+        bytes.
+        """
+        self.forget()
+        skeleton, tensors = self._state.pack(counters)
+        if sum(t.nbytes for t in tensors) > most_bytes:
+            return
+        self._tensors = [t.to("cpu", copy=True) for t in tensors]
+        self._skeleton, self._devices = skeleton, [t.device for t in tensors]
+
     def restore(self) -> dict[str, Any] | None:
         """Restore the copy, once. Returns its counters; None if there is no copy."""
         if not self._skeleton:
             return None
-        counters = self._state.restore(pickle.loads(self._skeleton), self._tensors)
+        tensors = [t.to(d) for t, d in zip(self._tensors, self._devices, strict=True)]
+        counters = self._state.restore(pickle.loads(self._skeleton), tensors)
         self.forget()  # the optimizers now use the copied tensors as their state
         return counters
 
     def forget(self) -> None:
         """Drop the copy."""
-        self._skeleton, self._tensors = b"", []
+        self._skeleton, self._tensors, self._devices = b"", [], []
 
 
 @dataclass(frozen=True, order=True)
@@ -346,8 +365,12 @@ class Training:
         """
         self.undo.keep()
         self._updates_before = self.updates
-        if self.several_updates or (self.copies_epoch_ends and self._ends_epoch(batches)):
+        if self.several_updates:
             self._state_before.keep(self._counters_for_peers())
+        elif self.copies_epoch_ends and self._ends_epoch(batches):
+            self._state_before.keep_in_host_memory(
+                self._counters_for_peers(), min(available() // 2, bound(_EPOCH_END_SHARE))
+            )
 
     def _ends_epoch(self, batches: int) -> bool:
         """Returns whether no batch of the epoch remains after a step of ``batches`` batches."""

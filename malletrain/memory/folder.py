@@ -126,7 +126,7 @@ class MemoryFolder:
                 "[jobs] snapshot_memory."
             )
         stats = os.statvfs(self.path)
-        free = min(stats.f_bavail * stats.f_frsize, _available())
+        free = min(stats.f_bavail * stats.f_frsize, available())
         if needed > free:
             raise NoRoomError(
                 f"A snapshot of {shown(needed)} does not fit into the memory that is free on this "
@@ -275,7 +275,8 @@ def memory_limit() -> int | None:
     return smallest if smallest < limits[0] else None
 
 
-def _available() -> int:
+def available() -> int:
+    """Return the memory of this host that is free to use, less a reserve, bytes."""
     return max(0, _meminfo("MemAvailable") - int(_MIN_FREE_FRACTION * _meminfo("MemTotal")))
 
 

@@ -21,7 +21,7 @@ from malletrain.training.schedulers import reachable
 
 _ADVICE = "Make it before Snapshot and pass it: Snapshot(optimizer=…, …)."
 
-_watches: weakref.WeakSet[Optimizers] = weakref.WeakSet()
+_watches: weakref.WeakSet[UnsavedOptimizers] = weakref.WeakSet()
 
 
 @functools.cache
@@ -38,7 +38,7 @@ def _before_update(optimizer: Any, *_: Any) -> None:
             watch.note_update(optimizer)
 
 
-class Optimizers:
+class UnsavedOptimizers:
     """The optimizers that train the modules among a script's objects.
 
     Args:
@@ -50,7 +50,7 @@ class Optimizers:
         self._objects = objects
         self._refusal = refusal
         self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers among the objects, or inside of them."""
+        """UnsavedOptimizers among the objects, or inside of them."""
         self._began_without_state: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers that had no state at their first update here."""
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()

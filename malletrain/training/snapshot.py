@@ -44,7 +44,7 @@ from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
-from malletrain.training.optimizers import Optimizers
+from malletrain.training.optimizers import UnsavedOptimizers
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
@@ -219,7 +219,9 @@ class Snapshot:
         self._schedulers = Schedulers(self._caller, objects, self._refusal)
         self._attributes = ModuleAttributes(self._caller, objects)
         # elastic.Run refuses the updates of others itself
-        self._optimizers = Optimizers({} if self._caller != "Snapshot" else objects, SnapshotError)
+        self._optimizers = UnsavedOptimizers(
+            {} if self._caller != "Snapshot" else objects, SnapshotError
+        )
         self._deferred = False
         """True after the last step of an epoch: what is due is done when the epoch is closed."""
         self._saved_schedule: str | None = None

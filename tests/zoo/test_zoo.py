@@ -22,6 +22,9 @@ SAMPLE = (
     ("live/plateau", "shrink-first", "tail of 0"),
     ("live/sam", "loss", "climbed #2"),
     ("live/while_loop", "grow", "evaluation 1"),
+    ("live/kept_open", "loss-first", "row 1"),
+    ("live/overflow", "loss-first", "step 2 0"),
+    ("live/heads_by_micro_batch", "shrink-first", "after an update #3"),
 )
 """Script, change and boundary of the cases in the ordinary suite."""
 

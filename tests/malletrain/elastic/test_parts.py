@@ -11,8 +11,9 @@ from hypothesis import given
 
 import malletrain.elastic as elastic
 from malletrain import ElasticSampler
+from malletrain.elastic.state import Holder
 from malletrain.elastic.state_policy import reopens_epoch, source_and_needy
-from malletrain.elastic.training import Standing, StateBeforeStep, Training
+from malletrain.elastic.training import Standing, StateBeforeStep, StateCopy, Training
 
 standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
 
@@ -136,3 +137,18 @@ def test_several_samplers_are_refused():
     samplers = {name: ElasticSampler(8, global_batch_size=2) for name in ("one", "other")}
     with pytest.raises(TypeError, match=r"several samplers, and a step counts .* restart mode"):
         Training(samplers, torch.device("cpu"), None, 60.0)
+
+
+def test_the_copy_of_an_epochs_end_is_left_out_where_memory_is_short():
+    model = torch.nn.Linear(2, 2)
+    copy = StateCopy(Holder({"model": model}, torch.device("cpu")))
+    size = sum(t.nbytes for t in copy._state.pack({})[1])  # noqa: SLF001
+    copy.keep_in_host_memory({"steps": 3}, size - 1)
+    assert copy.restore() is None
+    before = model.weight.detach().clone()
+    copy.keep_in_host_memory({"steps": 3}, size)
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert copy.restore() == {"steps": 3}
+    assert torch.equal(model.weight, before)
+    assert copy.restore() is None, "once"

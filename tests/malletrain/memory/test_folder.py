@@ -116,7 +116,7 @@ def test_no_more_than_its_bound(place):
 
 
 def test_a_node_that_is_full_is_not_filled(place, monkeypatch):
-    monkeypatch.setattr(folder, "_available", lambda: 1000)
+    monkeypatch.setattr(folder, "available", lambda: 1000)
     with pytest.raises(NoRoomError, match=r"memory that is free on this node \(1 kB\)"):
         place.claim(1001)
 

@@ -175,8 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             trace=None if args.trace is None else str(args.trace.resolve()),
             speedup=args.speedup,
         )
-        EmbeddedCluster(settings, replay).run()
-    return 0
+        return 0 if EmbeddedCluster(settings, replay).run() else 1
 
 
 if __name__ == "__main__":

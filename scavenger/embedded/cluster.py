@@ -261,8 +261,11 @@ class EmbeddedCluster:
 
     # -- the loop --
 
-    def run(self) -> None:
-        """Run until asked to stop. The caller holds the directory's lock."""
+    def run(self) -> bool:
+        """Run until asked to stop. The caller holds the directory's lock. Returns False if the
+        state could not be written at the start: nobody could use such a cluster. Later write errors
+        do not end it.
+        """
         self.layout.create()
         processes.become_subreaper()
         self._clear_leftovers()
@@ -271,6 +274,9 @@ class EmbeddedCluster:
         self._started = self._accounted = self._trace_began = time.monotonic()
         self._record.log("", "start")
         try:
+            self.step(time.monotonic(), time.time())
+            if self._dirty:
+                return False
             while not self._is_finished():
                 self.step(time.monotonic(), time.time())
                 select.select([wake], [], [], POLL_S)
@@ -284,6 +290,7 @@ class EmbeddedCluster:
             self._record.log("", "stop")
             self._write("stopped")
             self._record.close()
+        return True
 
     def step(self, now: float, wall: float) -> None:
         """Run one iteration: process ended children, the trace, the requests and the deadlines."""

@@ -20,7 +20,7 @@ check: $(VENV)/.installed-test
 
 EVERY_CHANGE = not thorough and not sites and not gpu
 # More workers than cores: many tests wait for processes of their own.
-WORKERS ?= $(shell echo $$(( ($$(nproc) * 4 )))
+WORKERS ?= $(shell echo $$(( $$(nproc) * 4 )))
 test:
 	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "$(EVERY_CHANGE)"

@@ -77,8 +77,19 @@ GRAVITY = 9.80665
 TERRAIN_UNITS = LENGTH_UNITS | dict.fromkeys(
     ("m2 s-2", "m**2 s**-2", "m^2 s^-2", "m2/s2", "m2 s**-2"), 1 / GRAVITY
 )
-HEIGHTS = ("height", "heightaboveground", "height_above_ground", "altitude", "level", "lev", "z")
-"""What a dimension of heights is called, perhaps with a number after it."""
+HEIGHTS = ("height", "heightaboveground", "height_above_ground", "altitude")
+"""What a coordinate of heights is called, perhaps with a number after it. It is in m if it has no
+units.
+"""
+LEVELS = ("level", "levels", "lev", "z", "plev", "pressure", "pressure_level", "isobaric",
+          "isobaricinhpa", "isobaricinpa", "hybrid", "model_level", "model_level_number",
+          "bottom_top", "sigma", "theta")  # fmt: skip
+"""What coordinates of levels are called that may or may not be heights: their units decide."""
+VERTICAL_STANDARDS = re.compile(
+    "height|altitude|geopotential_height|air_pressure|model_level_number|air_potential_temperature"
+    "|atmosphere_.*_coordinate|height_above_.*"
+)
+"""CF standard names of vertical coordinates."""
 EASTWARD = ("x", "lon", "longitude", "rlon", "west_east", "grid_longitude",
             "projection_x_coordinate", "ni", "i")  # fmt: skip
 
@@ -256,23 +267,27 @@ def _at_other_heights(dataset: Any) -> list[str]:
 def _at_height(wind: Any, name: str, options: Options) -> Any:
     """One height of a variable that has several. Raises WindsrError when none is the wanted one."""
     for dim in wind.dims:
-        if not _is_height(str(dim)):
+        axis = _vertical_axis(wind, dim)
+        if axis is None:
             continue
-        if dim not in wind.coords:
-            if wind.sizes[dim] > 1:
+        if axis.name not in wind.coords:
+            if wind.sizes[dim] > 1 or not _is_height(str(dim)):
                 raise _other_height(
                     wind, name, f"{wind.sizes[dim]} levels ({dim}: without values)", options
                 )
             wind = wind.isel({dim: 0}, drop=True)
             continue
-        levels = _metres(wind[dim], name)
+        levels = _metres(axis, name)
         same = np.flatnonzero(np.isclose(levels, options.height))
         if len(same) != 1:
-            text = f"{wind.sizes[dim]} levels ({dim}: {', '.join(f'{h:g}' for h in levels[:12])})"
+            text = (
+                f"{wind.sizes[dim]} levels ({axis.name}: "
+                f"{', '.join(f'{h:g}' for h in levels[:12])})"
+            )
             raise _other_height(wind, name, text, options)
         wind = wind.isel({dim: int(same[0])}, drop=True)
     for key, coordinate in wind.coords.items():
-        if coordinate.ndim or not _is_height(str(key)):
+        if coordinate.ndim or not _is_vertical(coordinate):
             continue
         level = float(_metres(coordinate, name))
         if not np.isclose(level, options.height):
@@ -280,8 +295,38 @@ def _at_height(wind: Any, name: str, options: Options) -> Any:
     return wind
 
 
+def _vertical_axis(wind: Any, dim: Any) -> Any:
+    """The vertical coordinate along a dimension: its own, or another that has only this dimension;
+    None if the dimension is not vertical.
+    """
+    along = [c for c in wind.coords.values() if c.dims == (dim,)]
+    along.sort(key=lambda coordinate: bool(coordinate.name != dim))
+    axis = next((c for c in along if _is_vertical(c)), None)
+    if axis is None and not along and _is_vertical(wind[dim]):
+        return wind[dim]
+    return axis
+
+
+def _is_vertical(coordinate: Any) -> bool:
+    """Whether a coordinate is one of heights or levels, by its name or its attributes (CF
+    Conventions, 4.3).
+    """
+    attributes = coordinate.attrs
+    return bool(
+        _is_height(str(coordinate.name))
+        or _without_number(str(coordinate.name)) in LEVELS
+        or attributes.get("axis") == "Z"
+        or "positive" in attributes
+        or VERTICAL_STANDARDS.fullmatch(str(attributes.get("standard_name", "")))
+    )
+
+
 def _is_height(name: str) -> bool:
-    return name.lower().rstrip("0123456789_") in HEIGHTS
+    return _without_number(name) in HEIGHTS
+
+
+def _without_number(name: str) -> str:
+    return name.lower().rstrip("0123456789_")
 
 
 def _other_height(wind: Any, name: str, there: str, options: Options) -> WindsrError:
@@ -292,12 +337,15 @@ def _other_height(wind: Any, name: str, there: str, options: Options) -> WindsrE
 
 
 def _metres(coordinate: Any, name: str) -> NDArray[np.float64]:
-    """The values of a coordinate of heights, m; one without units is in m. Raises WindsrError."""
-    units = str(coordinate.attrs.get("units", "m"))
-    if units.strip().lower() not in LENGTH_UNITS:
+    """The values of a coordinate of heights, m; one that is called a height and has no units is in
+    m. Raises WindsrError.
+    """
+    units = coordinate.attrs.get("units", "m" if _is_height(str(coordinate.name)) else None)
+    if units is None or str(units).strip().lower() not in LENGTH_UNITS:
+        stated = "have no units" if units is None else f"are in {units!r}"
         raise WindsrError(
-            f"{name}: the levels of {coordinate.name} are in {units!r} and not in m above ground; "
-            "wind at a height above ground is needed."
+            f"{name}: the levels of {coordinate.name} {stated} and are not known to be in m above "
+            "ground; wind at a height above ground is needed."
         )
     heights = to_si(coordinate.to_numpy(), units, LENGTH_UNITS, f"{name}: {coordinate.name}")
     return np.asarray(heights, dtype=np.float64)

@@ -131,10 +131,53 @@ def test_a_file_of_another_height_says_which_it_has():
         from_dataset(file, "it", Options(height=50))
 
 
-def test_pressure_levels_are_no_heights():
-    file = made(SPEED[:, None], ("time", "level", "y", "x"))
-    file = file.assign_coords(level=("level", [10.0], {"units": "hPa"}))
-    with pytest.raises(WindsrError, match="the levels of level are in 'hPa'"):
+LEVELS = [
+    ("level", [10.0], {"units": "hPa"}, "'hPa'"),
+    ("plev", [85000.0], {"units": "Pa"}, "'Pa'"),
+    ("plev", [85000.0, 70000.0, 50000.0], {"units": "Pa"}, "'Pa'"),
+    ("plev_2", [10.0], {}, "no units"),
+    ("pressure", [10.0], {}, "no units"),
+    ("pressure_level", [850, 700, 500], {"units": "hPa"}, "'hPa'"),
+    ("isobaric1", [10.0], {"units": "mb"}, "'mb'"),
+    ("isobaricInhPa", [850.0], {"units": "hPa", "standard_name": "air_pressure"}, "'hPa'"),
+    ("hybrid", [1.0], {"units": "1"}, "'1'"),
+    ("model_level", [10], {}, "no units"),
+    ("level", [10], {}, "no units"),
+    ("height", [10.0], {"units": "1"}, "'1'"),
+    ("k", [10.0], {"axis": "Z"}, "no units"),
+    ("k", [10.0], {"positive": "down"}, "no units"),
+    ("k", [10.0], {"standard_name": "air_pressure", "units": "hPa"}, "'hPa'"),
+    ("k", [10.0], {"standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"}, "no units"),
+]
+
+
+@pytest.mark.parametrize("names", [("wind_speed",), ("u", "v")])
+@pytest.mark.parametrize(("axis", "levels", "attributes", "words"), LEVELS)
+def test_levels_of_pressure_or_of_a_model_are_no_heights(names, axis, levels, attributes, words):
+    speed = (("time", axis, "y", "x"), np.stack([SPEED] * len(levels), 1), {"units": "m/s"})
+    file = made().drop_vars("wind_speed").assign(dict.fromkeys(names, speed))
+    file = file.assign_coords({axis: (axis, levels, attributes)})
+    with pytest.raises(WindsrError, match=f"the levels of {axis} (are in|have) {words}"):
+        from_dataset(file, "it", Options())
+    if len(levels) == 1:
+        with pytest.raises(WindsrError, match=f"the levels of {axis} (are in|have) {words}"):
+            from_dataset(file.squeeze(axis), "it", Options())
+
+
+def test_a_coordinate_along_a_dimension_without_values_says_its_levels():
+    file = made(np.stack([SPEED] * 2, 1), ("time", "k", "y", "x"))
+    pressure = file.assign_coords(p=("k", [850.0, 10.0], {"units": "hPa", "positive": "down"}))
+    with pytest.raises(WindsrError, match="the levels of p are in 'hPa'"):
+        from_dataset(pressure, "it", Options())
+    heights = file.assign_coords(agl=("k", [50.0, 10.0], {"units": "m", "axis": "Z"}))
+    heights.wind_speed[:, 0] += 9.0
+    np.testing.assert_array_equal(from_dataset(heights, "it", Options()).wind, SPEED)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_levels_without_values_are_no_heights(count):
+    file = made(np.stack([SPEED] * count, 1), ("time", "plev", "y", "x"))
+    with pytest.raises(WindsrError, match=rf"on {count} levels \(plev: without values\)"):
         from_dataset(file, "it", Options())
 
 

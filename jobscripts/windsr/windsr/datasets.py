@@ -7,7 +7,9 @@ with a sentence that says what was looked for. It opens no data file but a terra
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ class Options:
     needs_terrain: bool = True
 
 
-SPEEDS_AT = ("windspeed_{}m", "wind_speed_{}m", "ws{}", "si{}", "wspd{}", "ff{}m",
+SPEEDS_AT = ("windspeed_{}m", "wind_speed_{}m", "ws{}", "WS{}", "si{}", "wspd{}", "ff{}m",
              "wind_speed_at_{}m", "{}si")  # fmt: skip
 """Names of the wind speed at a height, m."""
 COMPONENTS_AT = (
@@ -98,17 +100,19 @@ def _first(dataset: Any, names: tuple[str, ...]) -> Any:
     return next((dataset[name] for name in names if name in dataset), None)
 
 
-def _by_standard(dataset: Any, name: str) -> Any:
-    """The one variable with this CF standard name, or None."""
+def _by_standard(dataset: Any, name: str, excluded: Sequence[str]) -> Any:
+    """The one variable with this CF standard name, or None. ``excluded``: variables that it may not
+    be.
+    """
     matches = [v for v in dataset.data_vars.values() if v.attrs.get("standard_name") == name]
-    return matches[0] if len(matches) == 1 else None
+    return matches[0] if len(matches) == 1 and matches[0].name not in excluded else None
 
 
 def terrain_of(dataset: Any) -> Any:
     """The terrain [y, x] of a dataset, or None. Of one by time or level, the first."""
     terrain = _first(dataset, TERRAINS)
     for name in TERRAIN_STANDARDS:
-        terrain = _by_standard(dataset, name) if terrain is None else terrain
+        terrain = _by_standard(dataset, name, ()) if terrain is None else terrain
     if terrain is None or terrain.ndim <= 2:
         return terrain
     return terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
@@ -206,7 +210,8 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     stated = tuple(pattern.format(height) for pattern in SPEEDS_AT)
     stated += SPEEDS_AT_10_M if is_10_m else ()
     speed = _first(dataset, (*stated, *SPEEDS))
-    speed = _by_standard(dataset, SPEED_STANDARD) if speed is None else speed
+    others = _at_other_heights(dataset, height)
+    speed = _by_standard(dataset, SPEED_STANDARD, others) if speed is None else speed
     if speed is not None:
         units = options.units or speed.attrs.get("units")
         return _at_height(speed, name, options), units
@@ -214,7 +219,7 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     names += (*(COMPONENTS_AT_10_M if is_10_m else ()), *COMPONENTS)
     pairs = [((u, v), (_first(dataset, (u,)), _first(dataset, (v,)))) for u, v in names]
     pairs += [
-        ((u, v), (_by_standard(dataset, u), _by_standard(dataset, v)))
+        ((u, v), (_by_standard(dataset, u, others), _by_standard(dataset, v, others)))
         for u, v in COMPONENT_STANDARDS
     ]
     for _, (u, v) in pairs:
@@ -242,7 +247,6 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
             raise WindsrError(
                 f"{name} has {present[0].name} and no {absent}: the speed of the wind needs both."
             )
-    others = _at_other_heights(dataset)
     if others:
         raise WindsrError(
             f"{name} has no wind at {height} m, but {', '.join(others)}; say which with --height."
@@ -254,14 +258,16 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     )
 
 
-def _at_other_heights(dataset: Any) -> list[str]:
-    """The variables whose names say a wind at some height."""
-    names = (*SPEEDS_AT, *(u for u, _ in COMPONENTS_AT))
-    patterns = [re.compile(name.format(r"\d+")) for name in names]
-    names_at_heights = [
-        str(v) for v in dataset.data_vars if any(p.fullmatch(str(v)) for p in patterns)
-    ]
-    return names_at_heights + [name for name in (*SPEEDS_AT_10_M, "uas") if name in dataset]
+def _at_other_heights(dataset: Any, height: int) -> list[str]:
+    """The variables whose names say a wind at another height than this one, m."""
+    names = (*SPEEDS_AT, *itertools.chain.from_iterable(COMPONENTS_AT))
+    patterns = [re.compile(name.format(r"(\d+)"), re.IGNORECASE) for name in names]
+    at_10_m = (*SPEEDS_AT_10_M, *itertools.chain.from_iterable(COMPONENTS_AT_10_M))
+    heights = {name: {10} for name in at_10_m}
+    for variable in map(str, dataset.data_vars):
+        matches = filter(None, (pattern.fullmatch(variable) for pattern in patterns))
+        heights.setdefault(variable, set()).update(int(match[1]) for match in matches)
+    return [str(v) for v in dataset.data_vars if heights[str(v)] and height not in heights[str(v)]]
 
 
 def _at_height(wind: Any, name: str, options: Options) -> Any:

@@ -131,6 +131,41 @@ def test_a_file_of_another_height_says_which_it_has():
         from_dataset(file, "it", Options(height=50))
 
 
+@pytest.mark.parametrize("with_standard_names", [True, False])
+@pytest.mark.parametrize(
+    ("names", "height"),
+    [
+        (("ws50",), 10),
+        (("WS50",), 10),
+        (("ws10",), 50),
+        (("sfcWind",), 50),
+        (("u50", "v50"), 10),
+        (("u10", "v10"), 50),
+        (("uas", "vas"), 50),
+    ],
+)
+def test_a_name_that_says_another_height_is_refused(names, height, with_standard_names):
+    standards = ("eastward_wind", "northward_wind") if len(names) == 2 else ("wind_speed",)
+    file = made().drop_vars("wind_speed")
+    for name, standard in zip(names, standards, strict=True):
+        attributes = {"units": "m/s"} | ({"standard_name": standard} if with_standard_names else {})
+        file = file.assign({name: (("time", "y", "x"), SPEED, attributes)})
+    words = f"no wind at {height} m, but {', '.join(names)}; say which with --height"
+    with pytest.raises(WindsrError, match=words):
+        from_dataset(file, "it", Options(height=height))
+    own_height = 60 - height
+    assert from_dataset(file, "it", Options(height=own_height)).height == own_height
+
+
+def test_a_component_of_another_height_is_none_of_the_two():
+    file = made().drop_vars("wind_speed")
+    for name, standard in (("a", "eastward_wind"), ("v50", "northward_wind")):
+        attributes = {"units": "m/s", "standard_name": standard}
+        file = file.assign({name: (("time", "y", "x"), SPEED, attributes)})
+    with pytest.raises(WindsrError, match="it has a and no northward_wind"):
+        from_dataset(file, "it", Options())
+
+
 LEVELS = [
     ("level", [10.0], {"units": "hPa"}, "'hPa'"),
     ("plev", [85000.0], {"units": "Pa"}, "'Pa'"),

@@ -74,13 +74,6 @@ class SharingReport:
         ]
 
 
-def cpus_of_largest(hosts: Hosts) -> int | None:
-    """Return the CPUs of the largest host that is stated; None if nobody states any."""
-    listed = [size.cpus for size in hosts.listed.values() if size.cpus is not None]
-    rules = (*hosts.cpus.by_name.values(), *(cpus for _, cpus in hosts.cpus.by_pattern))
-    return hosts.cpus.default or max((*listed, *rules), default=None)
-
-
 def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int) -> SharingReport:
     """Return which jobs share nodes.
 
@@ -99,7 +92,7 @@ def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int)
     spans = [s for s in spans if s.end > observed.begin_s and s.start < observed.end_s]
     named = [span for span in spans if span.job.names]
     if not named:
-        return _without_names(log, spans, observed, cpus_of_largest(hosts), nodes)
+        return _without_names(log, spans, observed, hosts.largest_cpus(), nodes)
     sizes, idle_cpu_s = _named_cpus(log, observed, hosts)
     sharing = _overlapping(named)
     for number, span in enumerate(named):

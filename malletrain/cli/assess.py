@@ -219,7 +219,7 @@ def assess(
     from malletrain.assess.gpus import SlotSize, gpu_report, has_gpus
     from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
     from malletrain.assess.page import Assessment, page, text
-    from malletrain.assess.sharing import cpus_of_largest, sharing_report
+    from malletrain.assess.sharing import sharing_report
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting
     from malletrain.sim.accounting_logs import read_pbs, read_sacct
     from malletrain.sim.idle import idle_nodes
@@ -279,7 +279,7 @@ def assess(
                 nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})
                 ground = "those that --nodes-file or an option names and those that jobs used"
             availability = idle_nodes(
-                log, nodes, observed, nodes_ground=ground, cpus_per_node=cpus_of_largest(hosts)
+                log, nodes, observed, nodes_ground=ground, cpus_per_node=hosts.largest_cpus()
             )
             sharing = sharing_report(log, observed, hosts, len(availability.trace.names))
             idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"

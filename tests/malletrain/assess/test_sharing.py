@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from malletrain.assess.hosts import Hosts, HostSize, SizeRules
-from malletrain.assess.sharing import cpus_of_largest, sharing_report
+from malletrain.assess.sharing import sharing_report
 from malletrain.cli import main
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
@@ -53,11 +53,27 @@ def test_jobs_that_fill_their_nodes_share_nothing():
 
 def test_the_stated_size_of_a_host_counts():
     hosts = Hosts(listed={"a": HostSize(cpus=32), "b": HostSize(cpus=8)})
-    assert cpus_of_largest(hosts) == 32
-    assert cpus_of_largest(Hosts(cpus=SizeRules.parse("--cpus-per-node", ["n*=64"]))) == 64
-    assert cpus_of_largest(Hosts()) is None
     shared = report(job(0, 10, "a", 8), job(0, 10, "b", 8), hosts=hosts)
     assert (shared.jobs, shared.idle_cpu_hours) == (1, 240.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "listed", "cpus"),
+    [
+        ([], {}, None),
+        ([], {"a": HostSize(cpus=32), "b": HostSize(cpus=8), "c": HostSize(gpus=4)}, 32),
+        (["8", "big*=64"], {}, 64),
+        (["8", "big[1-2]=48", "big*=16"], {}, 48),
+        (["96", "big*=64"], {}, 96),
+        (["n*=16"], {"a": HostSize(cpus=32)}, 32),
+        # Options take precedence over the file.
+        (["a=16"], {"a": HostSize(cpus=32)}, 16),
+        (["8"], {"a": HostSize(cpus=32)}, 8),
+    ],
+)
+def test_the_largest_host_of_all_that_is_stated(options, listed, cpus):
+    hosts = Hosts(cpus=SizeRules.parse("--cpus-per-node", options), listed=listed)
+    assert hosts.largest_cpus() == cpus
 
 
 def test_without_names_the_idle_cpus_are_the_most_possible():

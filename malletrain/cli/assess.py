@@ -281,7 +281,7 @@ def assess(
             availability = idle_nodes(
                 log, nodes, observed, nodes_ground=ground, cpus_per_node=hosts.largest_cpus()
             )
-            sharing = sharing_report(log, observed, hosts, len(availability.trace.names))
+            sharing = sharing_report(log, observed, hosts, availability)
             idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
             bounds = availability.bounds
             assumed = (

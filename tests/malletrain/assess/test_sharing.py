@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from malletrain.assess.hosts import Hosts, HostSize, SizeRules
 from malletrain.assess.sharing import sharing_report
 from malletrain.cli import main
+from malletrain.sim.idle import idle_nodes
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
 from malletrain.sim.resources import Resources
@@ -26,7 +27,9 @@ def job(first_h, last_h, names, cpus=None):
 
 def report(*jobs, hosts=None):
     log = JobLog("test", jobs, files=("log",))
-    return sharing_report(log, DAY, hosts or Hosts(), nodes=4)
+    hosts = hosts or Hosts()
+    available = idle_nodes(log, 4, DAY, cpus_per_node=hosts.largest_cpus())
+    return sharing_report(log, DAY, hosts, available)
 
 
 def test_jobs_beside_each_other_share_a_node():
@@ -85,6 +88,22 @@ def test_without_names_the_idle_cpus_are_the_most_possible():
     assert "Up to 80 CPU-hours" in line
 
 
+def test_a_few_jobs_without_names_are_among_all_jobs():
+    named = [job(0, 10, "a", 8), job(0, 10, "a", 4), job(0, 24, ["b", "c"], 16)]
+    shared = report(*named, LogJob(0, 0, 0.5 * HOUR, 1, allocated=Resources(cpus=1)))
+    assert (shared.jobs, shared.all_jobs, shared.is_named) == (2, 4, True)
+    assert shared.fraction_of_used == 20.0 / 68.5
+
+
+def test_jobs_without_names_make_a_log_without_names():
+    """One rule for the idle nodes and for sharing: of 11 node-hours one lacks its node."""
+    lacking = LogJob(0, 0, HOUR, 1, allocated=Resources(cpus=8))
+    shared = report(job(0, 10, "a", 4), lacking)
+    assert (shared.jobs, shared.all_jobs, shared.is_named) == (1, 2, False)
+    # The first job leaves 4 of 8 CPUs idle.
+    assert shared.idle_cpu_hours == 40.0
+
+
 ROWS = """JobID|Submit|Start|End|State|NNodes|{names}AllocTRES
 1|2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-02T00:00:00|COMPLETED|1|{n1}cpu=8,mem=1G,node=1
 2|2024-01-01T00:00:00|2024-01-01T00:00:00|2024-01-01T12:00:00|COMPLETED|1|{n1}cpu=8,mem=1G,node=1
@@ -113,6 +132,7 @@ def test_with_names_the_count_is_exact(assess):
         "least_node_hours": 12.0,
         "most_node_hours": 12.0,
         "exact": True,
+        "cpus_inferred": False,
     }
     # n1: 24 and 16 CPUs idle beside jobs for half a day each.
     assert result["sharing"] == {
@@ -131,6 +151,7 @@ def test_without_names_the_bounds_are_told(assess):
         "least_node_hours": 24.0,
         "most_node_hours": 36.0,
         "exact": False,
+        "cpus_inferred": False,
     }
     assert result["gaps"]["idle_node_hours"] == 24.0
     words = assess(text, "--nodes", "3")

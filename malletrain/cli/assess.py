@@ -225,6 +225,7 @@ def assess(
     from malletrain.sim.idle import idle_nodes
     from malletrain.sim.joblogs import read_swf
     from malletrain.sim.observation import moment, observe
+    from malletrain.sim.occupancy import names_nodes, spans_of
     from malletrain.sim.workloads import WorkloadError
     from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read
@@ -275,9 +276,11 @@ def assess(
                 wanted_slots = [SlotSize.parse(text) for text in slots] or [SlotSize()]
                 gpus = gpu_report(log, observed, hosts, wanted_slots, nodes)
             ground = "as stated (--nodes)"
-            if nodes is None and hosts.names:
+            if nodes is None and hosts.names and names_nodes(spans_of(log), observed):
                 nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})
                 ground = "those that --nodes-file or an option names and those that jobs used"
+            elif nodes is None and hosts.listed:
+                nodes, ground = len(hosts.listed), "those of --nodes-file"
             availability = idle_nodes(
                 log, nodes, observed, nodes_ground=ground, cpus_per_node=hosts.largest_cpus()
             )

@@ -167,3 +167,17 @@ def test_a_machine_that_may_be_idle_is_not_called_busy(assess):
     assert "The log leaves open whether nodes were idle" in words
     assert "1.0 of 3 nodes (33.3 %) on average if jobs shared nodes" in words
     assert "nothing to harvest" not in words
+
+
+def test_hosts_of_an_option_are_the_machine_only_if_the_log_names_nodes(assess, tmp_path):
+    """Without names, an option for one host says nothing about the number of hosts."""
+    text = ROWS.format(names="", n1="", n2="")
+    inferred = json.loads(assess(text, "--json"))
+    some = json.loads(assess(text, "--json", "--cpus-per-node", "big1=32"))
+    assert some["gaps"]["nodes"] == inferred["gaps"]["nodes"] == 2
+    (tmp_path / "nodes.csv").write_text("node,cpus\nn[1-5],32\n")
+    words = assess(text, "--nodes-file", str(tmp_path / "nodes.csv"))
+    assert "The machine has 5 nodes, those of --nodes-file." in words
+    named = ROWS.format(names="NodeList|", n1="n1|", n2="n2|")
+    union = json.loads(assess(named, "--json", "--cpus-per-node", "big1=32"))
+    assert union["gaps"]["nodes"] == 3

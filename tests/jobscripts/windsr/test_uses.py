@@ -9,10 +9,9 @@ import json
 import numpy as np
 import pytest
 import xarray
-from windsr import WindsrError, checkpoint, cli, output, pictures
+from windsr import WindsrError, checkpoint, cli, output, pictures, train
 from windsr.datasets import Options, from_dataset
 from windsr.fields import split_by_day
-from windsr.train import MOST_STEPS_PER_EPOCH, steps_of_an_epoch
 
 from tests.jobscripts.windsr.test_cli import run
 from tests.jobscripts.windsr.test_other_models import AXES, GROUND, SPEED, made
@@ -255,18 +254,24 @@ def test_without_terrain_none_is_asked_for(tmp_path, model, capsys):
 
 
 @pytest.mark.parametrize(
-    ("steps", "per_epoch"),
-    [(1, 1), (4, 4), (50, 50), (120, 60), (127, 127), (600, 50), (1_000_000, 50), (1009, 1)],
+    ("steps", "logged"), [(1, [1]), (50, [50]), (120, [50, 100, 120]), (127, [50, 100, 127])]
 )
-def test_epochs_divide_the_steps(steps, per_epoch):
-    assert steps_of_an_epoch(steps) == per_epoch <= MOST_STEPS_PER_EPOCH
+def test_every_step_count_is_trained_exactly_in_one_pass(tmp_path, monkeypatch, steps, logged):
+    data, passes = file_of(tmp_path / "wind.nc"), []
+    loader = train.DataLoader
 
+    class CountedLoader(loader):
+        def __iter__(self):
+            passes.append(len(self.batch_sampler))
+            return super().__iter__()
 
-def test_120_steps_are_120(tmp_path):
-    data = file_of(tmp_path / "wind.nc")
-    run("train", tmp_path / "run", *TINY, "--batch", 1, "--steps", 120, "--data", data)
+    monkeypatch.setattr(train, "DataLoader", CountedLoader)
+    run("train", tmp_path / "run", *TINY, "--batch", 1, "--steps", steps, "--data", data)
     _, facts = checkpoint.load(tmp_path / "run" / "model.safetensors")
-    assert (facts["steps"], facts["samples"]) == (120, 120)
+    assert (facts["steps"], facts["samples"]) == (steps, steps)
+    assert passes == [steps]
+    lines = (tmp_path / "run" / train.LOG).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == logged
 
 
 def test_the_help_says_what_no_terrain_does(capsys):

@@ -34,7 +34,7 @@ class Options:
         units: of wind where the file says none.
         terrain: a NetCDF file with the terrain at the same points, in any order and perhaps of a
             larger area.
-        needs_terrain: whether a file without terrain is refused.
+        needs_terrain: whether a file without terrain is refused; else its terrain is not read.
     """
 
     spacing: float | None = None
@@ -125,13 +125,11 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
         WindsrError: when it has no wind or no terrain under a known name, or needs ``--spacing``.
     """
     wind, units = _speed_of(dataset, name, options)
-    terrain = terrain_of(dataset)
+    terrain = terrain_of(dataset) if options.needs_terrain else None
     if options.terrain is not None:
         terrain = _terrain_file(options.terrain, dataset, wind)
-    elif terrain is not None and options.needs_terrain:
+    elif terrain is not None:
         terrain = _own_terrain(terrain, dataset, wind, name)
-    elif terrain is not None and not set(terrain.squeeze().dims) <= set(wind.dims):
-        terrain = None
     if terrain is None and options.needs_terrain:
         raise WindsrError(
             f"{name} has no terrain (looked for {', '.join(TERRAINS)}); give a file that has "

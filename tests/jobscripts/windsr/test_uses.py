@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 import xarray
 from windsr import WindsrError, checkpoint, cli, output, pictures, train
 from windsr.datasets import Options, from_dataset
 from windsr.fields import split_by_day
+from windsr.readers import read
 
 from tests.jobscripts.windsr.test_cli import run
-from tests.jobscripts.windsr.test_other_models import AXES, GROUND, SPEED, made
+from tests.jobscripts.windsr.test_other_models import GROUND, SPEED, made
 
 TINY = ("--method", "srcnn", "--preset", "tiny")
 
@@ -301,13 +303,51 @@ def test_a_file_without_fields_says_so():
         split_by_day(fields)
 
 
-def test_a_terrain_that_is_not_needed_is_used_where_it_fits():
-    fields = from_dataset(made(), "it", Options(needs_terrain=False))
-    assert fields.has_terrain
-    np.testing.assert_array_equal(fields.terrain, GROUND)
-    other = xarray.Dataset({"terrain": (("row", "column"), GROUND)})
-    fields = from_dataset(
-        made().drop_vars("terrain").merge(other), "it", Options(needs_terrain=False)
-    )
+NOT_NEEDED = {
+    "fitting": {"terrain": (("y", "x"), GROUND, {"units": "m"})},
+    "elsewhere": {"terrain": (("row", "column"), GROUND)},
+    "geopotential or height": {"z": (("y", "x"), GROUND)},
+    "missing values": {"orog": (("y", "x"), GROUND * np.nan, {"units": "m"})},
+    "unknown units": {"HGT": (("y", "x"), GROUND, {"units": "furlongs"})},
+    "impossible": {"terrain": (("y", "x"), GROUND + 1e6, {"units": "m"})},
+}
+
+
+@pytest.mark.parametrize("terrain", NOT_NEEDED.values(), ids=NOT_NEEDED)
+def test_a_terrain_that_is_not_needed_is_not_read(terrain):
+    file = made().drop_vars("terrain").assign(terrain)
+    fields = from_dataset(file, "it", Options(needs_terrain=False))
+    np.testing.assert_array_equal(fields.wind, SPEED.astype(np.float32))
     assert not fields.has_terrain
-    assert set(AXES) <= set(made().coords)
+    assert not fields.terrain.any()
+
+
+@pytest.mark.parametrize("units", [b"m", b"furlongs", None])
+def test_a_terrain_of_wrf_that_is_not_needed_is_not_read(tmp_path, units):
+    path = tmp_path / "wrfout_d01"
+    with h5py.File(path, "w") as file:
+        file.attrs["DX"] = np.array([1000.0], np.float32)
+        for name, value in (("U10", 3.0), ("V10", 4.0), ("HGT", np.nan)):
+            file[name] = np.full((1, 4, 4), value, np.float32)
+            file[name].attrs["units"] = b"m s-1"
+        file["Times"] = np.array([list("2017-06-02_00:00:00")], dtype="S1")
+        del file["HGT"].attrs["units"]
+        if units is not None:
+            file["HGT"].attrs["units"] = units
+    fields = read(path, Options(needs_terrain=False))
+    assert (fields.wind == 5.0).all()
+    assert (fields.has_terrain, fields.terrain.any()) == (False, False)
+
+
+def test_elevations_of_sites_that_are_not_needed_are_not_read(tmp_path):
+    lat, lon = np.meshgrid(40 + 0.02 * np.arange(9), -105 + 0.025 * np.arange(9), indexing="ij")
+    meta = np.zeros(81, dtype=[("latitude", "f4"), ("longitude", "f4"), ("elevation", "f4")])
+    meta["latitude"], meta["longitude"], meta["elevation"] = lat.ravel(), lon.ravel(), np.nan
+    with h5py.File(tmp_path / "wtk.h5", "w") as file:
+        file["windspeed_10m"] = np.full((1, 81), 7, np.uint16)
+        file["windspeed_10m"].attrs["units"] = "m s-1"
+        file["meta"] = meta
+        file["time_index"] = np.array([b"2012-01-01 00:00:00"])
+    fields = read(tmp_path / "wtk.h5", Options(spacing=2000.0, needs_terrain=False))
+    assert (fields.has_terrain, fields.terrain.any()) == (False, False)
+    np.testing.assert_allclose(fields.wind, 7.0, rtol=1e-5)

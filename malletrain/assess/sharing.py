@@ -83,7 +83,11 @@ class SharingReport:
 
 
 def sharing_report(
-    log: JobLog, observed: Observation, hosts: Hosts, available: IdleNodes
+    log: JobLog,
+    observed: Observation,
+    hosts: Hosts,
+    available: IdleNodes,
+    use: MachineUse | None,
 ) -> SharingReport:
     """Return which jobs share nodes.
 
@@ -93,6 +97,8 @@ def sharing_report(
         hosts: what is stated about the hosts. Without it, a host has as many CPUs as its jobs
             held at once at most.
         available: the idle nodes of the same jobs.
+        use: what these jobs hold on each host; None if the log does not name nodes or lists no
+            CPUs.
     """
     spans = [
         span
@@ -102,7 +108,7 @@ def sharing_report(
     if not available.is_named:
         return _without_names(spans, observed, available)
     named = [span for span in spans if span.job.names]
-    sizes, idle_cpu_s = _named_cpus(log, observed, hosts)
+    sizes, idle_cpu_s = _named_cpus(use if lists_cpus(log.jobs) else None, hosts)
     sharing = _overlapping(named)
     for number, span in enumerate(named):
         cpus = cpus_of(span.job)
@@ -166,19 +172,16 @@ def _overlapping(spans: Sequence[JobSpan]) -> set[int]:
     return sharing
 
 
-def _named_cpus(
-    log: JobLog, observed: Observation, hosts: Hosts
-) -> tuple[dict[str, int], float | None]:
+def _named_cpus(use: MachineUse | None, hosts: Hosts) -> tuple[dict[str, int], float | None]:
     """Return the CPUs of each host, and the CPU-seconds idle on hosts while they have jobs; None if
     the log lists no CPUs.
     """
-    if not lists_cpus(log.jobs):
+    if use is None:
         return {}, None
-    use = MachineUse(log, observed, hosts, with_memory=False)
     sizes: dict[str, int] = {}
     idle_cpu_s = 0.0
     for host in use.hosts:
-        edges, (jobs, whole, _, cpus, _) = states(use.of(host), observed.end_s - observed.begin_s)
+        edges, (jobs, whole, _, cpus, _) = states(use.of(host), use.duration_s)
         stated = hosts.of(host).cpus
         sizes[host] = int(cpus.max()) if stated is None else stated
         idle = np.where((jobs > 0) & (whole == 0), np.maximum(sizes[host] - cpus, 0), 0)

@@ -7,6 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from malletrain.assess.host_use import MachineUse
 from malletrain.assess.hosts import Hosts, HostSize, SizeRules
 from malletrain.assess.sharing import sharing_report
 from malletrain.cli import main
@@ -29,7 +30,7 @@ def report(*jobs, hosts=None):
     log = JobLog("test", jobs, files=("log",))
     hosts = hosts or Hosts()
     available = idle_nodes(log, 4, DAY, cpus_per_node=hosts.largest_cpus())
-    return sharing_report(log, DAY, hosts, available)
+    return sharing_report(log, DAY, hosts, available, MachineUse(log, DAY, hosts))
 
 
 def test_jobs_beside_each_other_share_a_node():
@@ -181,3 +182,29 @@ def test_hosts_of_an_option_are_the_machine_only_if_the_log_names_nodes(assess, 
     named = ROWS.format(names="NodeList|", n1="n1|", n2="n2|")
     union = json.loads(assess(named, "--json", "--cpus-per-node", "big1=32"))
     assert union["gaps"]["nodes"] == 3
+
+
+def test_what_jobs_hold_is_read_once_for_gpus_and_sharing(assess, monkeypatch):
+    text = ROWS.format(names="NodeList|", n1="n1|", n2="n2|").replace("mem=", "gres/gpu=2,mem=")
+    built = []
+    read_jobs = MachineUse.__init__
+
+    def counted(self, *arguments, **more):
+        built.append(self)
+        read_jobs(self, *arguments, **more)
+
+    monkeypatch.setattr(MachineUse, "__init__", counted)
+    result = json.loads(assess(text, "--json", "--slot", "gpus=1,memory=1GB"))
+    assert len(built) == 1
+    assert result["sharing"]["idle_cpu_hours_beside_jobs"] == 16 * 12.0 + 24 * 12.0
+    # n1 has 4 GPUs, of which two are idle for half a day; n2 has no job then.
+    assert result["idle_gpu_hours_partly_used_hosts"] == 24.0
+
+
+def test_a_log_of_gpus_alone_says_nothing_of_idle_cpus(assess):
+    text = ROWS.format(names="NodeList|", n1="n1|", n2="n2|")
+    for cpus in (8, 32):
+        text = text.replace(f"cpu={cpus},mem", "gres/gpu=1,mem")
+    result = json.loads(assess(text, "--json"))
+    assert result["gpus"] == 3
+    assert result["sharing"]["idle_cpu_hours_beside_jobs"] is None

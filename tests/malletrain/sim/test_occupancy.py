@@ -142,8 +142,8 @@ def test_jobs_in_order_of_their_starts():
 def test_the_cpus_of_a_node(cpus, stated, of_log, count, is_inferred):
     log = JobLog("test", tuple(span(0, 1, n + 1, c).job for n, c in enumerate(cpus)),
                  cpus_per_node=of_log)  # fmt: skip
-    found = cpus_of_a_node(log, spans_of(log), stated)
-    assert (found and found.count, found and found.is_inferred) == (count, is_inferred)
+    node = cpus_of_a_node(log, spans_of(log), stated)
+    assert (node and node.count, node and node.is_inferred) == (count, is_inferred)
 
 
 def test_a_number_of_idle_nodes_that_rests_on_inferred_cpus_is_not_called_exact():

@@ -34,11 +34,15 @@ def nodes() -> int:
         return 1
 
 
-def max_world(world_size: int) -> int:
+def max_world(world_size: int | None = None) -> int:
     """Return the job's maximum number of ranks, as set by the agent; outside MalleTrain
-    ``world_size``, the current number.
+    ``world_size``.
+
+    Args:
+        world_size: current number of ranks. Default: that of :func:`rank_and_world`.
     """
+    current = rank_and_world()[1] if world_size is None else world_size
     try:
-        return max(world_size, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
+        return max(current, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
     except ValueError:
-        return world_size
+        return current

@@ -78,7 +78,9 @@ class GoalPlaces:
 
 
 REVIEW_INTERVAL_S = (60.0, 1800.0)
-"""Minimum and maximum time between two reviews of a job, seconds."""
+"""Minimum and maximum time between two reviews of a job, seconds. It is reviewed at its deadline,
+too.
+"""
 REVIEW_FRACTION = 0.05
 """Time between two reviews, as a fraction of the time to the deadline."""
 MAX_REVIEWS = 4
@@ -310,8 +312,8 @@ class GoalKeeper:
         due = record.goals.deadline
         interval_s = max_interval_s
         if due is not None and due > now:
-            interval_s = REVIEW_FRACTION * (due - now)
-        record.review_at = now + min(max_interval_s, max(min_interval_s, interval_s))
+            interval_s = min(due - now, max(min_interval_s, REVIEW_FRACTION * (due - now)))
+        record.review_at = now + min(max_interval_s, interval_s)
         record.look(now)
         self._charge(record, now)
         rates, deadline, remaining_work = (

@@ -4,9 +4,11 @@
     python -m benchmarks.step_breakdown --overhead [--step-ms 10] [--json FILE]
 
 **Causes.** On the embedded cluster, jobs of two real processes train a small network with
-DistributedDataParallel over gloo. In each, one thing is slow, chosen by the seed with its strength:
+DistributedDataParallel over gloo; it has a BatchNorm, whose buffers are exchanged too. In each, one
+thing is slow, chosen by the seed with its strength:
 
 * ``loader``: the data set sleeps in each sample, on all ranks;
+* ``one-loader``: it does so on one rank;
 * ``rank``: one rank sleeps in its forward pass;
 * ``disk``: ``fsync`` sleeps, and with it each snapshot;
 * ``link``: each exchange of gradients completes late, on all ranks.
@@ -54,7 +56,7 @@ class Samples(torch.utils.data.Dataset):
         return 4096
 
     def __getitem__(self, index):
-        if cause == "loader":
+        if cause == "loader" or (cause == "one-loader" and rank == victim):
             time.sleep(delay_s / 4)
         return torch.full((16,), float(index % 7))
 
@@ -62,7 +64,9 @@ class Samples(torch.utils.data.Dataset):
 class Network(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Linear(64, 1))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 1)
+        )
 
     def forward(self, batch):
         time.sleep(0.01 + (delay_s if cause == "rank" and rank == victim else 0.0))
@@ -127,6 +131,7 @@ for epoch in sampler.epochs(1000):
 )
 NAMED = {
     "loader": (Bottleneck.DATA,),
+    "one-loader": (Bottleneck.DATA_OF_ONE_RANK,),
     "rank": (Bottleneck.SLOW_RANK,),
     "disk": (Bottleneck.SNAPSHOT,),
     "link": (Bottleneck.TRANSFER, Bottleneck.MOSTLY_TRANSFER),
@@ -153,7 +158,7 @@ class Injection:
     delay_s: float
     """How long it takes each time, seconds."""
     victim: int
-    """The rank, for ``rank``."""
+    """The rank, for ``rank`` and ``one-loader``."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,7 @@ def run(embedded: Site, injection: Injection, steps: int, *, live: bool = False)
     embedded.until_state(job, "cancelled", "failed", "completed")
     (named,) = (cause for cause, words in PHRASES.items() if words in shown.advice)
     right = named in NAMED[injection.cause]
-    if injection.cause == "rank":
+    if injection.cause in ("rank", "one-loader"):
         right = right and f"rank {injection.victim} on" in shown.advice
     return Named(injection, named.value, right, dict(shown.shares), took, shown.advice)
 

@@ -44,6 +44,11 @@ class StepClock:
         self._pending: deque[tuple[StepPart, Any, Any]] = deque()
         """StepPart, begin and end of GPU events that have not been read."""
         self._free: list[Any] = []
+        self._left_out: set[StepPart] = set()
+
+    def leave_out(self, part: StepPart) -> None:
+        """Report ``part`` as not measured from now on: it is measured in part only."""
+        self._left_out.add(part)
 
     def begin(self, part: StepPart, any_thread: bool = False) -> bool:
         """Begin a part of a step.
@@ -81,11 +86,13 @@ class StepClock:
 
     def read(self) -> tuple[float | None, ...]:
         """Return the cumulative seconds of each part, in the order of ``STEP_PARTS``; None for a
-        part that never began.
+        part that never began or is left out.
         """
         if self._pending:
             self._read_events()
-        return tuple(self._seconds.get(part) for part in STEP_PARTS)
+        return tuple(
+            None if part in self._left_out else self._seconds.get(part) for part in STEP_PARTS
+        )
 
     def _event(self, cuda: Any) -> Any:
         event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
@@ -97,6 +104,11 @@ class StepClock:
             part, began, ended = self._pending.popleft()
             self._seconds[part] += max(0.0, began.elapsed_time(ended)) / 1e3
             self._free += (began, ended)
+
+
+def uses_gpu() -> bool:
+    """Return whether this process uses a GPU by torch."""
+    return _cuda() is not None
 
 
 def _cuda() -> Any:

@@ -242,6 +242,43 @@ def test_the_end_of_a_backward_pass_is_exchange_if_there_are_peers(
     assert weight.grad.tolist() == [4.0, 4.0, 4.0]
 
 
+def test_the_broadcast_of_buffers_is_exchange(hands, hooks, monkeypatch):
+    """A rank whose model has buffers waits for rank 0 before each forward pass."""
+    parallel = hooks.nn.parallel.DistributedDataParallel
+    monkeypatch.setattr(parallel, "_sync_module_buffers", lambda *_: hands.pass_by(4.0))
+    store = hooks.distributed.HashStore()
+    hooks.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = parallel(hooks.nn.BatchNorm1d(2))
+        clock = step_times.start()
+        model(hooks.ones(4, 2))
+    finally:
+        hooks.distributed.destroy_process_group()
+    assert clock.read() == (None, 4.0, None)
+
+
+@pytest.mark.parametrize(("on_gpu", "exchange"), [(True, None), (False, 2.0)])
+def test_exchanges_of_a_sharded_model_on_gpus_are_not_known(hands, hooks, on_gpu, exchange):
+    from malletrain.training import step_hooks
+
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+    dist = hooks.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = hooks.nn.Linear(2, 2)
+        fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        step_hooks.install()
+        clock = step_times.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_times, "uses_gpu", lambda: on_gpu)
+            model(hooks.ones(1, 2))
+        with StepSection("exchange"):
+            hands.pass_by(2.0)
+    finally:
+        dist.destroy_process_group()
+    assert clock.read()[1] == exchange
+
+
 def test_an_error_in_a_backward_pass_ends_the_exchange(hands, hooks, monkeypatch):
     monkeypatch.setattr(hooks.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(hooks.distributed, "get_world_size", lambda: 2)

@@ -234,6 +234,16 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
             setattr(twin, f"_optimizer_step_{name}_hooks", {})
 
 
+# --- attributes of modules (malletrain.training.module_attributes) ---
+
+
+def in_place_changes(tensor: torch.Tensor) -> int:
+    """Return autograd's count of in-place changes of ``tensor``; 0 for a tensor that was made in
+    ``torch.inference_mode()``, which has no such count.
+    """
+    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001 (no public way)
+
+
 # --- parameters and gradient scalers (malletrain.elastic.training) ---
 
 

@@ -256,8 +256,8 @@ class Metrics:
         for state in JOB_STATES:
             self._jobs.labels(state).set(by_state.get(state, 0))
 
-    def job(self, job: str, rate: float, nodes: int, samples: float) -> None:
-        """Set the gauges of one job.
+    def job(self, job: str, rate: float, nodes: int, samples: float) -> bool:
+        """Set the gauges of one job. Returns whether it is shown.
 
         Args:
             job: id of the job.
@@ -266,11 +266,12 @@ class Metrics:
             samples: samples processed so far.
         """
         if job not in self._shown and len(self._shown) >= MAX_SHOWN_JOBS:
-            return
+            return False
         self._shown.add(job)
         self._rate.labels(job).set(rate)
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
+        return True
 
     def step_shares(self, by_job: Mapping[str, Mapping[str, float]]) -> None:
         """Set job → part of a step → its share. Only jobs with other gauges are shown."""

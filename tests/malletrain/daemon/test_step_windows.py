@@ -122,11 +122,42 @@ def test_a_new_round_and_a_new_process_begin_anew():
 def test_repeated_and_overtaken_counts_change_nothing():
     ranks = Ranks()
     ranks.step(5, *EVEN)
-    before = ranks.windows.ranks(1)
     ranks.report()
     counts = (8.0, 1, 8.0, 1000.0, 1000.5, None, 9.0)
     ranks.windows.add("n0", Progress("j1", 1, 0, 7, *counts))
-    assert ranks.windows.ranks(1) == before
+    undisturbed = Ranks()
+    undisturbed.step(5, *EVEN)
+    assert ranks.windows.ranks(1) == undisturbed.windows.ranks(1)
+
+
+def test_the_averages_of_many_ranks_are_not_computed_at_each_request():
+    ranks = Ranks()
+    ranks.step(5, *EVEN)
+    means = ranks.windows.ranks(1)
+    ranks.step(round(MARK_S) - 1, (0.08, 0.01, None), (0.08, 0.01, None))
+    assert ranks.windows.ranks(1) is means
+    ranks.step(1, (0.08, 0.01, None), (0.08, 0.01, None))
+    # 14 seconds since the first counts: 4 with 0.04, 10 with 0.08
+    assert ranks.windows.ranks(1)[0].data_s == pytest.approx((4 * 0.04 + 10 * 0.08) / 14)
+
+
+def test_an_average_without_one_of_the_ranks_is_not_kept():
+    ranks = Ranks()
+    ranks.counts.append([0, None, None, None])
+    ranks.step(5, *EVEN, (None, None, None))
+    assert len(ranks.windows.ranks(1)) == 2
+    ranks.step(1, *EVEN, (0.01, None, None))
+    assert len(ranks.windows.ranks(1)) == 3
+
+
+def test_a_rank_that_measures_nothing_costs_no_memory_and_its_first_part_is_averaged():
+    ranks = Ranks(1)
+    ranks.step(200, (None, None, None))
+    ((_, rank),) = ranks.windows._ranks.items()  # noqa: SLF001 (what is kept is the point)
+    assert len(rank.marks) == 1
+    ranks.step(1, (None, None, 0.05))
+    (mean,) = ranks.windows.ranks(1)
+    assert mean.snapshot_s == pytest.approx(0.05 / (ranks.now - rank.marks[0].last))
 
 
 def test_the_stored_ranks_are_those_that_come_last():

@@ -63,7 +63,9 @@ class UnsavedOptimizers:
         self._unsaved: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that train the modules, have made updates in two steps, and have state."""
         self._saved_kinds: set[str] = set()
-        """Classes of such optimizers in the restored snapshot, until one of that class makes an update."""
+        """Classes of such optimizers in the restored snapshot, until one of that class makes an
+        update.
+        """
         trained = ("named_parameters", "param_groups")
         if any(hasattr(unwrapped(o), name) for o in objects.values() for name in trained):
             _register_hook()

@@ -109,9 +109,7 @@ class StepWindows:
             self._ranks.clear()
             self._measured, self._recent = False, (float("-inf"), None)
             self._means_of_all = (float("-inf"), ())
-        counts = _Counts(
-            record.steps, record.last, record.data, record.exchange, record.snapshot
-        )
+        counts = _Counts(record.steps, record.last, record.data, record.exchange, record.snapshot)
         self._measured = self._measured or counts.measured
         self._newest = max(self._newest, record.last)
         rank = self._ranks.get(record.rank)

@@ -137,16 +137,6 @@ NAMED = {
     "link": (Bottleneck.TRANSFER, Bottleneck.MOSTLY_TRANSFER),
 }
 """Injected cause → the causes that are right."""
-PHRASES = {
-    Bottleneck.DATA: "waits for data.",
-    Bottleneck.DATA_OF_ONE_RANK: "waits for the data of",
-    Bottleneck.SLOW_RANK: "which computes longer",
-    Bottleneck.SNAPSHOT: "taken by snapshots",
-    Bottleneck.TRANSFER: "A larger batch has fewer exchanges",
-    Bottleneck.MOSTLY_TRANSFER: "uses nodes badly",
-    Bottleneck.NOTHING: "stands out",
-}
-"""Cause → words that only its advice has."""
 
 
 @dataclass(frozen=True)
@@ -210,11 +200,10 @@ def run(embedded: Site, injection: Injection, steps: int, *, live: bool = False)
     with embedded.client() as client:
         client.cancel(job)
     embedded.until_state(job, "cancelled", "failed", "completed")
-    (named,) = (cause for cause, words in PHRASES.items() if words in shown.advice)
-    right = named in NAMED[injection.cause]
+    right = Bottleneck(shown.cause) in NAMED[injection.cause]
     if injection.cause in ("rank", "one-loader"):
         right = right and f"rank {injection.victim} on" in shown.advice
-    return Named(injection, named.value, right, dict(shown.shares), took, shown.advice)
+    return Named(injection, shown.cause, right, dict(shown.shares), took, shown.advice)
 
 
 def causes(o: argparse.Namespace) -> list[Named]:

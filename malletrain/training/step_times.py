@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from malletrain.protocol.worker_channel import STEP_PARTS, StepPart
+from malletrain.protocol.worker_channel import MEASURED_PARTS, StepPart
 
 MAX_PENDING = 256
 """Maximum number of parts whose GPU events have not occurred. Further ones are not counted."""
@@ -85,13 +85,13 @@ class StepClock:
         self._seconds[part] = self._seconds.get(part, 0.0) + took
 
     def read(self) -> tuple[float | None, ...]:
-        """Return the cumulative seconds of each part, in the order of ``STEP_PARTS``; None for a
-        part that never began or is left out.
+        """Return the cumulative seconds of each part, in the order of ``MEASURED_PARTS``; None for
+        a part that never began or is left out.
         """
         if self._pending:
             self._read_events()
         return tuple(
-            None if part in self._left_out else self._seconds.get(part) for part in STEP_PARTS
+            None if part in self._left_out else self._seconds.get(part) for part in MEASURED_PARTS
         )
 
     def _event(self, cuda: Any) -> Any:

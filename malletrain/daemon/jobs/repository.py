@@ -281,6 +281,7 @@ def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
     return {
         "step_s": whole.step_s,
         "shares": dict(whole.shares),
+        "cause": whole.cause.value,
         "advice": whole.advice(),
         "ranks": [
             [rank.rank, rank.node, rank.step_s, rank.data_s, rank.exchange_s, rank.snapshot_s]

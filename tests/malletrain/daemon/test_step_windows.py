@@ -3,6 +3,7 @@
 import pytest
 
 from malletrain.core.step_times import Bottleneck
+from malletrain.daemon.api.job_views import steps_view
 from malletrain.daemon.jobs.repository import MAX_STORED_RANKS, step_times_record
 from malletrain.daemon.jobs.step_windows import MARK_S, MARKS, MIN_STEPS, StepWindows
 from malletrain.protocol.messages import Progress
@@ -158,6 +159,21 @@ def test_a_rank_that_measures_nothing_costs_no_memory_and_its_first_part_is_aver
     ranks.step(1, (None, None, 0.05))
     (mean,) = ranks.windows.ranks(1)
     assert mean.snapshot_s == pytest.approx(0.05 / (ranks.now - rank.marks[0].last))
+
+
+def test_the_view_has_the_cause_and_what_is_left_of_a_step():
+    ranks = Ranks()
+    ranks.step(5, *EVEN)
+    record = step_times_record(ranks.windows.ranks(1))
+    view = steps_view(record)
+    assert view is not None
+    assert view.cause == Bottleneck.DATA.value
+    assert view.ranks[0].computing_s == pytest.approx(0.05)
+    del record["cause"]  # as an earlier version stored it
+    older = steps_view(record)
+    assert older is not None
+    assert (older.cause, older.advice) == ("", view.advice)
+    assert steps_view({}) is None
 
 
 def test_the_stored_ranks_are_those_that_come_last():

@@ -67,12 +67,17 @@ def _exchanging_unmeasured(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counting_backward(backward: Callable[..., None]) -> Callable[..., None]:
+    """Return ``backward``, measured in the thread whose steps are: torch may run what it starts in
+    threads of its own, for which that thread waits.
+    """
+
     @functools.wraps(backward)
     def count(tensors: Any, *args: Any, **kwargs: Any) -> None:
         clock = step_times.current()
         root = tensors if isinstance(tensors, torch.Tensor) else None
         if (
             clock is None
+            or not clock.is_of_this_thread
             or root is None
             or root.grad_fn is None
             or not (dist.is_available() and dist.is_initialized())

@@ -121,14 +121,27 @@ class Stream:
         self.reached = []
         self.now = 0.0
         self.capturing = False
+        self.device = 0
+        self.error = None
+
+    def current_device(self):
+        return self.device
 
     def is_current_stream_capturing(self):
         return self.capturing
 
     def Event(self, enable_timing):
         assert enable_timing
-        event = SimpleNamespace(at=None)
-        event.record = lambda: setattr(event, "at", self.now)
+        event = SimpleNamespace(at=None, device=None)
+
+        def record():
+            if self.error is not None:
+                raise self.error
+            if event.device not in (None, self.device):
+                raise RuntimeError("Event device does not match recording stream's device")
+            event.at, event.device = self.now, self.device
+
+        event.record = record
         event.query = lambda: event.at in self.reached
         event.elapsed_time = lambda other: other.at - event.at
         event.synchronize = lambda: pytest.fail("a step waits for the GPU")
@@ -150,6 +163,43 @@ def test_on_a_gpu_the_time_is_that_between_two_events_once_they_have_occurred(st
     assert clock.read() == (0.0, None, None), "the stream is not there yet"
     stream.reached = [0.0, 250.0]
     assert clock.read() == (0.25, None, None)
+
+
+def test_events_are_recorded_again_on_their_own_gpu_only(stream):
+    clock = step_times.start()
+    stream.reached = [1000.0 * at for at in range(20)]
+    for device in (0, 1, 0, 1):
+        stream.device = device
+        with StepSection("data"):
+            stream.now += 1000.0
+        clock.read()
+    assert clock.read() == (4.0, None, None)
+    with StepSection("exchange"):
+        stream.device = 0  # the script changes the GPU within a part, which is not counted
+    with StepSection("data"):
+        stream.now += 1000.0
+    assert clock.read() == (5.0, 0.0, None)
+
+
+@pytest.mark.parametrize("when", ["begin", "end", "read"])
+def test_an_error_of_the_gpu_stops_the_measurement_and_not_the_script(stream, capsys, when):
+    report.sentence_keys.clear()
+    clock = step_times.start()
+    error = RuntimeError("CUDA error: an illegal memory access\nCompile with …")
+
+    def fail():
+        raise error
+
+    for _ in range(2):
+        stream.error = error if when == "begin" else None
+        with StepSection("data"):
+            stream.now += 1.0
+            stream.error = error if when == "end" else None
+        if when == "read":
+            clock._pending and setattr(clock._pending[0][3], "query", fail)  # noqa: SLF001
+        assert clock.read() == (None, None, None)
+    log = capsys.readouterr().err
+    assert log.count("not measured any more: CUDA error: an illegal memory access\n") == 1
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured(stream):
@@ -279,6 +329,21 @@ def test_exchanges_of_a_sharded_model_on_gpus_are_not_known(hands, hooks, on_gpu
     finally:
         dist.destroy_process_group()
     assert clock.read()[1] == exchange
+
+
+def test_a_backward_pass_of_another_thread_is_not_counted(hands, hooks, monkeypatch):
+    """For example that of a model that another thread evaluates."""
+    monkeypatch.setattr(hooks.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(hooks.distributed, "get_world_size", lambda: 2)
+    engine = hooks.autograd.Variable._execution_engine  # noqa: SLF001 (as torch does)
+    weight = hooks.ones(1, requires_grad=True)
+    weight.register_hook(lambda _: engine.queue_callback(lambda: hands.pass_by(4.0)))
+    clock = step_times.start()
+    thread = threading.Thread(target=lambda: (weight * 2.0).sum().backward())
+    thread.start()
+    thread.join()
+    assert weight.grad.tolist() == [2.0]
+    assert clock.read() == (None, None, None)
 
 
 def test_an_error_in_a_backward_pass_ends_the_exchange(hands, hooks, monkeypatch):

@@ -19,8 +19,10 @@ one to two such intervals.
 """
 MARKS = 30
 """Number of counts that are kept of each rank."""
-REFRESH_S = 2.0
-"""Minimum time between two computations of the newest breakdown, seconds."""
+REFRESH_S, REFRESH_SHARE = 2.0, 0.1
+"""Minimum time between two computations of an average: seconds, or a share of the time since the
+round's first counts if that is shorter.
+"""
 MIN_STEPS = 3
 """Minimum number of steps of which an average is taken."""
 MAX_RANKS = 20_000
@@ -88,6 +90,8 @@ class StepWindows:
         self._ranks: dict[int, _Rank] = {}
         self._measured = False
         """Whether a rank has measured a part of its steps."""
+        self._began = 0.0
+        """Time of the round's first counts, seconds."""
         self._newest = 0.0
         """Time of the newest step, seconds."""
         self._recent: tuple[float, StepBreakdown | None] = (float("-inf"), None)
@@ -107,6 +111,7 @@ class StepWindows:
         if record.generation > self._generation:
             self._generation = record.generation
             self._ranks.clear()
+            self._began = record.last
             self._measured, self._recent = False, (float("-inf"), None)
             self._means_of_all = (float("-inf"), ())
         counts = _Counts(record.steps, record.last, record.data, record.exchange, record.snapshot)
@@ -123,13 +128,13 @@ class StepWindows:
     def ranks(self, generation: int) -> tuple[RankTimes, ...]:
         """Return the mean step of each rank over the last ``MARKS`` intervals, the first rank
         first; empty if the workers of this round measure nothing. Once there is one of every rank,
-        they are computed anew when steps of ``MARK_S`` have been reported. ``generation``: the
-        round.
+        they are computed anew when newer steps have been reported (``REFRESH_S``). ``generation``:
+        the round.
         """
         if generation != self._generation or not self._measured:
             return ()
         at, means = self._means_of_all
-        if self._newest - at >= MARK_S:
+        if self._is_stale(at):
             means = self._means(0)
             if len(means) == len(self._ranks):
                 self._means_of_all = self._newest, means
@@ -137,13 +142,18 @@ class StepWindows:
 
     def recent(self, generation: int) -> StepBreakdown | None:
         """Return where the time of the steps went lately; None if that is not measured. It is
-        computed anew when steps of ``REFRESH_S`` have been reported.
+        computed anew when newer steps have been reported (``REFRESH_S``).
         """
         if generation != self._generation or not self._measured:
             return None
-        if self._newest - self._recent[0] >= REFRESH_S:
+        if self._is_stale(self._recent[0]):
             self._recent = self._newest, breakdown(self._means(-2))
         return self._recent[1]
+
+    def _is_stale(self, at: float) -> bool:
+        """Return whether an average is computed anew. ``at``: time of the newest step in it."""
+        duration = REFRESH_SHARE * (self._newest - self._began)
+        return self._newest - at >= min(REFRESH_S, duration)
 
     def _means(self, index: int) -> tuple[RankTimes, ...]:
         means = []

@@ -5,7 +5,13 @@ import pytest
 from malletrain.core.step_times import Bottleneck
 from malletrain.daemon.api.job_views import steps_view
 from malletrain.daemon.jobs.repository import MAX_STORED_RANKS, step_times_record
-from malletrain.daemon.jobs.step_windows import MARK_S, MARKS, MIN_STEPS, StepWindows
+from malletrain.daemon.jobs.step_windows import (
+    MARK_S,
+    MARKS,
+    MIN_STEPS,
+    REFRESH_S,
+    StepWindows,
+)
 from malletrain.protocol.messages import Progress
 
 
@@ -133,13 +139,26 @@ def test_repeated_and_overtaken_counts_change_nothing():
 
 def test_the_averages_of_many_ranks_are_not_computed_at_each_request():
     ranks = Ranks()
-    ranks.step(5, *EVEN)
+    ranks.step(60, *EVEN)
     means = ranks.windows.ranks(1)
-    ranks.step(round(MARK_S) - 1, (0.08, 0.01, None), (0.08, 0.01, None))
+    ranks.step(round(REFRESH_S) - 1, (0.08, 0.01, None), (0.08, 0.01, None))
     assert ranks.windows.ranks(1) is means
     ranks.step(1, (0.08, 0.01, None), (0.08, 0.01, None))
-    # 14 seconds since the first counts: 4 with 0.04, 10 with 0.08
-    assert ranks.windows.ranks(1)[0].data_s == pytest.approx((4 * 0.04 + 10 * 0.08) / 14)
+    # 61 seconds since the first counts: 59 with 0.04, 2 with 0.08
+    assert ranks.windows.ranks(1)[0].data_s == pytest.approx((59 * 0.04 + 2 * 0.08) / 61)
+
+
+@pytest.mark.parametrize("average", ["ranks", "recent"])
+def test_an_average_of_the_first_steps_is_not_kept(average):
+    """A request soon after the start must not hide what the next steps show."""
+    ranks = Ranks()
+    ranks.step(2, *EVEN)
+    assert getattr(ranks.windows, average)(1)
+    ranks.step(1, (0.01, 0.01, 0.06), (0.01, 0.07, None))
+    if average == "ranks":
+        assert ranks.windows.ranks(1)[0].snapshot_s == pytest.approx(0.06 / 2)
+    else:
+        assert ranks.windows.recent(1).cause is Bottleneck.SNAPSHOT
 
 
 def test_an_average_without_one_of_the_ranks_is_not_kept():

@@ -166,10 +166,13 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     metrics.jobs(Counter(job.state.value for job in state.controller.jobs.values()))
     metrics.memory(state.agents.memory())
     now = state.clock.now()
+    shares = {}
     for run in state.runs.values():
         if run.row.started is not None:
-            metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
-    metrics.step_shares({run.row.id: run.step_shares() for run in state.runs.values()})
+            job = run.row.id
+            if metrics.job(job, run.rate(now), len(run.nodes), run.monitor.total):
+                shares[job] = run.step_shares()
+    metrics.step_shares(shares)
 
 
 def use_of(agent: LeasedAgent) -> str:

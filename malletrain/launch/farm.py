@@ -23,7 +23,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 
-from malletrain.launch.cores import allowed_cores
+from malletrain.launch.cores import allowed_processors
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
 from malletrain.launch.task_process import TaskProcess, TaskRefused
@@ -407,7 +407,7 @@ def main() -> int:
     if order is None or order.spec.farm is None or order.tasks is None:
         return 2
     farm, setting = order.spec.farm, order.tasks
-    core_count, memory_bytes = allowed_cores(), bound(1.0)
+    core_count, memory_bytes = allowed_processors(), bound(1.0)
     slots = slots_of(farm, core_count, len(setting.devices), memory_bytes)
     if slots < 1:
         print(

@@ -96,7 +96,7 @@ TABLE = (
     (SHARING, "How the processes of a slot behave towards other jobs on the host, as JSON.",
      "daemon", "agent"),
     (SLOT, "Kind and number of the slot; not set for a whole node.", "scavenger", "lease script"),
-    (SLOT_CPUS, "Processors of the slot.", "scavenger", "agent"),
+    (SLOT_CPUS, "Processors of the slot.", "scavenger, agent", "agent, launch"),
     (SLOT_MEMORY_MB, "Memory of the slot, MiB.", "scavenger", "agent"),
     (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
      "scavenger"),

@@ -16,6 +16,7 @@ from malletrain.agent.sharing import (
     lease_bytes,
     watch_of,
 )
+from malletrain.launch import cores
 from malletrain.memory import folder
 from malletrain.protocol import messages
 from malletrain.protocol.sharing import SharingRules, read, written
@@ -117,13 +118,19 @@ def test_snapshots_have_a_part_of_the_slots_memory():
 
 @pytest.mark.parametrize(
     ("cpus", "processes", "own", "threads"),
-    [(8, 2, {}, "4"), (8, 1, {}, "8"), (2, 4, {}, "1"), (0, 2, {}, None),
+    [(8, 2, {}, "4"), (8, 1, {}, "8"), (2, 4, {}, "1"), (0, 2, {}, "32"),
      (8, 2, {"OMP_NUM_THREADS": "3"}, "3")],
 )  # fmt: skip
-def test_threads_of_a_process(tmp_path, cpus, processes, own, threads):
+def test_threads_of_a_process(tmp_path, monkeypatch, cpus, processes, own, threads):
+    """The launcher decides, from the slot's number that the agent passes on."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cores, "_siblings", lambda _: {})
+    monkeypatch.setattr(cores, "_quotas", list)
     launch = order(tmp_path, nproc_per_node=processes, env=own)
     inside = job_environment(place(tmp_path, {}, cpus=cpus), launch, flags="/f")
-    assert inside.get("OMP_NUM_THREADS") == threads
+    assert inside.get("OMP_NUM_THREADS") == own.get("OMP_NUM_THREADS")
+    cores.set_threads(processes, inside)
+    assert inside["OMP_NUM_THREADS"] == threads
 
 
 RESTRICTED = """

@@ -29,7 +29,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from malletrain.core.failing_workers import FailingWorkers, Trust
+from malletrain.core.failing_workers import FailingWorkers
 
 
 class TaskState(str, Enum):

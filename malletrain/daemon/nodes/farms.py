@@ -233,8 +233,11 @@ class Farms:
                     )
                 )
             state.store.tasks.finish(job, changes)
-            state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in excused])
-            state.store.tasks.put_back(job, back)
+            # A later result of the message may have completed an excused or returned task.
+            still = [each for each in excused if queue.state(each.number) is each.state]
+            state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in still])
+            waiting = [number for number in back if queue.state(number) is TaskState.WAITING]
+            state.store.tasks.put_back(job, waiting)
             farm.history.put_back(sum(each.had_failed for each in excused), now)
             reached(FaultPoint.DAEMON_COUNTS)
             acknowledged = tuple((r.number, r.attempt) for r in message.results)

@@ -207,6 +207,26 @@ def failures(*attempts, code=7):
     return tuple(TaskResult(n, attempt, code, now - 1, now, "no mount") for n, attempt in attempts)
 
 
+def test_tasks_done_in_the_message_that_makes_the_node_suspected_stay_done(tmp_path):
+    site = Site(tmp_path, total=12, nodes=2)
+    try:
+        site.pull(1, capacity=2)
+        site.items(1)
+        site.pull(0, capacity=8)
+        attempts = [(number, attempt) for number, attempt, _ in site.items(0)[1]]
+        results = failures(*attempts[:5]) + failures(*attempts[5:], code=0)
+        site.agents[0].say(messages.TaskResults(site.job, "s", results, 0, 1))
+        site.agents[0].hear(messages.TaskAck)
+        assert "tasks-failing" in site.kinds()
+        assert site.counts() == {"done": 3, "waiting": 9}
+        site.restart_daemon()
+        assert site.counts() == {"done": 3, "waiting": 9}
+        done = site.do(operations.tasks(site.job, state="done")).tasks
+        assert [task.number for task in done] == [number for number, _ in attempts[5:]]
+    finally:
+        site.close()
+
+
 def test_the_tasks_that_fail_on_one_node_run_on_another(tmp_path):
     site = bad_and_good(tmp_path)
     try:

@@ -10,7 +10,7 @@ workers, and what they do there decides who is to blame.
        └──────────────────────────────────┴────────a task succeeds on it──────┘
 
 A worker that is not trusted gets one task from time to time, so that one that has been repaired is
-used again. Each time a suspicion was wrong, the next one needs twice as many failures. A failure of
+used again. A suspected worker that is left alone gets all tasks, and its failures count. Each time a suspicion was wrong, the next one needs twice as many failures. A failure of
 one task is excused at most :data:`MAX_EXCUSED` times, so that each task comes to an end.
 
 :mod:`malletrain.core.task_queue` keeps the tasks. :mod:`malletrain.core.sick_nodes` decides which
@@ -115,7 +115,9 @@ class FailingWorkers:
 
     # --- hand-out ---
 
-    def allowed(self, worker: str, count: int, has_tasks: bool, now: float) -> int:
+    def allowed(
+        self, worker: str, count: int, has_tasks: bool, now: float, alone: bool = False
+    ) -> int:
         """Return how many tasks a worker may get.
 
         Args:
@@ -123,18 +125,26 @@ class FailingWorkers:
             count: number of tasks that it wants.
             has_tasks: whether it has any.
             now: time, seconds.
+            alone: whether no other trusted worker is there. Then no other can clear a suspicion.
         """
         entry = self._workers.get(worker)
-        if entry is None or entry.trust is Trust.TRUSTED:
+        if entry is None or not self._on_trial(entry, alone):
             return count
         return min(count, 0 if has_tasks or now < entry.trial_at else 1)
 
-    def note_hand_out(self, worker: str, now: float) -> None:
-        """Note that a worker got tasks. The next trial of one that is not trusted is later."""
+    def note_hand_out(self, worker: str, now: float, alone: bool = False) -> None:
+        """Note that a worker got tasks. If that was a trial, the next one is later. Arguments as
+        for :meth:`allowed`.
+        """
         entry = self._workers.get(worker)
-        if entry is not None and entry.trust is not Trust.TRUSTED:
+        if entry is not None and self._on_trial(entry, alone):
             entry.trial_s = min(MAX_TRIAL_S, 2 * entry.trial_s)
             entry.trial_at = now + entry.trial_s
+
+    @staticmethod
+    def _on_trial(entry: _Worker, alone: bool) -> bool:
+        """Return whether a worker gets one task at a time."""
+        return entry.trust is Trust.REJECTED or (entry.trust is Trust.SUSPECTED and not alone)
 
     def failed_on(self, worker: str, number: int) -> bool:
         """Return whether a failure of the task on this worker did not count."""
@@ -167,7 +177,8 @@ class FailingWorkers:
         """
         entry = self._workers.setdefault(worker, _Worker())
         if entry.trust is not Trust.TRUSTED:
-            return self._excuse(worker, {number: 1})
+            counts = entry.trust is Trust.SUSPECTED and not others()
+            return {} if counts else self._excuse(worker, {number: 1})
         if entry.has_succeeded and number in self._excused:
             for other in self._excused[number]:
                 if self._apply(other, TrustEvent.FAIL_ELSEWHERE):

@@ -263,9 +263,9 @@ class TaskQueue:
             lasts_s: expected remaining time of the worker, seconds; None if unknown.
             longest_s: the longest such time of all workers; None if unknown.
             alone: whether no other trusted worker is there. Then it also gets tasks whose failure
-                on it did not count.
+                on it did not count, and as many as it wants if it is suspected.
         """
-        count = self.failing.allowed(worker, count, worker in self._of_worker, now)
+        count = self.failing.allowed(worker, count, worker in self._of_worker, now, alone)
         attempts: list[TaskAttempt] = []
         passed_over: list[int] = []
         while len(attempts) < count and len(passed_over) < MAX_PASSED_OVER:
@@ -285,7 +285,7 @@ class TaskQueue:
         if self._duplicate and not self._counts[TaskState.WAITING]:
             attempts += self._copies(worker, count - len(attempts), now)
         if attempts:
-            self.failing.note_hand_out(worker, now)
+            self.failing.note_hand_out(worker, now, alone)
         return attempts
 
     def begin(self, worker: str, attempt: TaskAttempt, at: float) -> bool:

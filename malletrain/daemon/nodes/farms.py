@@ -330,7 +330,9 @@ class Farms:
             count = min(session.capacity - queue.count_of(node), farm.at_once)
             if count <= 0 or session.sent is not None or not self._holds(node, job):
                 continue
-            alone = queue.failing.has_excused and not self._others(run, node)
+            failing = queue.failing
+            concerned = failing.has_excused or failing.trust(node) is not Trust.TRUSTED
+            alone = concerned and not self._others(run, node)
             attempts = queue.hand_out(node, count, now, lasts[node], longest_s, alone)
             if not attempts:
                 continue

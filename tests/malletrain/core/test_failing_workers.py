@@ -63,6 +63,18 @@ def test_a_suspected_worker_gets_one_task_from_time_to_time(suspecting):
         assert suspecting.failed("bad", number, others, now) == {number: 1}
 
 
+def test_a_suspected_worker_that_is_left_alone_gets_all_tasks_and_its_failures_count(suspecting):
+    assert suspecting.allowed("bad", 8, True, 0.0) == 0
+    assert suspecting.allowed("bad", 8, True, 0.0, alone=True) == 8
+    suspecting.note_hand_out("bad", 0.0, alone=True)
+    assert suspecting.allowed("bad", 8, False, FIRST_TRIAL_S) == 1, "that was no trial"
+    assert suspecting.failed("bad", 20, nobody, 0.0) == {}
+    assert suspecting.failed("bad", 20, others, 0.0) == {20: 1}
+    suspecting.succeeded("good", 3)
+    assert suspecting.allowed("bad", 8, True, 0.0, alone=True) == 0
+    assert suspecting.failed("bad", 21, nobody, 0.0) == {21: 1}, "it is known to be the worker"
+
+
 def test_a_task_that_succeeds_elsewhere_convicts_the_worker(suspecting):
     assert suspecting.failed_on("bad", 3)
     assert not suspecting.failed_on("good", 3)

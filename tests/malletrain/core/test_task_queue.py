@@ -234,9 +234,33 @@ def test_a_worker_that_is_left_alone_tries_its_failed_tasks_again():
     queue = TaskQueue(5)
     fail(queue, "bad", queue.hand_out("bad", 5, 0.0))
     assert queue.hand_out("bad", 5, 1000.0) == []
-    [trial] = queue.hand_out("bad", 5, 1000.0, alone=True)
-    assert queue.hand_out("bad", 5, 1001.0, alone=True) == []
+    [trial] = queue.hand_out("bad", 1, 1000.0, alone=True)
+    assert [a.number for a in queue.hand_out("bad", 5, 1001.0, alone=True)] == [1, 2, 3, 4]
     assert queue.finish("bad", trial, False, 1.0, 1002.0).state is FAILED, "it counts now"
+
+
+def test_a_suspected_worker_that_is_left_alone_ends_the_farm_without_trials():
+    queue = TaskQueue(50)
+    now = 0.0
+    fail(queue, "bad", queue.hand_out("bad", 5, now))
+    while attempts := queue.hand_out("bad", 5, now, alone=True):
+        now += 1.0
+        for attempt in attempts:
+            outcome = queue.finish("bad", attempt, False, 1.0, now)
+            assert (outcome.state, outcome.excused) == (FAILED, ())
+    assert (queue.counts()[FAILED], now) == (50, 10.0)
+
+
+def test_a_rejected_worker_that_is_left_alone_gets_trials_only():
+    queue = TaskQueue(20)
+    attempts = queue.hand_out("bad", 5, 0.0)
+    fail(queue, "bad", attempts)
+    queue.finish("good", *queue.hand_out("good", 1, 0.0), True, 1.0, 1.0)
+    assert queue.hand_out("bad", 5, 1.0, alone=True) == []
+    [trial] = queue.hand_out("bad", 5, 1000.0, alone=True)
+    assert queue.hand_out("bad", 5, 1000.0, alone=True) == []
+    queue.finish("bad", trial, True, 1.0, 1001.0)
+    assert len(queue.hand_out("bad", 5, 1001.0, alone=True)) == 5
 
 
 def test_a_million_tasks_take_little_memory():

@@ -255,6 +255,25 @@ def test_the_tasks_that_fail_on_one_node_run_on_another(tmp_path):
         site.close()
 
 
+def test_a_suspected_node_that_is_left_alone_gets_all_tasks(tmp_path):
+    site = bad_and_good(tmp_path)
+    try:
+        site.finish((0, 1), (1, 1), agent=1)
+        site.agents[1].say(messages.Leaving(600.0))
+        generation = site.agents[1].hear(messages.Round).generation
+        site.agents[1].say(messages.Drained(site.job, generation, True))
+        site.agents[1].hear(messages.Release)
+        site.agents[1].say(messages.Released(site.job))
+        leased = site.daemon.components.state.agents
+        gone = site.agents[1].node
+        until(lambda: leased.on(gone) is None or not leased.on(gone).holds, "the node has no job")
+        site.pull(0, capacity=9, received=1)
+        serial, items = site.items(0)
+        assert (serial, [number for number, *_ in items]) == (2, [2, 3, 4, 5, 6, 7, 8, 9, 10])
+    finally:
+        site.close()
+
+
 def test_tasks_that_fail_on_both_nodes_have_failed(tmp_path):
     site = bad_and_good(tmp_path)
     try:

@@ -281,8 +281,10 @@ def test_tasks_that_fail_on_both_nodes_have_failed(tmp_path):
         site.items(1)
         site.finish((2, 2), agent=1, received=2, code=7)
         assert site.counts() == {"done": 2, "failed": 1, "waiting": 9}
-        assert site.do(operations.tasks(site.job)).failing == ()
+        assert len(site.do(operations.tasks(site.job)).failing) == 1
         site.finish(*((n, 2) for n in range(3, 7)), agent=1, received=2, code=7)
+        site.finish((9, 1), agent=1, received=2)
+        assert site.do(operations.tasks(site.job)).failing == ()
         [*failed] = site.do(operations.tasks(site.job, state="failed")).tasks
         assert [(task.number, task.tries) for task in failed] == [(n, 1) for n in range(2, 7)]
         assert "node-rejected" not in site.kinds()

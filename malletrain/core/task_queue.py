@@ -368,10 +368,8 @@ class TaskQueue:
         outcome = self._fail(number)
         before_trust = self.failing.trust(worker)
         excused = self.failing.failed(worker, number, others, now)
-        if not excused:
-            return outcome
         outcome = replace(outcome, excused=tuple(self._excuse(excused)))
-        if before_trust is not Trust.TRUSTED:
+        if before_trust is self.failing.trust(worker):
             return outcome
         fetched = [a for a in self.attempts_of(worker) if self._of_worker[worker][a.number] is None]
         remaining = set(self.attempts_of(worker)) - set(fetched)

@@ -212,6 +212,17 @@ def test_the_tasks_that_fail_on_a_suspected_worker_wait_again():
     assert queue.finish("bad", attempts[6], True, 1.0, 3.0).state is DONE
 
 
+def test_a_worker_becomes_suspected_though_no_failure_of_its_tasks_is_excused():
+    queue = TaskQueue(7)
+    for worker in ("n0", "n1", "n2"):
+        assert fail(queue, worker, queue.hand_out(worker, 5, 0.0)).suspected
+    *failed, unbegun = queue.hand_out("n3", 6, 0.0)
+    outcome = fail(queue, "n3", failed)
+    assert (outcome.state, outcome.excused) == (FAILED, ())
+    assert outcome.suspected
+    assert (outcome.back, outcome.obsolete) == ((unbegun.number,), (("n3", unbegun),))
+
+
 def test_without_another_worker_failures_count():
     queue = TaskQueue(20)
     assert not fail(queue, "a", queue.hand_out("a", 10, 0.0), others=False).suspected

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 
 from malletrain.launch.cores import allowed_cores
 from malletrain.launch.lines import LineConnection, ProcessLine
@@ -89,6 +90,14 @@ def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int)
     if not (farm.cpus or farm.gpus):
         limits.append(1)
     return min(limits)
+
+
+def slot_bytes(environment: Mapping[str, str]) -> int | None:
+    """Returns the memory of the lease's slot, bytes, which nothing may confine; None for a whole
+    node. ``environment``: that of the launcher, in which the agent names it.
+    """
+    text = environment.get(env.SLOT_MEMORY_MB, "")
+    return int(text) << 20 if text.isdecimal() and int(text) else None
 
 
 def entered_variables(setting: TaskSetting, workdir: str) -> dict[str, str] | None:
@@ -407,7 +416,7 @@ def main() -> int:
     if order is None or order.spec.farm is None or order.tasks is None:
         return 2
     farm, setting = order.spec.farm, order.tasks
-    core_count, memory_bytes = allowed_cores(), bound(1.0)
+    core_count, memory_bytes = allowed_cores(), bound(1.0, slot_bytes(os.environ))
     slots = slots_of(farm, core_count, len(setting.devices), memory_bytes)
     if slots < 1:
         print(

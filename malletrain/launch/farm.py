@@ -9,6 +9,9 @@ Decides how many tasks run at a time (:func:`slots_of`), how many wait here, and
 stopped. :mod:`malletrain.core.task_queue` decides which tasks it gets.
 :mod:`malletrain.launch.task_process` is one task. Works without torch.
 
+A SIGTERM that the main scheduler sends to every process of the lease reaches the tasks themselves.
+They have no drain time then: the launcher starts no other task, and what ends reports no failure.
+
 About one second of work waits on the node, so that short tasks do not wait for the daemon. A result
 is sent until it is acknowledged. The processes of all tasks end with the launcher: its supervisor
 kills them.
@@ -270,7 +273,7 @@ class FarmLauncher:
         if self._loop.lease_terminated and not self._leaving:
             self._leaving = True
             for task in self._running.values():
-                task.stopping = task.stopping or not task.ended()  # they have the signal, too
+                task.stopping = task.stopping or not task.ended()  # the tasks have the signal, too
             self._waiting.clear()
             self._pull()
         if self._stop_at is not None and now >= self._stop_at:

@@ -212,7 +212,7 @@ class EventKind(Word):
     )
     TASKS_FAILING = (
         "tasks-failing",
-        "Tasks of a farm in a row failed on the node, and it gets no more of them for now.",
+        "Tasks of a farm in a row failed on the node, and it gets one of them from time to time.",
     )
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended with exit code 0 on every rank.")

@@ -109,17 +109,19 @@ def remember(history: TaskHistory, row: TaskProgress) -> None:
 
 
 def failing_sentence(trust: Trust, count: int) -> str:
-    """Return why a node gets no tasks of a farm.
+    """Return why a node gets only a task from time to time of a farm.
 
     Args:
         trust: the trust in the node.
         count: number of tasks in a row that failed on it.
     """
     if trust is Trust.REJECTED:
-        rest = "at least one of them succeeds on another node. It gets no more tasks of this farm."
+        rest = "at least one of them succeeds on another node."
     else:
-        rest = "they run again on other nodes. Until one has ended there it gets no more tasks."
-    return f"{count} tasks in a row failed on the node, and {rest}"
+        rest = "they run again on other nodes."
+    return (
+        f"{count} tasks in a row failed on the node, and {rest} It gets one task from time to time."
+    )
 
 
 class Farms:
@@ -359,7 +361,7 @@ class Farms:
     # --- nodes on which tasks fail ---
 
     def _suspected(self, run: ActiveJob, farm: Farm, node: str) -> None:
-        """Record that a node gets no more tasks of a farm for now."""
+        """Record that a node gets only a task from time to time of a farm."""
         sentence = failing_sentence(Trust.SUSPECTED, farm.queue.failing.untrusted()[node][1])
         self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
 
@@ -399,7 +401,7 @@ class Farms:
                 self._transactions.feed(NodeRejected(node))
 
     def _note_failing(self, run: ActiveJob, farm: Farm) -> None:
-        """Update the sentences about nodes that get no tasks."""
+        """Update the sentences about nodes on which tasks fail."""
         job, notes = run.row.id, self._state.failing_tasks
         untrusted = farm.queue.failing.untrusted()
         for node, (trust, count) in untrusted.items():

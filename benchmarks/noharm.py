@@ -300,17 +300,18 @@ def show(row: dict[str, Any]) -> None:
                 f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} "
                 f"{s['mean_s']:8.2f}"
             )
-    share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
-    print(
-        f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s "
-        f"{row['long_gap_node_s']:,.0f}, "
-        f"of which harvested {row['harvested_node_s']:,.0f} = {share}"
-    )
+    long_gaps = f"in gaps > {LONG_GAP_S:g} s {row['long_gap_node_s']:,.0f}"
+    if row["long_gap_node_s"]:
+        share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
+        long_gaps += f", of which harvested {row['harvested_node_s']:,.0f} = {share}"
+    print(f"idle: {row['idle_share']:.1%} of the node-seconds; {long_gaps}")
     print(
         f"submissions: {row['submissions']}, {row['submissions_per_node_h']:.1f} for each of "
         f"{row['harvested_node_h']:.2f} harvested node-hours"
     )
     sums = row["account_node_s"]
+    if not sums["offered"]:
+        return
     lost = {
         "no lease yet": "before",
         "none between two": "between",

@@ -55,6 +55,7 @@ from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.steadfast import bear_one_sigterm
+from malletrain.training.step_end import StepEnd
 from malletrain.training.step_times import counted_as
 
 if TYPE_CHECKING:
@@ -222,14 +223,15 @@ class Snapshot:
         self._optimizers = UnsavedOptimizers(
             {} if self._caller != "Snapshot" else objects, SnapshotError
         )
-        self._deferred = False
-        """True after the last step of an epoch: what is due is done when the epoch is closed."""
+        self._step_end = StepEnd(self._after_step)
         self._saved_schedule: str | None = None
         """Schedule (:func:`malletrain.training.objects.schedule`) at the time of the snapshot that
         the script saved in the code after an epoch's steps; None if it saved none.
         """
         for counted in self._counted:
             counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
+            if self._caller == "Snapshot":  # elastic.Run knows the ends of its steps itself
+                counted.watch(self._step_end)
         self._disk_saved_at = time.time()
         self._announced = False
         self._looked = False
@@ -415,11 +417,7 @@ class Snapshot:
             self._look()
         self._optimizers.after_step()
         self._steps += 1
-        if self._epochs is not None and self._epochs.between_epochs:
-            self._deferred = True
-            report.between_epochs(True)
-        else:
-            self._after_step()
+        self._step_end.step_done(self._epochs)
 
     @property
     def _epochs(self) -> CountedEpochs | None:
@@ -437,7 +435,6 @@ class Snapshot:
 
     def _epoch_closed(self) -> None:
         report.between_epochs(False)
-        deferred, self._deferred = self._deferred, False
         saved, self._saved_schedule = self._saved_schedule, None
         if saved is not None:
             atexit.unregister(self._close_epoch_at_exit)
@@ -451,8 +448,7 @@ class Snapshot:
                 self._disk.close_epoch(complete)
             if not complete and self._is_writer():
                 self._save()
-        if deferred:
-            self._after_step()
+        self._step_end.epoch_closed()
 
     def _close_epoch_at_exit(self) -> None:
         """Close the epoch of a script that has ended without requesting the next epoch (``break``,

@@ -1,5 +1,9 @@
-"""The parts of a training step in torch, for :mod:`malletrain.training.step_times`: a wait for a
-batch of a DataLoader, a wait for a collective, the broadcast of a model's buffers, and the end of a
+"""Replaces functions of torch, so that the library sees the steps of a script without a change to
+it: the request of a batch of a DataLoader, which ends the step before
+(:func:`call_before_each_batch`), and the parts of a training step, for
+:mod:`malletrain.training.step_times`.
+
+The parts are a wait for a batch of a DataLoader, a wait for a collective, the broadcast of a model's buffers, and the end of a
 backward pass, at which DistributedDataParallel waits for the exchange of the gradients.
 
 Decides nothing. A script is measured without a change to it, so the functions of torch are replaced
@@ -30,12 +34,46 @@ from malletrain.training.torch_private import (
 
 _MARK = "counts_for_malletrain"
 """Attribute of a replaced function."""
+_BEFORE_BATCH = "_malletrain_before_batch"
+"""Attribute of a DataLoader's iterator: function that is called before each batch."""
+
+
+def call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
+    """Call ``function`` each time the script requests a batch from a DataLoader's ``iterator``.
+    Returns False if ``iterator`` is none that this torch makes.
+    """
+    loader_iterator = batches_class()
+    if loader_iterator is None or not isinstance(iterator, loader_iterator):
+        return False
+    _see_batches(loader_iterator)
+    setattr(iterator, _BEFORE_BATCH, function)
+    return True
+
+
+def _see_batches(loader_iterator: Any) -> None:
+    """Replace the method that a loop calls for a batch, once. What is called before a batch is no
+    wait for data.
+    """
+    original = loader_iterator.__next__
+    if hasattr(original, _MARK):
+        return
+    measured = step_times.counted_as("data")(original)
+
+    @functools.wraps(original)
+    def next_batch(iterator: Any) -> Any:
+        before = iterator.__dict__.get(_BEFORE_BATCH)
+        if before is not None:
+            before()
+        return measured(iterator)
+
+    _replace(loader_iterator, "__next__", next_batch)
 
 
 def install() -> None:
     """Replace the functions of torch, once. Leaves out those that the installed torch lacks."""
+    if (loader_iterator := batches_class()) is not None:
+        _see_batches(loader_iterator)
     for owner, name, part in (
-        (batches_class(), "__next__", "data"),
         (work_class(), "wait", "exchange"),
         (*buffers_sync(), "exchange"),
     ):

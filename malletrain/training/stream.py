@@ -353,13 +353,27 @@ class ElasticStream(CountedEpochs):
         """Number of records of this epoch that are done, over all ranks."""
         self._position = position or StreamPosition(len(self.shards))
         self._in_progress.clear()
-        self.between_epochs = False
+        self.left_early = self.between_epochs = False
 
     # --- the batches ---
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the position to the end of the epoch."""
-        return waits_counted(self._batches())
+        return self._requested(waits_counted(self._batches()))
+
+    def _requested(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._resume_batches()
+        self._begin_requests(seen=True)
+        missing = object()
+        try:
+            while True:
+                self._request_batch()
+                batch = next(batches, missing)
+                if batch is missing:
+                    return
+                yield batch
+        finally:
+            self._leave_batches()
 
     def _batches(self) -> Iterator[Any]:
         self._on_iteration()
@@ -507,12 +521,12 @@ class ElasticStream(CountedEpochs):
         """Return the position as plain numbers, booleans and lists, the same on every rank."""
         return {
             "version": _STATE_VERSION,
-            "epoch": self.epoch,
-            "samples": self.samples,
+            "epoch": self.epoch + self.left_early,
+            "samples": 0 if self.left_early else self.samples,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "shards": len(self.shards),
-            **self._position.state(),
+            **(StreamPosition(len(self.shards)) if self.left_early else self._position).state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

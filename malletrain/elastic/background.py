@@ -35,6 +35,9 @@ class BackgroundSnapshot(Snapshot):
         """
         self._announce()
 
+    def _close_epoch_later(self) -> None:
+        """The run closes the epoch at its end, when all ranks have ended."""
+
     def wait(self) -> None:
         """Wait for the snapshot that is being written."""
         thread = self._thread

@@ -269,7 +269,10 @@ class Run:
             )
         if accumulate < 1:
             raise ElasticError(f"run.batches(): accumulate must be 1 or more, not {accumulate}.")
+        if sampler.left_early:
+            sampler.resume_epoch()
         sampler.close_epoch()  # for a script that loops without sampler.epochs()
+        steps.loop_goes_on()
         membership.settle()
         finished = False
         # After a loss a sharded run may go back into the previous epoch. This loop then repeats the
@@ -280,12 +283,18 @@ class Run:
             while batches := list(islice(items, accumulate)):
                 steps.planned = sampler.upcoming(len(batches))
                 attempts = steps.attempts
-                yield batches[0] if accumulate == 1 else batches
+                try:
+                    yield batches[0] if accumulate == 1 else batches
+                except GeneratorExit:  # break
+                    if steps.attempts != attempts and not membership.group.broken:
+                        steps.epoch_left()
+                    raise
                 if steps.attempts == attempts:
                     raise ElasticError(
                         "A batch was taken from run.batches() but not trained on inside `with "
                         "run.step():`."
                     )
+                steps.loop_goes_on()
                 # Between epochs the group changes only after a loss; otherwise it changes when the
                 # next epoch begins.
                 if not self.stopping and (membership.group.broken or not sampler.between_epochs):
@@ -321,6 +330,7 @@ class Run:
                     "run.steps() continues when a step is done: write the loop's body inside "
                     "`with run.step(samples=n):`."
                 )
+            self._steps.loop_goes_on()
             if not self.stopping:
                 self.membership.settle()
         report.training_over()
@@ -377,6 +387,8 @@ class Run:
             self._training.snapshot.wait()
         if not self._crashed:
             self.membership.leave_together()
+            if self._training.snapshot is not None:
+                self._training.snapshot.close_epoch_at_exit()
         report.flush()
 
 

@@ -57,6 +57,8 @@ class Steps:
         self._changes = membership.changes
         self._save_at_close = False
         """All ranks have agreed to save when the epoch is over."""
+        self._ended: bool | None = None
+        """Whether all ranks have agreed to save after the last step; None if nothing is due."""
         if self.training.sampler is not None:
             self.training.sampler.on_epoch_closed(self._epoch_closed)
             self.training.sampler.before_epoch_closes(membership.end_epoch_together)
@@ -108,14 +110,34 @@ class Steps:
             return False
 
     def step_done(self, save: bool) -> None:
-        """Take the snapshots that are due after a step that counts; at the end of an epoch, once
-        the code after its steps has run. ``save``: all ranks have agreed to save.
+        """Note a step that counts. The snapshots that are due after it are taken when the loop goes
+        on (:meth:`loop_goes_on`); at the end of an epoch, once the code after its steps has run.
+        ``save``: all ranks have agreed to save.
         """
         if self.training.between_epochs:
             self._save_at_close = save
             report.between_epochs(True)
-        elif not self.membership.change_due:
+        else:
+            self._ended = save
+
+    def loop_goes_on(self) -> None:
+        """Take the snapshots that are due after the last step, because the loop asks for the next
+        one. A loop that is left by ``break`` does not: a run that resumed from before the ``break``
+        would make one more step.
+        """
+        save, self._ended = self._ended, None
+        if save is not None and not self.membership.change_due:
             self._save_snapshots(save)
+
+    def epoch_left(self) -> None:
+        """Note that the loop has left the batches of an epoch after the last step."""
+        sampler = self.training.sampler
+        if sampler is None or sampler.between_epochs:
+            return
+        sampler.leave_early()
+        if sampler.left_early and self._ended is not None:
+            self._save_at_close, self._ended = self._ended, None
+            report.between_epochs(True)
 
     def _epoch_closed(self) -> None:
         self.training.epoch_closed()
@@ -269,6 +291,7 @@ class Step:
         if steps.now is not None:
             raise ElasticError("run.step() inside another step: a step is one update of the model.")
         membership = steps.membership
+        steps.loop_goes_on()
         membership.settle()
         self._read_group()
         steps.begin(self)

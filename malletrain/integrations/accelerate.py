@@ -37,6 +37,7 @@ from malletrain.training.objects import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_end import StepEnd
 from malletrain.training.step_times import counted_as
 
 NAMES = ("state-a", "state-b")
@@ -82,14 +83,16 @@ class Guard(StateGuard):
         self.sampler = sampler
         self._numbers = self._begin_numbers()
         self._schedulers = self._watched_schedulers()
-        self._deferred = False
-        """True after the last step of an epoch: the state is saved when the epoch is closed."""
+        self._step_end = StepEnd(self._after_step)
+        self._has_saved = False
+        """Whether a step has saved since :meth:`step` was called."""
         self._saved_registered_states: str | None = None
         self._in_open_epoch = ""
         """Name of the folder of the state that was saved in the code after the steps of an epoch,
         while that code runs; else empty.
         """
         sampler.on_epoch_closed(self._epoch_closed)
+        sampler.watch(self._step_end)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
 
@@ -199,8 +202,8 @@ class Guard(StateGuard):
         each optimizer step, on every rank. Within ``accelerator.accumulate()`` call it after each
         micro-batch: it saves only after a micro-batch with an optimizer step.
 
-        After the last step of an epoch it saves when the loop requests the next epoch, after the
-        code that follows the epoch's steps.
+        It saves when the loop requests its next batch; after the last step of an epoch, or after a
+        ``break`` by which the loop leaves it, when the loop requests the next epoch.
 
         Args:
             samples: number of samples of this process. Default: those of the sampler's batches.
@@ -208,14 +211,19 @@ class Guard(StateGuard):
                 accumulation).
 
         Returns:
-            Whether it saved.
+            Whether the state was saved since the call before, because it was due after a step.
         """
         if samples is None:
             samples = sum(own for own, _ in self.sampler.upcoming(batches))
         self.sampler.advance(batches)
         malletrain.report(samples)
-        self._deferred = self.sampler.between_epochs
-        return not (self._deferred or self._accumulates) and self._save_if_due()
+        self._step_end.step_done(self.sampler)
+        saved, self._has_saved = self._has_saved, False
+        return saved
+
+    def _after_step(self) -> None:
+        if not self._accumulates and self._save_if_due():
+            self._has_saved = True
 
     @property
     def _accumulates(self) -> bool:
@@ -223,11 +231,13 @@ class Guard(StateGuard):
         return not self._accelerator.sync_gradients
 
     def _epoch_closed(self) -> None:
-        deferred, self._deferred = self._deferred and not self._accumulates, False
+        report.between_epochs(False)
         saved, self._saved_registered_states = self._saved_registered_states, None
         if saved is not None:
             atexit.unregister(self._close_epoch_at_exit)
-        if deferred and self._save_if_due():
+        self._has_saved = False
+        self._step_end.epoch_closed()
+        if self._has_saved:
             return
         if saved not in (None, self._registered_states()):
             self.save()  # for example, the script saved before its scheduler made a step

@@ -44,8 +44,6 @@ PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 """Modules that are imported in advance. (Constructing any optimizer imports torch._dynamo.)"""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 """Signals that the fork server forwards to the launcher."""
-_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals by which a process crashes."""
 
 
 @dataclass
@@ -239,7 +237,7 @@ class _EndMark:
         """
         ended, code = self._memory[0], self._memory[1]
         self._memory.close()
-        if not ended or -status not in _CRASHES:
+        if not ended or -status not in script.CRASHES:
             return status
         print(
             f"malletrain fork server: a worker was killed by signal {-status} after its script had "

@@ -10,12 +10,17 @@ interpreter ends the thread at a place where C++ does not allow that, and the pr
 "terminate called without an active exception", signal 6, after a complete training. So this file
 does everything on which a script can rely, as Python does it (it joins threads, runs exit handlers
 and ``__del__`` of the script's objects, flushes files), and leaves the rest to the kernel.
+
+A crash after the script and its threads have ended, for example in an exit handler of a library,
+does not change the exit code: the fork server sees to that for its forks, and
+:func:`outlive_crashes` for the others.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import functools
 import gc
 import importlib.machinery
@@ -34,6 +39,10 @@ from typing import Any, NoReturn, Protocol
 MODULE_OPTION = "-m"
 INTERRUPTED = -signal.SIGINT
 """Code of a script that ended by a KeyboardInterrupt. The process then ends by SIGINT."""
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals by which a process crashes."""
+_kept: list[Any] = []
+"""C functions that must not be freed."""
 _FILE: Any = io.IOBase.__mro__[1]
 """Base class of all file objects. A check against ``io.IOBase`` would call the hooks of an abstract
 class.
@@ -183,6 +192,36 @@ def leave(code: int, over: Callable[[int], None] = lambda code: None) -> NoRetur
         os._exit(code if code >= 0 else 1)
 
 
+def outlive_crashes(code: int) -> None:
+    """From now on end this process with ``code`` if it crashes, in whatever thread. Does nothing
+    where Python has no ctypes. ``code``: exit code of the script, or INTERRUPTED.
+    """
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
+    except (ImportError, OSError):
+        return
+    if code < 0:
+        return
+
+    def end(number: int) -> None:
+        sentence = (
+            f"malletrain: this process was killed by signal {number} after its script had ended "
+            f"with code {code}; the script's code counts.\n"
+        )
+        with contextlib.suppress(OSError):
+            os.write(2, sentence.encode())
+        os._exit(code)
+
+    # A handler of the module signal would wait for the interpreter to go on, and there it does not.
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
+    _kept.append(handler)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, type(handler)), ctypes.c_void_p
+    for number in CRASHES:
+        libc.signal(number, handler)
+
+
 def _release_objects() -> None:
     """Release the objects of the script, in the order of the interpreter, and flush files: the end
     of a file that is not closed would be missing.
@@ -218,7 +257,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     if sys.path and os.path.abspath(sys.path[0]) == here:
         del sys.path[0]
     _set_name(process_name(argv))
-    leave(run(argv))
+    leave(run(argv), outlive_crashes)
 
 
 def _set_name(name: str) -> None:

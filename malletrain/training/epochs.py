@@ -32,7 +32,7 @@ class LoopWatcher(Protocol):
         """The loop has left the batches of an epoch after one of its steps."""
 
     def batches_resumed(self, epochs: CountedEpochs) -> None:
-        """The loop iterates the batches of that epoch again, or has ended."""
+        """The loop iterates the batches of that epoch again."""
 
 
 class CountedEpochs:
@@ -123,15 +123,21 @@ class CountedEpochs:
         trained on, the loop has left the epoch after a step.
         """
         expected, self._requesting_thread = self.expects_request, None
-        if not expected or not self._requests or self.between_epochs:
+        if not expected or not self._requests or self.between_epochs or not self._watchers:
             return
-        if self.looping and self._watchers:
-            self.left_early = self.between_epochs = True
+        self.leave_early()
         for watcher in self._watchers:
             watcher.batches_left(self)
 
-    def _resume_batches(self) -> None:
-        """Note that an epoch that was left early goes on, or that its position is needed."""
+    def leave_early(self) -> None:
+        """Note that the loop has left the batches of an epoch after one of its steps. The code that
+        follows the steps of the epoch runs. Does nothing in scripts without :meth:`epochs`.
+        """
+        if self.looping and not self.between_epochs:
+            self.left_early = self.between_epochs = True
+
+    def resume_epoch(self) -> None:
+        """Note that an epoch that was left early goes on."""
         if self.left_early:
             self.left_early = self.between_epochs = False
             for watcher in self._watchers:
@@ -157,7 +163,7 @@ class CountedEpochs:
         :meth:`epochs` is in use this closes no epoch: a script may also iterate its training data
         after the steps, to evaluate.
         """
-        self._resume_batches()
+        self.resume_epoch()
         if not self.looping:
             self.close_epoch()
 
@@ -180,8 +186,9 @@ class CountedEpochs:
         try:
             yield from self._epochs(count)
         finally:
-            self._resume_batches()
-            self.looping = False
+            # If the loop was left early, the code that follows the training runs, and ends the
+            # epoch; the position is that of the newest step.
+            self.left_early = self.looping = False
             training_over()
 
     def _epochs(self, count: int) -> Iterator[int]:

@@ -321,7 +321,7 @@ class Snapshot:
         """
         if self._epochs is not None and self._epochs.between_epochs:
             if self._saved_schedule is None:
-                atexit.register(self._close_epoch_at_exit)
+                self._close_epoch_later()
             self._saved_schedule = parts.schedule(self._objects)
         return self._is_writer() and self._save() is None
 
@@ -399,9 +399,12 @@ class Snapshot:
     # --- the training loop ---
 
     def step(self) -> None:
-        """Take a snapshot if one is due. Call it at the end of each training step, on every rank,
-        after ``advance()`` and ``report()``. It takes less than 1 µs if nothing is due, and raises
-        only what :meth:`save` raises.
+        """End a training step. Call it on every rank, after ``advance()`` and ``report()``. It
+        takes less than 1 µs if nothing is due, and raises only what :meth:`save` raises.
+
+        A snapshot that is due is taken when the loop requests its next batch from a DataLoader, so
+        that a ``break`` between the two ends the epoch in every run; in other loops at once
+        (:mod:`malletrain.training.step_end`).
 
         Rank 0 saves when ``every_s`` seconds have passed, and when the agent requests it because
         the job is about to be rescaled or to lose a node. After a requested snapshot rank 0 waits,
@@ -437,7 +440,7 @@ class Snapshot:
         report.between_epochs(False)
         saved, self._saved_schedule = self._saved_schedule, None
         if saved is not None:
-            atexit.unregister(self._close_epoch_at_exit)
+            atexit.unregister(self.close_epoch_at_exit)
             # False if, for example, the script saved before its scheduler made a step.
             complete = saved == parts.schedule(self._objects)
             if is_sharded(self._objects):
@@ -450,7 +453,10 @@ class Snapshot:
                 self._save()
         self._step_end.epoch_closed()
 
-    def _close_epoch_at_exit(self) -> None:
+    def _close_epoch_later(self) -> None:
+        atexit.register(self.close_epoch_at_exit)
+
+    def close_epoch_at_exit(self) -> None:
         """Close the epoch of a script that has ended without requesting the next epoch (``break``,
         its own counter).
         """

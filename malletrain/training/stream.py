@@ -362,7 +362,7 @@ class ElasticStream(CountedEpochs):
         return self._requested(waits_counted(self._batches()))
 
     def _requested(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._resume_batches()
+        self.resume_epoch()
         self._begin_requests(seen=True)
         missing = object()
         try:

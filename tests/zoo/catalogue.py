@@ -13,6 +13,9 @@ _RESTART = {
             "best_model",
             "evaluation_in_epoch",
             "cut_short",
+            "cut_short_saved",
+            "largest_step",
+            "scheduled_after_snapshot",
             "limited_before_step",
             "kept_open",
         ),
@@ -58,6 +61,7 @@ _LIVE = {
     "live_loops": (
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("early_stopping_first", "while_loop", "saved_each_epoch", "group_added", "kept_open"),
+        *("cut_short", "largest_step"),
     ),
     "live_models": (
         *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),

@@ -6,31 +6,13 @@ from collections.abc import Sequence
 
 from tests.zoo.cases import Outcome
 
-_BREAK = (
-    "the script leaves its loop by a condition that its snapshot does not hold: resumed after "
-    "that, it trains on"
-)
 _OFFLINE_ROWS = (
     "W&B offline keeps its last rows in the memory of a process of its own: they are lost with a "
     "process that has no notice"
 )
-_LAST_BEFORE_BREAK = (
-    *("before an update #3", "after an update #3", "step 0 12"),
-    *("before an update #6", "after an update #6", "step 1 12"),
-    *("before an update #9", "after an update #9", "step 2 12"),
-)
 KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
-    **{
-        ("restart/cut_short", change, boundary): _BREAK
-        for change in ("same", "grow", "shrink")
-        for boundary in _LAST_BEFORE_BREAK
-    },
-    ("restart/cut_short", "loss", ""): _BREAK,
-    ("restart/cut_short", "loss-of-all", ""): _BREAK,
     ("restart/weights_and_biases", "loss", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
-    ("live/early_stopping", "loss", ""): _BREAK,
-    ("restart/early_stopping", "loss-of-all", "weights end"): _BREAK,
 }
 """Reason by script, change and boundary. An empty boundary: some of the boundaries fail."""
 

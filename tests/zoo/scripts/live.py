@@ -56,17 +56,28 @@ class Training:
     def train_epoch(self, epoch: int, in_step: Callable[[], None] = lambda: None) -> None:
         """The steps that are left of an epoch."""
         for x, y, numbers in self.run.batches(self.loader):
-            key = (epoch, self.sampler.position)
-            with self.run.step() as step:
-                self.optimizer.zero_grad()
-                loss = mse_loss(self.net(x), y) * self.run.loss_weight
-                loss.backward()
-                self.optimizer.step()
-                lr = rate(self.optimizer)
-                in_step()
-            if not step.aborted:
-                self.trace.step(key, numbers, lr)
+            self.train_batch(epoch, x, y, numbers, in_step)
         self.trace.point(f"tail of {epoch}")
+
+    def train_batch(
+        self,
+        epoch: int,
+        x: Any,
+        y: Any,
+        numbers: Any,
+        in_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        """One step."""
+        key = (epoch, self.sampler.position)
+        with self.run.step() as step:
+            self.optimizer.zero_grad()
+            loss = mse_loss(self.net(x), y) * self.run.loss_weight
+            loss.backward()
+            self.optimizer.step()
+            lr = rate(self.optimizer)
+            in_step()
+        if not step.aborted:
+            self.trace.step(key, numbers, lr)
 
     def end(self) -> None:
         """Save, write the results."""

@@ -7,7 +7,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from tests.zoo.scripts.live import Training
-from tests.zoo.scripts.parts import EPOCHS, Numbered, evaluate, rate, results_file
+from tests.zoo.scripts.parts import BATCH, EPOCHS, Numbered, evaluate, rate, results_file
 from tests.zoo.trace import Trace
 
 
@@ -149,4 +149,32 @@ def kept_open(trace: Trace) -> None:
             if t.run.rank == 0:
                 log.write(f"{epoch},{evaluate(t.model):.8f}\n")
                 trace.note("row", epoch)
+    t.end()
+
+
+def cut_short(trace: Trace) -> None:
+    """``max_steps_per_epoch``: each epoch is left after three of its four steps."""
+    t = Training(trace)
+    t.begin()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.run.batches(t.loader):
+            t.train_batch(epoch, x, y, numbers)
+            if t.sampler.position >= 3 * BATCH:
+                break
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def largest_step(trace: Trace) -> None:
+    """``max_steps``: both loops are left after step 7, which is in the middle of an epoch."""
+    t = Training(trace)
+    t.begin()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.run.batches(t.loader):
+            t.train_batch(epoch, x, y, numbers)
+            if t.run.steps_done >= 7:
+                break
+        if t.run.steps_done >= 7:
+            break
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()

@@ -303,6 +303,60 @@ def cut_short(trace: Trace) -> None:
     t.end()
 
 
+def cut_short_saved(trace: Trace) -> None:
+    """The same, with an explicit save before the evaluation, and workers of the loader."""
+    t = Training(trace)
+    t.loader = DataLoader(
+        Numbered(), batch_sampler=t.sampler, num_workers=1, multiprocessing_context="fork"
+    )
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            t.train_batch(epoch, x, y, numbers)
+            if t.sampler.position >= 3 * BATCH:
+                break
+        t.snapshot.save()
+        trace.point(f"save of {epoch}")
+        trace.note("evaluation", epoch, loss=evaluate_together(t.model))
+    t.end()
+
+
+def largest_step(trace: Trace) -> None:
+    """``max_steps``: both loops are left after step 7, which is in the middle of an epoch."""
+    t = Training(trace, step=0)
+    t.prepare()
+
+    def after_step() -> None:
+        t.facts["step"] += 1
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            t.train_batch(epoch, x, y, numbers, after_step)
+            if t.facts["step"] >= 7:
+                break
+        if t.facts["step"] >= 7:
+            break
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
+def scheduled_after_snapshot(trace: Trace) -> None:
+    """The scheduler steps, and rank 0 writes a row, after ``snapshot.step()``."""
+    t = Training(trace, step=0)
+    scheduler = lr_scheduler.LambdaLR(t.optimizer, lambda step: 1 / (1 + step))
+    t.prepare(scheduler=scheduler)
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.loader:
+            t.train_batch(epoch, x, y, numbers)
+            scheduler.step()
+            t.facts["step"] += 1
+            if t.main:
+                append("steps.csv", f"{t.facts['step']},{rate(t.optimizer):.6f}")
+                trace.note("row", t.facts["step"])
+        trace.note("evaluation", epoch, loss=evaluate(t.model))
+    t.end()
+
+
 def kept_open(trace: Trace) -> None:
     """A row a step, in a file that is open from beginning to end and never flushed."""
     t = Training(trace)

@@ -92,7 +92,7 @@ class Guard(StateGuard):
         while that code runs; else empty.
         """
         sampler.on_epoch_closed(self._epoch_closed)
-        sampler.watch(self._step_end)
+        self._step_end.watch(sampler)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
 

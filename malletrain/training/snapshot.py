@@ -231,7 +231,7 @@ class Snapshot:
         for counted in self._counted:
             counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
             if self._caller == "Snapshot":  # elastic.Run knows the ends of its steps itself
-                counted.watch(self._step_end)
+                self._step_end.watch(counted)
         self._disk_saved_at = time.time()
         self._announced = False
         self._looked = False

@@ -34,6 +34,14 @@ class StepEnd:
         self._pending: tuple[CountedEpochs, int] | None = None
         """Epochs, and thread, whose next request of a batch the work waits for; None for none."""
         self._due_at_close = False
+        self._watched: list[CountedEpochs] = []
+
+    def watch(self, epochs: CountedEpochs) -> None:
+        """Learn how the loop over ``epochs`` gets its batches. Without that its work is not kept
+        for the next request.
+        """
+        self._watched.append(epochs)
+        epochs.watch(self)
 
     def step_done(self, epochs: CountedEpochs | None) -> None:
         """Do the work, or keep it for later. ``epochs``: the sampler or stream over which the
@@ -43,7 +51,7 @@ class StepEnd:
         if epochs is not None and epochs.between_epochs:
             self._due_at_close = True
             report.between_epochs(True)
-        elif epochs is not None and epochs.expects_request:
+        elif epochs in self._watched and epochs is not None and epochs.expects_request:
             self._pending = (epochs, threading.get_ident())
         else:
             self._work()

@@ -29,7 +29,7 @@ class Script:
     main: str
     """module:function below :data:`FOLDER`."""
     needs: str = ""
-    """A package that may be absent."""
+    """Packages that may be absent, separated by spaces."""
     own_loop: bool = False
     """It counts its epochs itself, in live mode: what rank 0 alone does after one is lost with it
     (docs/live-mode.md).
@@ -49,8 +49,8 @@ class Script:
 
     @property
     def missing(self) -> bool:
-        """Whether the package that it needs is absent."""
-        return bool(self.needs) and importlib.util.find_spec(self.needs) is None
+        """Whether a package that it needs is absent."""
+        return any(importlib.util.find_spec(package) is None for package in self.needs.split())
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,15 @@ _RESTART = {
     "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
     "accelerate_reports": ("accumulating", "gathered"),
     "diffusers_reports": ("averaged",),
-    "tracking": ("weights_and_biases", "mlflow_files"),
+    "tracking": ("weights_and_biases", "mlflow_files", "tensorboard_writer"),
+    "trainer_tracking": ("trainer_wandb", "trainer_mlflow", "fit_wandb", "fit_mlflow"),
 }
 _LIVE = {
     "live": (
         *("epoch_scheduler", "warm_up", "one_cycle", "plateau", "evaluation_together", "ema"),
         *("swa", "grad_scaler", "accumulation", "sam", "closure", "gan", "frozen"),
     ),
+    "live_tracking": ("weights_and_biases", "mlflow_files", "tensorboard_writer"),
     "live_loops": (
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("early_stopping_first", "while_loop", "saved_each_epoch", "group_added", "kept_open"),
@@ -81,7 +83,9 @@ _NEEDS = {
     "accelerate_loop": "accelerate",
     "accelerate_reports": "accelerate",
     "diffusers_reports": "diffusers",
-    "tracking": "wandb",
+    "tracking": "wandb mlflow tensorboard",
+    "live_tracking": "wandb mlflow tensorboard",
+    "trainer_tracking": "wandb mlflow tensorboard transformers lightning",
 }
 """Packages that the scripts of a module need."""
 

@@ -4,6 +4,7 @@ without taking C++ libraries down.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -189,3 +190,48 @@ def test_a_group_that_a_model_outlives_stays(tmp_path):
         [sys.executable, "-c", warm, "script.py"], cwd=tmp_path, capture_output=True, text=True
     )
     assert (result.returncode, result.stdout) == (0, "3 False\n"), result.stderr
+
+
+CRASHES = {
+    "an exit handler": """
+import atexit, ctypes
+atexit.register(ctypes.CDLL(None).abort)
+""",
+    "a destructor": """
+import ctypes
+class Last:
+    def __del__(self, abort=ctypes.CDLL(None).abort):
+        abort()
+last = Last()
+""",
+    "a thread of C": """
+import atexit, ctypes, threading, time
+ended = threading.Event()
+def crash():
+    ended.wait()
+    ctypes.CDLL(None).abort()
+threading.Thread(target=crash, daemon=True).start()
+atexit.register(lambda: (ended.set(), time.sleep(60)))
+""",
+}
+CRASH_AFTER_END = "killed by signal 6 after its script had ended with code"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("place", CRASHES)
+def test_a_crash_after_the_end_of_a_script_does_not_count(tmp_path, place, code):
+    """For workers without a fork server; tests/malletrain/launch/test_fork_server.py has others."""
+    text = f"{CRASHES[place]}\nimport sys\nprint('done', flush=True)\nsys.exit({code})"
+    (tmp_path / "script.py").write_text(text)
+    plain, _, _ = outcome([sys.executable, "script.py"], tmp_path)
+    assert plain == -signal.SIGABRT
+    ended, output, errors = outcome([*WAYS["cold"], "script.py"], tmp_path)
+    assert (ended, output) == (code, b"done\n")
+    assert f"{CRASH_AFTER_END} {code}".encode() in errors
+
+
+def test_a_crash_of_a_script_counts(tmp_path):
+    (tmp_path / "script.py").write_text("import ctypes; ctypes.CDLL(None).abort()")
+    code, _, errors = outcome([*WAYS["cold"], "script.py"], tmp_path)
+    assert code == -signal.SIGABRT
+    assert CRASH_AFTER_END.encode() not in errors

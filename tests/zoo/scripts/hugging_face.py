@@ -62,7 +62,10 @@ class Recorder(TrainerCallback):
         self.trace.note("evaluation", state.global_step, loss=more["metrics"]["eval_loss"])
 
 
-def _trainer(trace: Trace, more: list[Any] | None = None, **arguments: Any) -> None:
+def train_with_trainer(
+    trace: Trace, more: list[Any] | None = None, **arguments: Any
+) -> None:
+    """Train with arguments of ``TrainingArguments`` and ``more`` callbacks."""
     net = Net()
     callback = MalleTrainCallback(global_batch_size=BATCH)
     args = TrainingArguments(
@@ -95,17 +98,17 @@ def _trainer(trace: Trace, more: list[Any] | None = None, **arguments: Any) -> N
 
 def trainer(trace: Trace) -> None:
     """A linear schedule and an evaluation after each epoch."""
-    _trainer(trace, eval_strategy="epoch")
+    train_with_trainer(trace, eval_strategy="epoch")
 
 
 def trainer_cosine(trace: Trace) -> None:
     """A warm-up and a cosine, evaluated every three steps."""
-    _trainer(trace, eval_strategy="steps", eval_steps=3, lr_scheduler_type="cosine", warmup_steps=3)
+    train_with_trainer(trace, eval_strategy="steps", eval_steps=3, lr_scheduler_type="cosine", warmup_steps=3)
 
 
 def trainer_early_stopping(trace: Trace) -> None:
     """The best model is kept, and training ends when nothing gets better."""
-    _trainer(
+    train_with_trainer(
         trace,
         [EarlyStoppingCallback(early_stopping_patience=2)],
         eval_strategy="epoch",

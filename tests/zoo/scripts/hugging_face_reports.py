@@ -10,7 +10,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from malletrain.integrations.transformers import MalleTrainCallback
-from tests.zoo.scripts.hugging_face import Recorder, _trainer
+from tests.zoo.scripts.hugging_face import Recorder, train_with_trainer
 from tests.zoo.scripts.parts import BATCH, EPOCHS, SAMPLES
 from tests.zoo.trace import Trace
 
@@ -39,7 +39,7 @@ class History(TrainerCallback):
 
 def begun_with_evaluation(trace: Trace) -> None:
     """``eval_on_start``, two and a half epochs, logs each three steps (transformers#31677)."""
-    _trainer(
+    train_with_trainer(
         trace,
         [History(trace)],
         eval_on_start=True,
@@ -51,7 +51,7 @@ def begun_with_evaluation(trace: Trace) -> None:
 
 def plateau(trace: Trace) -> None:
     """A schedule by the evaluations, and the first step logged."""
-    _trainer(
+    train_with_trainer(
         trace,
         [History(trace)],
         eval_strategy="epoch",
@@ -65,12 +65,12 @@ def plateau(trace: Trace) -> None:
 
 def two_kept(trace: Trace) -> None:
     """``save_total_limit=2`` keeps the last two of the script's own (transformers#11748)."""
-    _trainer(trace, [History(trace)], save_strategy="steps", save_steps=4, save_total_limit=2)
+    train_with_trainer(trace, [History(trace)], save_strategy="steps", save_steps=4, save_total_limit=2)
 
 
 def best_kept(trace: Trace) -> None:
     """One checkpoint is kept beside the best one, of a step that was saved (transformers#35070)."""
-    _trainer(
+    train_with_trainer(
         trace,
         [History(trace)],
         eval_strategy="steps",
@@ -157,7 +157,7 @@ def tokens(trace: Trace) -> None:
 
 def best_only(trace: Trace) -> None:
     """``save_strategy="best"``, warm-up by ratio, gradients clipped, a limit in steps."""
-    _trainer(
+    train_with_trainer(
         trace,
         [History(trace)],
         eval_strategy="steps",
@@ -175,7 +175,7 @@ def best_only(trace: Trace) -> None:
 
 def accumulated(trace: Trace) -> None:
     """The arguments ask for accumulation themselves, and for decay and a polynomial schedule."""
-    _trainer(
+    train_with_trainer(
         trace,
         [History(trace)],
         gradient_accumulation_steps=2,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlflow
 import wandb
+from torch.utils.tensorboard import SummaryWriter
 
 from malletrain.training.tracking import mlflow_run
 from tests.zoo.scripts.parts import EPOCHS, evaluate
@@ -65,5 +66,30 @@ def mlflow_files(trace: Trace) -> None:
     t.snapshot.save()
     if main:
         mlflow.end_run()
+    trace.point("finished")
+    trace.finish(t.model)
+
+
+def tensorboard_writer(trace: Trace) -> None:
+    """TensorBoard's writer in a folder of the run, with ``purge_step`` as its page recommends."""
+    main = os.environ["RANK"] == "0"
+    t = Training(trace, step=0)
+    t.prepare()
+    writer = SummaryWriter("board", purge_step=t.facts["step"] + 1) if main else None
+
+    def after_step() -> None:
+        t.facts["step"] += 1
+        if writer is not None:
+            writer.add_scalar("loss", evaluate(t.model), t.facts["step"])
+        trace.point("logged")
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step)
+        if writer is not None:
+            writer.add_scalar("evaluation", evaluate(t.model, 5), t.facts["step"])
+        trace.point("evaluation logged")
+    t.snapshot.save()
+    if writer is not None:
+        writer.close()
     trace.point("finished")
     trace.finish(t.model)

@@ -18,7 +18,7 @@ import malletrain
 from malletrain.protocol import env
 from malletrain.protocol.worker_channel import Capable, SnapshotTaken
 from malletrain.training import report
-from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.drain import StepFlush, wait_to_be_stopped
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.side_group import new_side_group
 from malletrain.training.steadfast import bear_one_sigterm
@@ -38,6 +38,7 @@ class StateGuard:
         self._request = 0
         self._is_requested = False
         self._announced = False
+        self._flush = StepFlush()
         self._handler: Any = None
         self._group: tuple[Any, Any] = (None, None)
         """The script's default group, and the gloo group that was created for it."""
@@ -68,7 +69,9 @@ class StateGuard:
         self._restore_sigterm_handler()
         bear_one_sigterm()
         number = 0
-        if rank_and_world()[0] == 0 and self._flags is not None:
+        if rank_and_world()[0] != 0:
+            self._flush.after_step()
+        elif self._flags is not None:
             if not self._announced:
                 self._announced = True
                 report.send(Capable)

@@ -235,6 +235,7 @@ class Snapshot:
         self._disk_saved_at = time.time()
         self._announced = False
         self._looked = False
+        self._flush: drain.StepFlush | None = None
         self._team: Team | None = None
         self._agreement: Agreement | None = None
         self._request = 0
@@ -475,6 +476,8 @@ class Snapshot:
             self._save()
 
     def _after_step(self) -> None:
+        if self._flush is not None:
+            self._flush.after_step()
         if self._epochs is not None and self._epochs.finished:
             self._after_training()
             return
@@ -493,6 +496,8 @@ class Snapshot:
 
     def _look(self) -> None:
         self._looked = True
+        if self._flags is not None and rank_and_world()[0] != 0:
+            self._flush = drain.StepFlush()
         if is_sharded(self._objects):
             self._agreement = Agreement(self._all_ranks().group)
 

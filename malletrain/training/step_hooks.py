@@ -3,15 +3,15 @@ it: the request of a batch of a DataLoader, which ends the step before
 (:func:`call_before_each_batch`), and the parts of a training step, for
 :mod:`malletrain.training.step_times`.
 
-The parts are a wait for a batch of a DataLoader, a wait for a collective, the broadcast of a model's buffers, and the end of a
-backward pass, at which DistributedDataParallel waits for the exchange of the gradients.
+The parts are a wait for a batch of a DataLoader, a wait for a collective, the broadcast of a
+model's buffers, and the end of a backward pass, at which DistributedDataParallel waits for the
+exchange of the gradients.
 
-Decides nothing. A script is measured without a change to it, so the functions of torch are replaced
-by ones that measure and call the original, once in each process. They measure nothing while no
-clock runs. The collectives that a backward pass starts run beside it, so only what is left of them
-when the last gradient is computed counts as exchange. A model that FSDP shards on GPUs exchanges
-within its computation, where nothing waits that could be measured: the exchanges of such a process
-are not known.
+Decides nothing. Each function is replaced once in each process, by one that calls the original and,
+while a clock runs, measures it. The collectives that a backward pass starts run beside it, so only
+what is left of them when the last gradient is computed counts as exchange. A model that FSDP shards
+on GPUs exchanges within its computation, where nothing waits that could be measured: the exchanges
+of such a process are not known.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ _RESTART = {
             "scheduled_after_snapshot",
             "limited_before_step",
             "kept_open",
+            "rows_of_all_ranks",
         ),
     ),
     "tricks": (

@@ -65,3 +65,26 @@ def test_a_pipe_is_left_alone_whose_reader_may_not_read():
         assert end.read() is None
         file.flush()
         assert end.read() == b"row"
+
+
+def test_files_are_flushed_at_each_step_and_new_ones_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(drain, "LOOK_S", 0.0)
+    flush, rows = drain.StepFlush(), [tmp_path / "first", tmp_path / "second"]
+    with rows[0].open("w") as first, rows[1].open("w") as second:
+        for text in ("x", "xy"):
+            first.write(text[-1])
+            flush.after_step()
+            assert rows[0].read_text() == text
+        second.write("row")
+        flush.after_step()
+        assert rows[1].read_text() == "row"
+    flush.after_step()
+
+
+def test_files_are_not_looked_for_at_each_step(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(drain, "_written_files", lambda: looks.append(1) or {})
+    flush = drain.StepFlush()
+    for _ in range(100):
+        flush.after_step()
+    assert len(looks) == 1

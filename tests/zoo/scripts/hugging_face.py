@@ -62,9 +62,7 @@ class Recorder(TrainerCallback):
         self.trace.note("evaluation", state.global_step, loss=more["metrics"]["eval_loss"])
 
 
-def train_with_trainer(
-    trace: Trace, more: list[Any] | None = None, **arguments: Any
-) -> None:
+def train_with_trainer(trace: Trace, more: list[Any] | None = None, **arguments: Any) -> None:
     """Train with arguments of ``TrainingArguments`` and ``more`` callbacks."""
     net = Net()
     callback = MalleTrainCallback(global_batch_size=BATCH)
@@ -103,7 +101,9 @@ def trainer(trace: Trace) -> None:
 
 def trainer_cosine(trace: Trace) -> None:
     """A warm-up and a cosine, evaluated every three steps."""
-    train_with_trainer(trace, eval_strategy="steps", eval_steps=3, lr_scheduler_type="cosine", warmup_steps=3)
+    train_with_trainer(
+        trace, eval_strategy="steps", eval_steps=3, lr_scheduler_type="cosine", warmup_steps=3
+    )
 
 
 def trainer_early_stopping(trace: Trace) -> None:

@@ -65,7 +65,9 @@ def plateau(trace: Trace) -> None:
 
 def two_kept(trace: Trace) -> None:
     """``save_total_limit=2`` keeps the last two of the script's own (transformers#11748)."""
-    train_with_trainer(trace, [History(trace)], save_strategy="steps", save_steps=4, save_total_limit=2)
+    train_with_trainer(
+        trace, [History(trace)], save_strategy="steps", save_steps=4, save_total_limit=2
+    )
 
 
 def best_kept(trace: Trace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -369,4 +370,24 @@ def kept_open(trace: Trace) -> None:
 
         for epoch in t.sampler.epochs(EPOCHS):
             t.train_epoch(epoch, write)
+    t.end()
+
+
+def rows_of_all_ranks(trace: Trace) -> None:
+    """Each rank writes the numbers of its samples to a file that is open from beginning to end; at
+    the end rank 0 collects them.
+    """
+    t = Training(trace)
+    t.prepare()
+    Path("rows").mkdir(exist_ok=True)
+    with open(f"rows/{dist.get_rank()}.csv", "a") as log:
+        for epoch in t.sampler.epochs(EPOCHS):
+            for x, y, numbers in t.loader:
+                log.writelines(f"{epoch},{number}\n" for number in numbers.tolist())
+                t.train_batch(epoch, x, y, numbers)
+            log.write(f"end of {epoch}\n" if t.main else "")
+    dist.barrier()
+    if t.main:
+        lines = [line for file in Path("rows").iterdir() for line in file.read_text().splitlines()]
+        append("rows.txt", "\n".join(sorted(lines)))
     t.end()

@@ -83,6 +83,7 @@ def test_files_are_flushed_at_each_step_and_new_ones_are_found(tmp_path, monkeyp
 
 def test_files_are_not_looked_for_at_each_step(tmp_path, monkeypatch):
     looks = []
+    monkeypatch.setattr(drain, "LOOK_S", 1e9)
     monkeypatch.setattr(drain, "_written_files", lambda: looks.append(1) or {})
     flush = drain.StepFlush()
     for _ in range(100):

@@ -39,16 +39,17 @@ with open("notes", "a") as file:
 """
 JOBS = {
     "restart": (PREPARED + RESTART, {}),
-    "restart, exit handler": (PREPARED + IN_HANDLER + RESTART, {}),
-    "no fork server": (PREPARED + RESTART, {"env": {"MALLETRAIN_PRELOAD": "0"}}),
-    "no fork server, exit handler": (
+    "restart-handler": (PREPARED + IN_HANDLER + RESTART, {}),
+    "cold": (PREPARED + RESTART, {"env": {"MALLETRAIN_PRELOAD": "0"}}),
+    "cold-handler": (
         PREPARED + IN_HANDLER + RESTART,
         {"env": {"MALLETRAIN_PRELOAD": "0"}},
     ),
+    "torchrun-handler": (PREPARED + IN_HANDLER + RESTART, {"launcher": "torchrun"}),
     "live": (PREPARED + LIVE, {"mode": "live"}),
-    "live, exit handler": (PREPARED + IN_HANDLER + LIVE, {"mode": "live"}),
+    "live-handler": (PREPARED + IN_HANDLER + LIVE, {"mode": "live"}),
 }
-ORDINARY = ("restart, exit handler", "no fork server, exit handler")
+ORDINARY = ("restart-handler", "cold-handler")
 
 
 @pytest.mark.parametrize(

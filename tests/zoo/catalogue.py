@@ -49,7 +49,12 @@ _RESTART = {
         *("validated", "epoch_means", "annealed", "saved_by_step", "best_two", "averaged", "swa"),
         *("monitored", "clipped"),
     ),
-    "accelerate_loop": ("accelerate", "accelerate_several_models", "accelerate_naming"),
+    "accelerate_loop": (
+        "accelerate",
+        "accelerate_several_models",
+        "accelerate_naming",
+        "accelerate_cut_short",
+    ),
     "accelerate_reports": ("accumulating", "gathered"),
     "diffusers_reports": ("averaged",),
     "tracking": ("weights_and_biases", "mlflow_files", "tensorboard_writer"),

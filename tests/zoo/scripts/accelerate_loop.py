@@ -16,7 +16,7 @@ from tests.zoo.scripts.parts import BATCH, EPOCHS, SAMPLES, Numbered, evaluate, 
 from tests.zoo.trace import Trace
 
 
-def _train(trace: Trace, models: int = 1, **options: Any) -> None:
+def _train(trace: Trace, models: int = 1, limit: int = SAMPLES, **options: Any) -> None:
     accelerator = Accelerator(cpu=True, **options)
     nets = [make_model(seed) for seed in range(models)]
     optimizers = [torch.optim.Adam(net.parameters(), lr=0.05) for net in nets]
@@ -26,7 +26,7 @@ def _train(trace: Trace, models: int = 1, **options: Any) -> None:
     accelerator.register_for_checkpointing(scheduler)
     sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=7)
     loader = DataLoader(Numbered(), batch_sampler=sampler)
-    guard = Guard(accelerator, "states", sampler)
+    guard = Guard(accelerator, "states", sampler, every_s=trace.save_every_s)
     guard.resume()
     for epoch in sampler.epochs(EPOCHS):
         for x, y, numbers in loader:
@@ -37,6 +37,8 @@ def _train(trace: Trace, models: int = 1, **options: Any) -> None:
                 update.step()
             trace.step((epoch, sampler.position), numbers, lr)
             guard.step()
+            if sampler.position >= limit:
+                break
         scheduler.step()
         trace.note("evaluation", epoch, losses=[evaluate(net) for net in nets])
     guard.save()
@@ -59,3 +61,8 @@ def accelerate_naming(trace: Trace) -> None:
     """``automatic_checkpoint_naming``, which numbers the states that the script saves itself."""
     configuration = ProjectConfiguration("project", automatic_checkpoint_naming=True)
     _train(trace, project_config=configuration)
+
+
+def accelerate_cut_short(trace: Trace) -> None:
+    """Each epoch is left after three of its four steps."""
+    _train(trace, limit=3 * BATCH)

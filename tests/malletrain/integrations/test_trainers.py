@@ -215,6 +215,7 @@ def test_accelerate(tmp_path, monkeypatch):
         accelerator, net, optimizer, guard = prepared()
         resumed, saved = guard.resume(), 0
         for batch in DataLoader(Numbers(), batch_sampler=guard.sampler):
+            before = guard.sampler.position, net.layer.weight.detach().clone()
             optimizer.zero_grad()
             accelerator.backward(net(**batch)["loss"])
             optimizer.step()
@@ -222,10 +223,10 @@ def test_accelerate(tmp_path, monkeypatch):
             if saved and stop_after:
                 report.report(0)  # the parts of a step are told with the next one
                 break
-        return resumed, saved, net.layer.weight.detach().clone(), guard
+        return resumed, saved, *before, guard
 
     with launched(monkeypatch) as launcher:
-        resumed, saved, weight, guard = train(stop_after=True)
+        resumed, saved, position, weight, guard = train(stop_after=True)
     assert (resumed, saved) == (False, 1)
     check_parts(launcher)
     assert launcher.of(Capable)
@@ -234,7 +235,7 @@ def test_accelerate(tmp_path, monkeypatch):
     with as_plain_script(monkeypatch):
         _, net, optimizer, again = prepared()
         assert again.resume()
-        assert again.sampler.position == guard.sampler.position > 0
+        assert again.sampler.position == position > 0, "saved when this step's batch was requested"
         assert torch.equal(net.layer.weight, weight)
         again.save()
         assert again.newest().endswith("state-b"), "the one before stays until the new one is whole"

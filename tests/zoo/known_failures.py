@@ -10,9 +10,14 @@ _OFFLINE_ROWS = (
     "W&B offline keeps its last rows in the memory of a process of its own: they are lost with a "
     "process that has no notice"
 )
+_ROWS_OF_LOST_RANK = (
+    "a rank that is lost without notice takes with it the rows in its buffers of a step that the "
+    "others have finished, and rank 0 saved"
+)
 KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     ("restart/weights_and_biases", "loss", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
+    ("restart/rows_of_all_ranks", "loss", ""): _ROWS_OF_LOST_RANK,
 }
 """Reason by script, change and boundary. An empty boundary: some of the boundaries fail."""
 

@@ -41,7 +41,7 @@ INTERRUPTED = -signal.SIGINT
 """Code of a script that ended by a KeyboardInterrupt. The process then ends by SIGINT."""
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals by which a process crashes."""
-_kept: list[Any] = []
+_c_functions: list[Any] = []
 """C functions that must not be freed."""
 _FILE: Any = io.IOBase.__mro__[1]
 """Base class of all file objects. A check against ``io.IOBase`` would call the hooks of an abstract
@@ -216,7 +216,7 @@ def outlive_crashes(code: int) -> None:
 
     # A handler of the module signal would wait for the interpreter to go on, and there it does not.
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(end)
-    _kept.append(handler)
+    _c_functions.append(handler)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, type(handler)), ctypes.c_void_p
     for number in CRASHES:
         libc.signal(number, handler)

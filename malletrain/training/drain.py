@@ -61,8 +61,8 @@ class StepFlush:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_S
-            if (found := _written_files()) != self._open:
-                self._open, self._files = found, _writers(set(found))
+            if (files := _written_files()) != self._open:
+                self._open, self._files = files, _writers(set(files))
         for file in self._files:
             with contextlib.suppress(Exception):
                 file.flush()

@@ -162,7 +162,7 @@ class NodeJob:
         """Failures of workers here in that round."""
         self.address = ""
         """Address that the launcher has reported, for the other nodes."""
-        self.reports = WorkerReports(assign.job, send)
+        self.reports = WorkerReports(assign.job, send, tuned=bool(assign.spec.tuned))
         self.ended = False
         """No process of the job is left, and this has been reported to the daemon."""
         self.drain_wait = False
@@ -350,7 +350,7 @@ class NodeJob:
         if self._process is None or self.releasing:
             return
         entered = self._rounds.get(self.generation)
-        rank = entered.group_rank * self._assign.spec.nproc_per_node if entered else 0
+        rank = entered.group_rank * self._processes_in(entered) if entered else 0
         self._last_failures = (Failure(rank, -signal.SIGKILL, time.time(), cause=sentence),)
         self._servers.sweep(1.0)  # the next step finds that the launcher has ended
 
@@ -494,7 +494,7 @@ class NodeJob:
         self._cancel_drain()
         self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
         self._logs.mark_complete(self.job, before_generation=entered.generation)
-        count = 0 if self._is_farm else self._assign.spec.nproc_per_node
+        count = 0 if self._is_farm else self._processes_in(entered)
         first = entered.group_rank * count
         for rank in range(first, first + count):
             path = self._log_dir / rank_log_name(entered.generation, rank)
@@ -513,9 +513,14 @@ class NodeJob:
     def _stock_failures(self) -> tuple[Failure, ...]:
         entered = self._rounds.get(self.generation)
         group_rank = entered.group_rank if entered else 0
-        return stock_failures(
-            tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time()
-        )
+        processes = self._processes_in(entered)
+        return stock_failures(tail(self._launcher_log), group_rank, processes, time.time())
+
+    def _processes_in(self, entered: Round | None) -> int:
+        """Returns the number of worker processes on this node in a round."""
+        if entered is not None and entered.layout is not None:
+            return entered.layout.processes
+        return self._assign.spec.nproc_per_node
 
     def _on_launcher_end(self, code: int) -> None:
         self._process = None

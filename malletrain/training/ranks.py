@@ -34,11 +34,19 @@ def nodes() -> int:
         return 1
 
 
-def max_world(world_size: int) -> int:
+def max_world(world_size: int, global_batch_size: int | None = None) -> int:
     """Return the job's maximum number of ranks, as set by the agent; outside MalleTrain
     ``world_size``, the current number.
+
+    Args:
+        world_size: current number of ranks.
+        global_batch_size: samples per step over all ranks. If the number of processes of a node is
+            found by measuring, layouts with more ranks than these samples are left out. None if
+            each rank has a batch of its own: such layouts are all left out.
     """
     try:
-        return max(world_size, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
+        most = max(world_size, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
+        most_of_layouts = int(os.environ.get(env.MAX_WORLD_SIZE_OF_LAYOUTS, "0"))
     except ValueError:
         return world_size
+    return max(most, min(most_of_layouts, global_batch_size or 0))

@@ -114,7 +114,7 @@ def test_batch_means_drop_the_warm_up_and_end_with_reports():
 
 def test_the_interval_of_a_difference_is_welchs():
     # Known answer, by scipy.stats.ttest_ind_from_stats(equal_var=False) and t.ppf(0.995, df):
-    # means 10 and 12, sample deviations 1 and 2, 5 and 10 batches: df = 12.87, t = 3.055 for 12.
+    # means 10 and 12, sample deviations 1 and 2, 5 and 10 batches: df = 12.96, t = 3.055 for 12.
     a, b = Arm(Layout(1, 1), 5, 10.0, 4.0), Arm(Layout(2, 1), 10, 12.0, 36.0)
     low, high = difference(a, b, 0.0)
     half = 3.055 * (1 / 5 + 4 / 10) ** 0.5

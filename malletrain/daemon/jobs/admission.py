@@ -22,7 +22,7 @@ from malletrain.config.containers import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
-from malletrain.protocol.bounds import JOB_ID, MAX_NODES
+from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
 from malletrain.protocol.task_template import OUTPUT, expand, problems
@@ -52,7 +52,6 @@ def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
     return msgspec.structs.replace(spec, software=software, python=python)
 
 
-MAX_PROCESSES = 4096
 """Maximum number of processes of one job on one node."""
 MAX_PROFILE_SIZES = 100
 """Maximum number of sizes to profile at. A profile visits far fewer."""

@@ -14,7 +14,7 @@ processes of the job, so a layout is measured for several batches in a row befor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -305,6 +305,11 @@ class LayoutSearch:
         return self.outcome.layout if self.outcome else self.arms[self.current].layout
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the default was measured long enough to compare another layout with it."""
+        return self.default.count >= self.config.min_batches
+
+    @property
     def default(self) -> Arm:
         """The arm of the default layout."""
         return self.arms[0]
@@ -337,6 +342,22 @@ class LayoutSearch:
         if self.outcome is not None or self.current == 0:
             return self
         return _next(_with_arm(self, self.current, replace(self.arms[self.current], out=FAILED)))
+
+    def excluding(self, excluded: Callable[[Layout], bool], reason: str) -> LayoutSearch:
+        """Leave out layouts that are not measured yet. The default stays.
+
+        Args:
+            excluded: whether a layout is left out.
+            reason: why, as words of a table.
+        """
+        if self.outcome is not None:
+            return self
+        arms = tuple(
+            replace(arm, out=reason) if index and not arm.out and excluded(arm.layout) else arm
+            for index, arm in enumerate(self.arms)
+        )
+        search = replace(self, arms=arms)
+        return _next(search) if arms[self.current].out else search
 
     def ended(self, reason: str) -> LayoutSearch:
         """End the search with the default layout. ``reason``: why, as a sentence."""

@@ -69,11 +69,15 @@ def test_only_loaders_that_name_no_number_of_datasets_without_an_order_of_their_
 def test_nothing_else_of_a_loader_changes():
     head = IMPORTS[1] + HEAD + "plain = DataLoader(Numbers(), num_workers=2)\n"
     attributes = "('num_workers', 'prefetch_factor', 'persistent_workers', 'timeout', 'pin_memory')"
-    same = f"print(all(getattr(plain, a) == getattr(DataLoader(Numbers()), a) for a in {attributes}))"
+    same = (
+        f"print(all(getattr(plain, a) == getattr(DataLoader(Numbers()), a) for a in {attributes}))"
+    )
     assert printed(head + same) == "True"
 
 
 @pytest.mark.parametrize("number", ["", "0", "many", "-1"])
 def test_without_a_usable_number_torch_is_left_alone(number):
-    program = IMPORTS[1] + HEAD + "print(malletrain.loader_workers(), DataLoader(Numbers()).num_workers)"
+    program = (
+        IMPORTS[1] + HEAD + "print(malletrain.loader_workers(), DataLoader(Numbers()).num_workers)"
+    )
     assert printed(program, number) == "0 0"

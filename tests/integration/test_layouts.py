@@ -1,0 +1,137 @@
+"""The search for the best layout of a node, in real jobs in restart mode: no sample is lost or
+trained on twice, whatever happens meanwhile, and the layout is stored for later jobs.
+
+Each sample has a parameter of its own, of which a step takes 1/(global batch): what is left of it
+says how often the sample was trained on. A step lasts as long as a process has samples, so that two
+processes are twice as fast as one.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from malletrain.launch.cores import allowed_cores
+from tests.integration.embedded import site
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+import malletrain
+
+SAMPLES, BATCH = 400_000, 8
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+class Tally(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parameter = torch.nn.Parameter(torch.zeros(SAMPLES))
+
+    def forward(self, numbers):
+        return self.parameter[numbers].mean()
+
+model = Tally()
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+BATCHES = {"own": dict(batch_size=8)}.get(sys.argv[1], dict(global_batch_size=BATCH))
+sampler = malletrain.ElasticSampler(SAMPLES, **BATCHES)
+snapshot = malletrain.Snapshot(model=model, sampler=sampler, every_s=2)
+snapshot.restore()
+if "fails" in sys.argv and size > 1:
+    sys.exit("no room for two")
+net = torch.nn.parallel.DistributedDataParallel(model)
+loader = torch.utils.data.DataLoader(range(SAMPLES), batch_sampler=sampler)
+if rank == 0:
+    with open("layouts", "a") as file:
+        threads, loaders = torch.get_num_threads(), loader.num_workers
+        file.write(f"{size} {os.environ['LOCAL_WORLD_SIZE']} {threads} {loaders}\\n")
+stop = torch.zeros(1)
+for epoch in sampler.epochs(1):
+    for numbers in loader:
+        optimizer.zero_grad()
+        (net(numbers) * sampler.loss_weight).backward()
+        optimizer.step()
+        time.sleep(0.005 * len(numbers))
+        sampler.advance()
+        malletrain.report(len(numbers))
+        snapshot.step()
+        stop.fill_(os.path.exists("enough"))
+        dist.all_reduce(stop)
+        if stop.item():
+            break
+    break
+snapshot.save()
+if rank == 0:
+    times = torch.round(-model.parameter.detach() * BATCH).to(torch.int64)
+    record = dict(
+        position=sampler.state_dict()["position"],
+        once=int((times == 1).sum()),
+        more=int((times > 1).sum()),
+    )
+    with open("trained", "w") as file:
+        json.dump(record, file)
+"""
+AUTO = {"nproc_per_node": 0, "tuned": ("processes",), "profile": False}
+FAST = "2 processes × 1 thread"
+needs_two_cores = pytest.mark.skipif(allowed_cores() != 2, reason="written for two cores")
+
+
+def submit(embedded, *args, **options):
+    script = embedded.script("tally.py", SCRIPT)
+    return embedded.submit(script, *(args or ("global",)), **{**AUTO, **options})
+
+
+def layouts(embedded):
+    """(world size, processes on a node, threads, loader workers) of each round."""
+    return [
+        tuple(map(int, x.split())) for x in (embedded.work / "layouts").read_text().split("\n") if x
+    ]
+
+
+def found(embedded, job):
+    embedded.until(lambda: embedded.events("layout-found", job), "the layout is found")
+    [event] = embedded.events("layout-found", job)
+    return event
+
+
+def ended(embedded, job):
+    """End the job; every sample up to the sampler's position was trained on exactly once."""
+    (embedded.work / "enough").touch()
+    embedded.until_state(job, "completed", "failed")
+    assert embedded.job(job).state == "completed", embedded.show(job).failure
+    record = json.loads((embedded.work / "trained").read_text())
+    assert record["more"] == 0
+    assert record["once"] == record["position"] > 0
+    assert embedded.job(job).samples == record["position"]
+    return record
+
+
+@needs_two_cores
+def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_path):
+    with site(tmp_path / "site", nodes=2) as embedded:
+        job = submit(embedded, nodes=(2, 2))
+        event = found(embedded, job)
+        assert event.data["layout"] == {"processes": 2, "threads": 1, "loader_workers": 0}
+        assert event.data["default"] == {"processes": 1, "threads": 2, "loader_workers": 0}
+        assert FAST in event.sentence
+        rates = {tuple(rate[:2]): rate[3] for rate in event.data["rates"]}
+        assert rates[2, 1] > 1.3 * rates[1, 2]
+        before = embedded.job(job).samples
+        embedded.until_samples(job, before + 200)
+        assert layouts(embedded)[0] == (2, 1, 2, 0)
+        assert layouts(embedded)[-1] == (4, 2, 1, 0)
+        assert len(embedded.events("layout-changed", job)) == len(layouts(embedded)) - 1
+        ended(embedded, job)
+
+        (embedded.work / "enough").unlink()
+        (embedded.work / "layouts").unlink()
+        later = submit(embedded, nodes=(1, 2))
+        embedded.until_samples(later, 200)
+        assert {layout[1:] for layout in layouts(embedded)} == {(2, 1, 0)}
+        ended(embedded, later)
+        assert not embedded.events("layout-changed", later)

@@ -9,6 +9,7 @@ processes are twice as fast as one.
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
@@ -135,3 +136,73 @@ def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_
         assert {layout[1:] for layout in layouts(embedded)} == {(2, 1, 0)}
         ended(embedded, later)
         assert not embedded.events("layout-changed", later)
+
+
+@needs_two_cores
+def test_a_daemon_that_is_killed_in_the_middle_goes_on_with_the_search(tmp_path):
+    with site(tmp_path / "site", nodes=1) as embedded:
+        job = submit(embedded)
+        embedded.until(lambda: embedded.events("layout-changed", job), "another layout is tried")
+        embedded.kill_daemon()
+        embedded.start_daemon()
+        event = found(embedded, job)
+        assert event.data["layout"]["processes"] == 2
+        assert len(event.data["rates"]) == 2  # the default was measured before
+        ended(embedded, job)
+        assert not embedded.events("workers-failed", job)
+
+
+@needs_two_cores
+def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
+    with site(tmp_path / "site", nodes=2) as embedded:
+        job = submit(embedded, nodes=(1, 2))
+        embedded.until(lambda: embedded.events("layout-changed", job), "another layout is tried")
+        node = embedded.show(job).job.nodes[-1]
+        embedded.agents()[node].send_signal(signal.SIGTERM)
+        event = found(embedded, job)
+        assert event.data["layout"]["processes"] == 2
+        before = embedded.job(job).samples
+        embedded.until_samples(job, before + 200)
+        ended(embedded, job)
+
+
+@needs_two_cores
+def test_a_layout_in_which_the_script_fails_is_dropped_and_costs_no_try(tmp_path):
+    with site(tmp_path / "site", nodes=1) as embedded:
+        job = submit(embedded, "global", "fails")
+        event = found(embedded, job)
+        assert event.data["layout"]["processes"] == 1
+        assert [e.data["layout"]["processes"] for e in embedded.events("layout-failed", job)] == [2]
+        before = embedded.job(job).samples
+        embedded.until_samples(job, before + 100)
+        ended(embedded, job)
+        assert not embedded.events("workers-failed", job)
+
+
+def test_batches_of_each_process_keep_the_number_of_processes(tmp_path):
+    with site(tmp_path / "site", nodes=1) as embedded:
+        job = submit(embedded, "own")
+        event = found(embedded, job)
+        assert "another one would change the result" in event.sentence
+        ended_layouts = layouts(embedded)
+        assert {layout[1] for layout in ended_layouts} == {1}
+        assert not embedded.events("layout-changed", job)
+
+
+def test_loader_workers_are_found_too(tmp_path):
+    with site(tmp_path / "site", nodes=1) as embedded:
+        job = submit(embedded, nproc_per_node=1, tuned=("loader-workers", "threads"))
+        found(embedded, job)
+        tried = {layout[1:] for layout in layouts(embedded)}
+        assert {loaders for *_, loaders in tried} >= {0, 1}
+        assert {processes for processes, *_ in tried} == {1}
+        ended(embedded, job)
+
+
+def test_fixed_numbers_need_no_search(tmp_path):
+    with site(tmp_path / "site", nodes=1) as embedded:
+        job = submit(embedded, nproc_per_node=2, threads=3, loader_workers=1, tuned=())
+        embedded.until_samples(job, 100)
+        assert layouts(embedded) == [(2, 2, 3, 1)]
+        ended(embedded, job)
+        assert not embedded.events("layout-found", job)

@@ -25,6 +25,7 @@ from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
+from malletrain.protocol.payloads import TUNABLE
 from malletrain.protocol.task_template import OUTPUT, expand, problems
 
 
@@ -308,10 +309,30 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         )
     if spec.mode == "live" and spec.launcher != "builtin":
         return "Live mode needs the builtin launcher: torchrun restarts its workers in every round."
+    if problem := _layout_problem(spec):
+        return problem
     if spec.on_hang not in ("tell", "restart"):
         return f"The action at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    return ""
+
+
+def _layout_problem(spec: messages.JobSpec) -> str:
+    """Return what is wrong with the layout of a node, as a sentence; empty if nothing is."""
+    for number, what in ((spec.threads, "threads"), (spec.loader_workers, "loader workers")):
+        if not 0 <= number <= MAX_PROCESSES:
+            return f"A process has 0 to {MAX_PROCESSES} {what}, not {number}; 0 for the default."
+    unknown = sorted(set(spec.tuned) - set(TUNABLE))
+    if unknown or len(set(spec.tuned)) < len(spec.tuned):
+        return f"What is found by measuring is some of {', '.join(TUNABLE)}, each once."
+    if spec.tuned and (spec.mode != "restart" or spec.launcher != "builtin"):
+        return (
+            "The layout of a node is found by measuring only for trainings in restart mode under "
+            "the builtin launcher; give numbers instead of auto."
+        )
+    if spec.tuned and spec.curve is not None:
+        return "A given curve holds for one layout of the nodes; give numbers instead of auto."
     return ""
 
 

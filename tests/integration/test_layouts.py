@@ -124,6 +124,9 @@ def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_
         assert rates[2, 1] > 1.3 * rates[1, 2]
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 200)
+        view = embedded.show(job).layout
+        assert (view.layout, view.searching, view.source) == (FAST, False, "")
+        assert [tried.result for tried in view.tried] == ["slower, default", "chosen"]
         assert layouts(embedded)[0] == (2, 1, 2, 0)
         assert layouts(embedded)[-1] == (4, 2, 1, 0)
         assert len(embedded.events("layout-changed", job)) == len(layouts(embedded)) - 1
@@ -134,6 +137,7 @@ def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_
         later = submit(embedded, nodes=(1, 2))
         embedded.until_samples(later, 200)
         assert {layout[1:] for layout in layouts(embedded)} == {(2, 1, 0)}
+        assert embedded.show(later).layout.source == job
         ended(embedded, later)
         assert not embedded.events("layout-changed", later)
 

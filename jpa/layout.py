@@ -33,7 +33,7 @@ _NORMAL995 = 2.576
 
 
 @dataclass(frozen=True)
-class Layout:
+class NodeLayout:
     """How a job uses one node."""
 
     processes: int
@@ -75,7 +75,7 @@ class LayoutRequest:
         return self.tunes_processes or self.tunes_threads or self.tunes_loaders
 
 
-def default_layout(cores: int, gpus: int, request: LayoutRequest) -> Layout:
+def default_layout(cores: int, gpus: int, request: LayoutRequest) -> NodeLayout:
     """Return the layout with which a job starts.
 
     Args:
@@ -85,10 +85,10 @@ def default_layout(cores: int, gpus: int, request: LayoutRequest) -> Layout:
     """
     processes = request.processes or max(1, gpus)
     threads = request.threads or max(1, cores // processes)
-    return Layout(processes, threads, request.loader_workers)
+    return NodeLayout(processes, threads, request.loader_workers)
 
 
-def candidates(cores: int, gpus: int, request: LayoutRequest) -> tuple[Layout, ...]:
+def candidates(cores: int, gpus: int, request: LayoutRequest) -> tuple[NodeLayout, ...]:
     """Return the layouts that are tried, at most :data:`MAX_CANDIDATES`, the default first.
 
     On a node with GPUs there is one process for each GPU. No layout has more threads than cores.
@@ -118,11 +118,16 @@ def candidates(cores: int, gpus: int, request: LayoutRequest) -> tuple[Layout, .
     here = default.processes
     ordered = [
         default,
-        *(Layout(n, threads(n)[0], request.loader_workers) for n in counts),
-        *(Layout(here, default.threads, n) for n in loaders(here)),
-        *(Layout(here, n, request.loader_workers) for n in threads(here)),
-        *(Layout(n, threads(n)[0], workers) for n in counts for workers in loaders(n)),
-        *(Layout(n, few, workers) for n in counts for few in threads(n) for workers in loaders(n)),
+        *(NodeLayout(n, threads(n)[0], request.loader_workers) for n in counts),
+        *(NodeLayout(here, default.threads, n) for n in loaders(here)),
+        *(NodeLayout(here, n, request.loader_workers) for n in threads(here)),
+        *(NodeLayout(n, threads(n)[0], workers) for n in counts for workers in loaders(n)),
+        *(
+            NodeLayout(n, few, workers)
+            for n in counts
+            for few in threads(n)
+            for workers in loaders(n)
+        ),
     ]
     return tuple(dict.fromkeys(ordered))[:MAX_CANDIDATES]
 
@@ -201,7 +206,7 @@ class SearchConfig:
 class Arm:
     """One layout and its measurements."""
 
-    layout: Layout
+    layout: NodeLayout
     count: int = 0
     """Number of batches at the current scale."""
     mean: float = 0.0
@@ -258,10 +263,10 @@ def difference(a: Arm, b: Arm, min_deviation: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """The end of a search."""
 
-    layout: Layout
+    layout: NodeLayout
     """The layout that the job has from now on."""
     reason: str
     """Why, as a sentence."""
@@ -291,16 +296,16 @@ class LayoutSearch:
     """Duration of the search so far."""
     nodes: int = 0
     """Number of nodes of the measurements; 0 before the first."""
-    outcome: Outcome | None = None
+    outcome: SearchOutcome | None = None
     """How it ended; None while it goes on."""
 
     @classmethod
-    def of(cls, layouts: Iterable[Layout], config: SearchConfig | None = None) -> LayoutSearch:
+    def of(cls, layouts: Iterable[NodeLayout], config: SearchConfig | None = None) -> LayoutSearch:
         """Return a search over ``layouts``, the default first."""
         return cls(tuple(Arm(layout) for layout in layouts), config or SearchConfig())
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> NodeLayout:
         """The layout that the job should have now."""
         return self.outcome.layout if self.outcome else self.arms[self.current].layout
 
@@ -343,7 +348,7 @@ class LayoutSearch:
             return self
         return _next(_with_arm(self, self.current, replace(self.arms[self.current], out=FAILED)))
 
-    def excluding(self, excluded: Callable[[Layout], bool], reason: str) -> LayoutSearch:
+    def excluding(self, excluded: Callable[[NodeLayout], bool], reason: str) -> LayoutSearch:
         """Leave out layouts that are not measured yet. The default stays.
 
         Args:
@@ -361,7 +366,7 @@ class LayoutSearch:
 
     def ended(self, reason: str) -> LayoutSearch:
         """End the search with the default layout. ``reason``: why, as a sentence."""
-        return replace(self, outcome=Outcome(self.default.layout, reason))
+        return replace(self, outcome=SearchOutcome(self.default.layout, reason))
 
     # --- storage ---
 
@@ -403,7 +408,7 @@ class LayoutSearch:
             int(data["visit"]),
             float(data["seconds"]),
             int(data["nodes"]),
-            Outcome(_layout(outcome[:3]), str(outcome[3])) if outcome else None,
+            SearchOutcome(_layout(outcome[:3]), str(outcome[3])) if outcome else None,
         )
 
 
@@ -413,10 +418,10 @@ class LayoutSearch:
 def _at(search: LayoutSearch, nodes: int) -> LayoutSearch:
     if search.nodes == nodes:
         return search
-    kept = tuple(
+    arms = tuple(
         Arm(arm.layout, out=arm.out if index else "") for index, arm in enumerate(search.arms)
     )
-    return replace(search, arms=kept, nodes=nodes, visit=0)
+    return replace(search, arms=arms, nodes=nodes, visit=0)
 
 
 def _with_arm(search: LayoutSearch, index: int, arm: Arm) -> LayoutSearch:
@@ -473,7 +478,7 @@ def _finished(search: LayoutSearch, why: str) -> LayoutSearch:
     end = f" ({why})" if why else ""
     if best == 0 or not default.count:
         reason = f"No other layout was faster than the default{end}."
-        return replace(search, outcome=Outcome(default.layout, reason))
+        return replace(search, outcome=SearchOutcome(default.layout, reason))
     low, _ = difference(winner, default, search.config.min_deviation)
     gain = winner.mean / default.mean - 1 if default.mean > 0 else math.inf
     if low <= 0:
@@ -481,17 +486,17 @@ def _finished(search: LayoutSearch, why: str) -> LayoutSearch:
             f"The fastest layout measured, {winner.layout}, was {gain:.0%} faster than the "
             f"default, which is within the uncertainty of the measurement{end}."
         )
-        return replace(search, outcome=Outcome(default.layout, reason))
+        return replace(search, outcome=SearchOutcome(default.layout, reason))
     reason = f"It is {gain:.0%} faster than the default, {default.layout}{end}."
-    return replace(search, outcome=Outcome(winner.layout, reason))
+    return replace(search, outcome=SearchOutcome(winner.layout, reason))
 
 
-def _numbers(layout: Layout) -> tuple[int, int, int]:
+def _numbers(layout: NodeLayout) -> tuple[int, int, int]:
     return layout.processes, layout.threads, layout.loader_workers
 
 
-def _layout(numbers: Iterable[Any]) -> Layout:
+def _layout(numbers: Iterable[Any]) -> NodeLayout:
     processes, threads, loader_workers = (int(number) for number in numbers)
     if processes < 1 or threads < 1 or loader_workers < 0:
         raise ValueError(f"{processes} × {threads} × {loader_workers} is no layout of a node.")
-    return Layout(processes, threads, loader_workers)
+    return NodeLayout(processes, threads, loader_workers)

@@ -42,10 +42,10 @@ from malletrain.protocol.messages import (
     Assignment,
     Error,
     Failure,
-    NodeLayout,
     Phase,
     Release,
     Round,
+    RoundLayout,
     StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
@@ -85,7 +85,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._finishing_round = 0
         """Number of the round of which some workers have ended with code 0."""
         self._answered = False
-        self.on_layout: Callable[[NodeLayout | None], None] = lambda layout: None
+        self.on_layout: Callable[[RoundLayout | None], None] = lambda layout: None
         """Called with the layout of the node in each round before it is joined."""
         self._closed = ""
         """Reason why there are no further rounds; empty if there may be."""

@@ -33,7 +33,7 @@ from malletrain.memory.folder import MemoryFolder
 from malletrain.memory.keeper import Keeper
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
-from malletrain.protocol.payloads import NodeLayout
+from malletrain.protocol.payloads import RoundLayout
 from malletrain.training.torch_private import node_agent
 
 MONITOR_INTERVAL_S = 0.05
@@ -85,7 +85,7 @@ def run(order: LaunchOrder) -> int:
         monitor_interval=MONITOR_INTERVAL_S,
     )
 
-    def use_layout(layout: NodeLayout | None) -> None:
+    def use_layout(layout: RoundLayout | None) -> None:
         # TorchElastic reads the number when it starts the workers of the round.
         worker_spec.local_world_size = (layout or spec.layout).processes
         variables.set(layout or spec.layout)

@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 
 from malletrain.launch.cores import THREADS_VARIABLE, allowed_cores, threads_per_worker
 from malletrain.protocol import env
-from malletrain.protocol.payloads import NodeLayout
+from malletrain.protocol.payloads import RoundLayout
 
 
 class WorkerVariables:
@@ -25,7 +25,7 @@ class WorkerVariables:
         self._environment = environment
         self._of_user = {THREADS_VARIABLE: environment.get(THREADS_VARIABLE, "")}
 
-    def set(self, layout: NodeLayout) -> None:
+    def set(self, layout: RoundLayout) -> None:
         """Set the number of threads and of loader workers for the workers that start next. A number
         of threads that the user has chosen stays, unless the layout names one.
         """

@@ -59,10 +59,10 @@ from malletrain.protocol.payloads import Assignment as Assignment
 from malletrain.protocol.payloads import Failure as Failure
 from malletrain.protocol.payloads import JobSpec as JobSpec
 from malletrain.protocol.payloads import MetricSample as MetricSample
-from malletrain.protocol.payloads import NodeLayout as NodeLayout
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
+from malletrain.protocol.payloads import RoundLayout as RoundLayout
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.stacks import ShowStacks as ShowStacks
 from malletrain.protocol.stacks import Stacks as Stacks
@@ -372,7 +372,7 @@ class Round(Message, frozen=True):
     interface: str = ""
     address: str = ""
     members: tuple[Peer, ...] = ()
-    layout: NodeLayout | None = None
+    layout: RoundLayout | None = None
     """How the job uses each of its nodes in this round; None: as its specification says."""
 
 

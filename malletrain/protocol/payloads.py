@@ -67,7 +67,7 @@ class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """Events to notify of: the job's ``start``, ``end``, ``failure``."""
 
 
-class NodeLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RoundLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How the processes of a job use one node, the same on all nodes of a round."""
 
     processes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
@@ -148,11 +148,11 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Parts of the layout of a node that are found by measuring, of :data:`TUNABLE`."""
 
     @property
-    def layout(self) -> NodeLayout:
+    def layout(self) -> RoundLayout:
         """The layout of a node that the job asks for. An agent replaces 0 processes by the number
         of its GPUs.
         """
-        return NodeLayout(max(1, self.nproc_per_node), self.threads, self.loader_workers)
+        return RoundLayout(max(1, self.nproc_per_node), self.threads, self.loader_workers)
 
     @property
     def trains(self) -> bool:

@@ -94,7 +94,7 @@ def layouts(embedded):
     ]
 
 
-def found(embedded, job):
+def end_of_search(embedded, job):
     embedded.until(lambda: embedded.events("layout-found", job), "the layout is found")
     [event] = embedded.events("layout-found", job)
     return event
@@ -116,7 +116,7 @@ def ended(embedded, job):
 def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_path):
     with site(tmp_path / "site", nodes=2) as embedded:
         job = submit(embedded, nodes=(2, 2))
-        event = found(embedded, job)
+        event = end_of_search(embedded, job)
         assert event.data["layout"] == {"processes": 2, "threads": 1, "loader_workers": 0}
         assert event.data["default"] == {"processes": 1, "threads": 2, "loader_workers": 0}
         assert FAST in event.sentence
@@ -149,7 +149,7 @@ def test_a_daemon_that_is_killed_in_the_middle_goes_on_with_the_search(tmp_path)
         embedded.until(lambda: embedded.events("layout-changed", job), "another layout is tried")
         embedded.kill_daemon()
         embedded.start_daemon()
-        event = found(embedded, job)
+        event = end_of_search(embedded, job)
         assert event.data["layout"]["processes"] == 2
         assert len(event.data["rates"]) == 2  # the default was measured before
         ended(embedded, job)
@@ -163,7 +163,7 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
         embedded.until(lambda: embedded.events("layout-changed", job), "another layout is tried")
         node = embedded.show(job).job.nodes[-1]
         embedded.agents()[node].send_signal(signal.SIGTERM)
-        event = found(embedded, job)
+        event = end_of_search(embedded, job)
         assert event.data["layout"]["processes"] == 2
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 200)
@@ -174,7 +174,7 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
 def test_a_layout_in_which_the_script_fails_is_dropped_and_costs_no_try(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
         job = submit(embedded, "global", "fails")
-        event = found(embedded, job)
+        event = end_of_search(embedded, job)
         assert event.data["layout"]["processes"] == 1
         assert [e.data["layout"]["processes"] for e in embedded.events("layout-failed", job)] == [2]
         before = embedded.job(job).samples
@@ -186,7 +186,7 @@ def test_a_layout_in_which_the_script_fails_is_dropped_and_costs_no_try(tmp_path
 def test_batches_of_each_process_keep_the_number_of_processes(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
         job = submit(embedded, "own")
-        event = found(embedded, job)
+        event = end_of_search(embedded, job)
         assert "another one would change the result" in event.sentence
         ended_layouts = layouts(embedded)
         assert {layout[1] for layout in ended_layouts} == {1}
@@ -196,7 +196,7 @@ def test_batches_of_each_process_keep_the_number_of_processes(tmp_path):
 def test_loader_workers_are_found_too(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
         job = submit(embedded, nproc_per_node=1, tuned=("loader-workers", "threads"))
-        found(embedded, job)
+        end_of_search(embedded, job)
         tried = {layout[1:] for layout in layouts(embedded)}
         assert {loaders for *_, loaders in tried} >= {0, 1}
         assert {processes for processes, *_ in tried} == {1}

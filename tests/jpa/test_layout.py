@@ -17,9 +17,9 @@ from jpa.layout import (
     MAX_CANDIDATES,
     Arm,
     BatchMeans,
-    Layout,
     LayoutRequest,
     LayoutSearch,
+    NodeLayout,
     SearchConfig,
     candidates,
     default_layout,
@@ -64,8 +64,8 @@ def test_the_layout_of_a_job_that_asks_for_nothing():
     assert numbers([default_layout(16, 0, LayoutRequest())]) == [(1, 16, 0)]
     assert numbers([default_layout(16, 4, LayoutRequest())]) == [(4, 4, 0)]
     assert numbers([default_layout(3, 0, LayoutRequest(processes=8))]) == [(8, 1, 0)]
-    assert str(Layout(1, 2)) == "1 process × 2 threads"
-    assert str(Layout(4, 1, 2)) == "4 processes × 1 thread × 2 loader workers"
+    assert str(NodeLayout(1, 2)) == "1 process × 2 threads"
+    assert str(NodeLayout(4, 1, 2)) == "4 processes × 1 thread × 2 loader workers"
 
 
 @given(
@@ -115,22 +115,22 @@ def test_batch_means_drop_the_warm_up_and_end_with_reports():
 def test_the_interval_of_a_difference_is_welchs():
     # Known answer, by scipy.stats.ttest_ind_from_stats(equal_var=False) and t.ppf(0.995, df):
     # means 10 and 12, sample deviations 1 and 2, 5 and 10 batches: df = 12.96, t = 3.055 for 12.
-    a, b = Arm(Layout(1, 1), 5, 10.0, 4.0), Arm(Layout(2, 1), 10, 12.0, 36.0)
+    a, b = Arm(NodeLayout(1, 1), 5, 10.0, 4.0), Arm(NodeLayout(2, 1), 10, 12.0, 36.0)
     low, high = difference(a, b, 0.0)
     half = 3.055 * (1 / 5 + 4 / 10) ** 0.5
     assert (low, high) == pytest.approx((-2 - half, -2 + half))
-    assert difference(Arm(Layout(1, 1), 1, 5.0), b, 0.0) == (-float("inf"), float("inf"))
+    assert difference(Arm(NodeLayout(1, 1), 1, 5.0), b, 0.0) == (-float("inf"), float("inf"))
 
 
 SWITCH_S, BATCH_S = 2.5, 0.5
 
 
 def simulate(
-    rates: dict[Layout, float],
+    rates: dict[NodeLayout, float],
     seed: int,
     noise: float = 0.05,
     max_seconds: float = 60.0,
-    fails: Callable[[Layout], bool] = lambda layout: False,
+    fails: Callable[[NodeLayout], bool] = lambda layout: False,
 ) -> LayoutSearch:
     """Search among layouts of known throughput. Each change of the layout costs SWITCH_S."""
     random_ = random.Random(seed)
@@ -147,9 +147,9 @@ def simulate(
     return search
 
 
-def some_rates(seed: int, arms: int) -> dict[Layout, float]:
+def some_rates(seed: int, arms: int) -> dict[NodeLayout, float]:
     random_ = random.Random(1000 + seed)
-    return {Layout(n + 1, 1): random_.uniform(50.0, 100.0) for n in range(arms)}
+    return {NodeLayout(n + 1, 1): random_.uniform(50.0, 100.0) for n in range(arms)}
 
 
 @pytest.mark.parametrize(("arms", "noise"), [(8, 0.02), (8, 0.05), (5, 0.1), (12, 0.03)])
@@ -167,39 +167,43 @@ def test_the_search_finds_a_layout_within_5_percent_of_the_best(arms, noise):
 
 
 def test_with_equal_layouts_the_default_stays():
-    rates = {Layout(n, 1): 100.0 for n in range(1, 9)}
+    rates = {NodeLayout(n, 1): 100.0 for n in range(1, 9)}
     chosen = [simulate(rates, seed).layout for seed in range(200)]
-    assert chosen.count(Layout(1, 1)) >= 190
+    assert chosen.count(NodeLayout(1, 1)) >= 190
 
 
 def test_a_fast_default_is_never_given_up_for_a_slower_layout():
-    rates = {Layout(n, 1): 100.0 if n == 1 else 90.0 for n in range(1, 9)}
-    assert {simulate(rates, seed).layout for seed in range(200)} == {Layout(1, 1)}
+    rates = {NodeLayout(n, 1): 100.0 if n == 1 else 90.0 for n in range(1, 9)}
+    assert {simulate(rates, seed).layout for seed in range(200)} == {NodeLayout(1, 1)}
 
 
 def test_the_search_ends_when_its_time_is_over_with_what_it_knows():
-    rates = {Layout(1, 1): 50.0, Layout(2, 1): 100.0, **{Layout(n, 1): 40.0 for n in range(3, 13)}}
+    rates = {
+        NodeLayout(1, 1): 50.0,
+        NodeLayout(2, 1): 100.0,
+        **{NodeLayout(n, 1): 40.0 for n in range(3, 13)},
+    }
     search = simulate(rates, 1, max_seconds=15.0)
     assert search.outcome is not None
-    assert search.outcome.layout == Layout(2, 1)
+    assert search.outcome.layout == NodeLayout(2, 1)
     assert "the time of the search was over" in search.outcome.reason
     assert search.seconds <= 15.0 + SWITCH_S
     # Not even the default is measured: it stays.
-    assert simulate(rates, 1, max_seconds=0.5).layout == Layout(1, 1)
+    assert simulate(rates, 1, max_seconds=0.5).layout == NodeLayout(1, 1)
 
 
 def test_a_layout_whose_processes_fail_is_dropped():
-    rates = {Layout(1, 1): 50.0, Layout(2, 1): 200.0, Layout(4, 1): 100.0}
+    rates = {NodeLayout(1, 1): 50.0, NodeLayout(2, 1): 200.0, NodeLayout(4, 1): 100.0}
     search = simulate(rates, 1, fails=lambda layout: layout.processes == 2)
-    assert search.layout == Layout(4, 1)
+    assert search.layout == NodeLayout(4, 1)
     assert [arm.out for arm in search.arms][1] == FAILED
-    only = LayoutSearch.of([Layout(1, 1)])
+    only = LayoutSearch.of([NodeLayout(1, 1)])
     assert only.failed() is only
 
 
 def test_at_another_scale_the_search_goes_on_with_those_that_were_in():
-    search = LayoutSearch.of([Layout(1, 2), Layout(2, 1), Layout(1, 1)])
-    rates = {Layout(1, 2): 100.0, Layout(2, 1): 60.0, Layout(1, 1): 100.0}
+    search = LayoutSearch.of([NodeLayout(1, 2), NodeLayout(2, 1), NodeLayout(1, 1)])
+    rates = {NodeLayout(1, 2): 100.0, NodeLayout(2, 1): 60.0, NodeLayout(1, 1): 100.0}
     for step in range(10):
         search = search.measured(rates[search.layout] * (1 + 0.001 * (step % 2)), 2)
     assert [arm.out for arm in search.arms] == ["", "slower", ""]
@@ -213,12 +217,12 @@ def test_at_another_scale_the_search_goes_on_with_those_that_were_in():
 
 
 def test_one_layout_needs_no_restart_and_ends_as_the_default():
-    search = LayoutSearch.of([Layout(1, 1)])
+    search = LayoutSearch.of([NodeLayout(1, 1)])
     for _ in range(SearchConfig().visit_batches):
         assert search.outcome is None
         search = search.measured(10.0, 1)
     assert search.outcome is not None
-    assert search.layout == Layout(1, 1)
+    assert search.layout == NodeLayout(1, 1)
     assert search.measured(10.0, 1) is search
     assert search.spent(5.0) is search
 
@@ -240,6 +244,6 @@ def test_a_search_is_stored_and_read_at_any_moment(seed, arms, batches):
     [{"current": 3}, {"arms": []}, {"arms": [[0, 1, 0, 0, 0.0, 0.0, ""]]}, {"outcome": [1, 1]}],
 )
 def test_data_that_are_not_a_search_are_refused(change):
-    data = {**LayoutSearch.of([Layout(1, 1)]).to_dict(), **change}
+    data = {**LayoutSearch.of([NodeLayout(1, 1)]).to_dict(), **change}
     with pytest.raises((KeyError, TypeError, ValueError, IndexError)):
         LayoutSearch.from_dict(data)

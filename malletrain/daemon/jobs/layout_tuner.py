@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from jpa.layout import BatchMeans, Layout, LayoutSearch
+from jpa.layout import BatchMeans, LayoutSearch, NodeLayout
 from malletrain.daemon.jobs.monitor import SampleCount
-from malletrain.protocol.messages import JobSpec, NodeLayout, Progress
+from malletrain.protocol.messages import JobSpec, Progress, RoundLayout
 from malletrain.store.records import LayoutSearchRow
 
 MAX_GAP_S = 30.0
@@ -21,12 +21,12 @@ suspended or its daemon was away.
 """
 
 
-def layout_of(row: LayoutSearchRow) -> Layout:
+def layout_of(row: LayoutSearchRow) -> NodeLayout:
     """Return the layout of the newest round."""
-    return Layout(**row.layout)
+    return NodeLayout(**row.layout)
 
 
-def layout_record(layout: Layout) -> dict[str, int]:
+def layout_record(layout: NodeLayout) -> dict[str, int]:
     """Return a layout as it is stored."""
     return {
         "processes": layout.processes,
@@ -35,12 +35,12 @@ def layout_record(layout: Layout) -> dict[str, int]:
     }
 
 
-def node_layout(layout: Layout, spec: JobSpec) -> NodeLayout:
+def node_layout(layout: NodeLayout, spec: JobSpec) -> RoundLayout:
     """Return a layout as a launcher gets it. A number of threads that neither the job's owner nor
     the search has chosen is left to the launcher, because the owner's environment may name one.
     """
     chosen = spec.threads or "threads" in spec.tuned
-    return NodeLayout(layout.processes, layout.threads if chosen else 0, layout.loader_workers)
+    return RoundLayout(layout.processes, layout.threads if chosen else 0, layout.loader_workers)
 
 
 class LayoutTuner:

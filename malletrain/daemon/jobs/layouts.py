@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import structlog
 
 from jpa.layout import (
-    Layout,
     LayoutRequest,
     LayoutSearch,
-    Outcome,
+    NodeLayout,
     SearchConfig,
+    SearchOutcome,
     candidates,
 )
 from malletrain.core.events import Event, LayoutDue, LayoutFound
@@ -36,7 +36,7 @@ from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.messages import JobSpec, NodeLayout, Progress
+from malletrain.protocol.messages import JobSpec, Progress, RoundLayout
 from malletrain.rounds.interface import RoundStage
 from malletrain.store.records import LayoutRow, LayoutSearchRow
 from malletrain.store.store import Store
@@ -159,12 +159,12 @@ class Layouts:
         source, facts = "", {}
         stored = self._store.layout(self._curves.key_of(run.spec, node_class))
         if stored is not None and stored.cores == cores:
-            layout = Layout(**stored.layout)
+            layout = NodeLayout(**stored.layout)
             most = most_processes(run.spec, stored.facts)
             fits = layout.processes == layouts[0].processes or layout.processes <= (most or 0)
             if layout in layouts and fits:
                 reason = f"Job {stored.job}, of the same kind, found it."
-                search = replace(search, outcome=Outcome(layout, reason))
+                search = replace(search, outcome=SearchOutcome(layout, reason))
                 source, facts = stored.job, dict(stored.facts)
         row = LayoutSearchRow(
             run.row.id,
@@ -187,7 +187,7 @@ class Layouts:
             tuner.row = self._store.put_layout_search(row)
 
     @staticmethod
-    def of_round(run: ActiveJob) -> NodeLayout | None:
+    def of_round(run: ActiveJob) -> RoundLayout | None:
         """Return the layout of the newest round; None if it is that of the specification."""
         return None if run.tuner is None else node_layout(layout_of(run.tuner.row), run.spec)
 
@@ -207,7 +207,7 @@ class Layouts:
             tuner.search = tuner.search.failed()
         elif run.monitor.first_sample is None:
             reason = f"The processes of the job failed in the layout {layout}."
-            tuner.search = replace(tuner.search, outcome=Outcome(default, reason))
+            tuner.search = replace(tuner.search, outcome=SearchOutcome(default, reason))
         else:  # it has worked in this layout
             return False
         tuner.row = self._store.put_layout_search(tuner.record())
@@ -275,18 +275,18 @@ class Layouts:
         tuner = run.tuner
         if tuner is None:
             return
-        known = dict(tuner.row.facts)
+        merged = dict(tuner.row.facts)
         if facts.get("saves") is True:
-            known["saves"] = True
+            merged["saves"] = True
         if "global_batch" in facts:
-            batch, smallest = facts["global_batch"], known.get("global_batch")
+            batch, smallest = facts["global_batch"], merged.get("global_batch")
             if not isinstance(batch, int) or batch < 1:
-                known["own_batches"] = True
+                merged["own_batches"] = True
             else:
-                known["global_batch"] = min(batch, smallest) if smallest else batch
-        if known != tuner.row.facts:
+                merged["global_batch"] = min(batch, smallest) if smallest else batch
+        if merged != tuner.row.facts:
             tuner.is_limited = False
-            tuner.row = self._store.put_layout_search(replace(tuner.record(), facts=known))
+            tuner.row = self._store.put_layout_search(replace(tuner.record(), facts=merged))
 
     # --- inside ---
 
@@ -298,7 +298,7 @@ class Layouts:
         most = most_processes(spec, facts) or 0
         usual = search.default.layout.processes
 
-        def excluded(layout: Layout) -> bool:
+        def excluded(layout: NodeLayout) -> bool:
             return layout.processes > most and layout.processes != usual
 
         if not any(excluded(arm.layout) for arm in search.arms if not arm.out):

@@ -4,17 +4,17 @@ import io
 
 from rich.console import Console
 
-from jpa.layout import Layout, LayoutSearch
+from jpa.layout import LayoutSearch, NodeLayout
 from malletrain.daemon.api.layout_view import layout_view
 from malletrain.daemon.jobs.layout_tuner import layout_record
 from malletrain.protocol.views import JobDetail
 from malletrain.render.layouts import layouts
 from malletrain.store.records import LayoutSearchRow
 
-ARMS = (Layout(1, 2), Layout(2, 1), Layout(1, 2, 1))
+ARMS = (NodeLayout(1, 2), NodeLayout(2, 1), NodeLayout(1, 2, 1))
 
 
-def row(search: LayoutSearch, layout: Layout, source: str = "") -> LayoutSearchRow:
+def row(search: LayoutSearch, layout: NodeLayout, source: str = "") -> LayoutSearchRow:
     return LayoutSearchRow("j1", "cpu", 2, search.to_dict(), layout_record(layout), {}, source)
 
 
@@ -26,7 +26,7 @@ def printed(view) -> str:
     return console.file.getvalue()
 
 
-def measured(rates: dict[Layout, float]) -> LayoutSearch:
+def measured(rates: dict[NodeLayout, float]) -> LayoutSearch:
     search = LayoutSearch.of(ARMS)
     for step in range(200):
         search = search.measured(rates[search.layout] * (1 + 0.002 * (step % 2)), 1).spent(0.1)

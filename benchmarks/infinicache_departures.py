@@ -32,10 +32,9 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from benchmarks import needs
-from benchmarks.infinicache_pool import SETTLE_S, Way, replay
+from benchmarks.infinicache_pool import NodeChange, Way, node_changes, replay
 from benchmarks.infinicache_requests import SHARED, Request, docker
 from scavenger.trace import files
-from scavenger.trace import trace as traces
 
 from infinicache import AsyncCache, CacheNode  # isort: skip
 from infinicache.codec import code_for  # isort: skip
@@ -111,7 +110,7 @@ async def _repaired(cache: AsyncCache, pool: RealPool) -> None:
 
 async def real(
     requests: list[Request],
-    changes: list[tuple[float, bool, list[str]]],
+    changes: list[NodeChange],
     pool: RealPool,
     scale: int,
     wait: bool,
@@ -120,7 +119,7 @@ async def real(
 
     Args:
         requests: in order of time.
-        changes: (seconds, whether the nodes become idle, names), in order of time.
+        changes: of nodes, in order of time.
         pool: without nodes yet.
         scale: divides sizes.
         wait: whether repairs are waited for.
@@ -128,7 +127,7 @@ async def real(
     counts: dict[str, int] = defaultdict(int)
     looks = [(LOOK_S * k, 2, None) for k in range(int(requests[-1].time / LOOK_S) + 1)]
     events = heapq.merge(
-        ((at, 0, (is_idle, names)) for at, is_idle, names in changes),
+        ((change.time, 0, change) for change in changes),
         ((request.time, 1, request) for request in requests),
         looks,
         key=lambda event: event[:2],
@@ -145,10 +144,10 @@ async def real(
             await _request(cache, what, scale, counts)
         elif kind == 2:
             pool.fill()
-        elif what is not None and what[0]:
-            pool.idle.update((name, at) for name in what[1] if name not in pool.idle)
-        elif what is not None:
-            await pool.lose(what[1])
+        elif isinstance(what, NodeChange) and what.is_idle:
+            pool.idle.update((name, at) for name in what.names if name not in pool.idle)
+        elif isinstance(what, NodeChange):
+            await pool.lose(what.names)
             if cache is not None and not pool.nodes:
                 cache.close()
                 cache = None
@@ -190,38 +189,6 @@ async def _request(cache: AsyncCache, request: Request, scale: int, counts: dict
         counts["refused"] += 1
 
 
-def changes_of(
-    idle: traces.Trace, begin: float, seconds: float
-) -> list[tuple[float, bool, list[str]]]:
-    """Changes of nodes in a part of a trace, as the model has them: departures within
-    :data:`benchmarks.infinicache_pool.SETTLE_S` are one. What is idle at its begin becomes idle
-    then, in the order in which it did.
-    """
-    since: dict[str, float] = {}
-    changes: list[tuple[float, bool, list[str]]] = []
-    pending: list[str] = []
-    opened = 0.0
-    for batch in idle.batches():
-        at = batch.time - begin
-        if at > seconds:
-            break
-        if at < 0:
-            for k in batch.busy:
-                since.pop(idle.names[k], None)
-            since.update((idle.names[k], at) for k in batch.idle)
-            continue
-        if len(batch.idle):
-            changes.append((at, True, [idle.names[k] for k in batch.idle]))
-        if len(batch.busy):
-            if pending and at - opened > SETTLE_S:
-                changes.append((opened + SETTLE_S, False, pending))
-                pending = []
-            opened = opened if pending else at
-            pending = pending + [idle.names[k] for k in batch.busy]
-    first = [(at, True, [name]) for name, at in since.items()]
-    return sorted([*first, *changes], key=lambda change: change[0])
-
-
 def main() -> None:
     """Measure, print."""
     parser = argparse.ArgumentParser(
@@ -261,7 +228,9 @@ def main() -> None:
         async def measured(begin: float = begin, requests: list[Request] = requests) -> Any:
             real_pool = RealPool(memory // options.scale, options.nodes)
             try:
-                changes = changes_of(idle, begin, seconds)
+                since, changes = node_changes(idle, begin, seconds)
+                first = [NodeChange(at, True, [name]) for name, at in since.items()]
+                changes = [*first, *changes]
                 return await real(requests, changes, real_pool, options.scale, options.wait)
             finally:
                 await real_pool.close()

@@ -11,10 +11,10 @@ import heapq
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.infinicache_requests import Request
 from malletrain.sim.foresight import Forecaster, Foresight, forecaster
@@ -292,6 +292,69 @@ class Replay:
                 self.fresh.setdefault(node, set()).add((made.key, made.version, index))
 
 
+class NodeChange(NamedTuple):
+    """Nodes that become idle, or are taken, at one time."""
+
+    time: float
+    """Seconds from the begin of the part of the trace; negative before it."""
+    is_idle: bool
+    names: list[str]
+
+
+def node_changes(
+    idle: traces.Trace,
+    begin: float,
+    seconds: float,
+    before: Callable[[dict[str, float], float], None] = lambda idle_since, at: None,
+) -> tuple[dict[str, float], list[NodeChange]]:
+    """Return the changes of nodes in a part of a trace.
+
+    Departures within :data:`SETTLE_S` of the first are one, at the end of that time, or of the part
+    if that is earlier.
+
+    Args:
+        idle: the trace.
+        begin: begin of the part, seconds of the trace.
+        seconds: its length.
+        before: is called after each change before the part, with the idle nodes and when each
+            became idle, and the time; both in seconds from ``begin``.
+
+    Returns:
+        The nodes that are idle at the begin, in the order in which they became it, to that time;
+        and the changes from then on, in order of time.
+    """
+    since: dict[str, float] = {}
+    changes: list[NodeChange] = []
+    pending: list[str] = []
+    opened = 0.0
+
+    def settle() -> None:
+        if pending:
+            changes.append(NodeChange(min(opened + SETTLE_S, seconds), False, pending))
+
+    for batch in idle.batches():
+        at = batch.time - begin
+        if at > seconds:
+            break
+        became_idle, busy = ([idle.names[k] for k in each] for each in (batch.idle, batch.busy))
+        if at < 0:
+            for name in busy:
+                since.pop(name, None)
+            since.update(dict.fromkeys(became_idle, at))
+            before(since, at)
+            continue
+        if became_idle:
+            changes.append(NodeChange(at, True, became_idle))
+        if busy:
+            if at - opened > SETTLE_S:
+                settle()
+                pending = []
+            opened = opened if pending else at
+            pending = pending + busy
+    settle()
+    return since, sorted(changes, key=lambda change: change.time)
+
+
 def replay(
     requests: list[Request],
     idle: traces.Trace,
@@ -309,40 +372,26 @@ def replay(
     begin, seconds = span
     lent = pool[0] // 2 if way.backup_s else pool[0]
     made = Replay(lent, pool[1], preemption, way, begin, forecaster(way.foresight, idle))
+    forecast_at = -1e9
+
+    def learn(idle_since: dict[str, float], at: float) -> None:
+        nonlocal forecast_at
+        if made.forecaster is not None and at - forecast_at >= FORECAST_EVERY_S:
+            forecast_at = at
+            made.forecaster.update({n: s + begin for n, s in idle_since.items()}, at + begin)
+
+    made.idle, changes = node_changes(idle, begin, seconds, learn)
+    node_events: list[tuple[float, int, Any]] = [(change.time, 0, change) for change in changes]
     events: list[tuple[float, int, Any]] = [(r.time, 1, r) for r in requests]
-    node_events: list[tuple[float, int, Any]] = []
-    pending: list[str] = []
-    opened, forecast_at = 0.0, -1e9
-    for batch in idle.batches():
-        at = batch.time - begin
-        if at > seconds:
-            break
-        if at < 0:
-            for i in batch.busy:
-                made.idle.pop(idle.names[i], None)
-            made.idle.update((idle.names[i], at) for i in batch.idle)
-            if made.forecaster is not None and at - forecast_at >= FORECAST_EVERY_S:
-                forecast_at = at
-                made.forecaster.update({n: s + begin for n, s in made.idle.items()}, batch.time)
-            continue
-        if len(batch.idle):
-            node_events.append((at, 0, ("idle", [idle.names[i] for i in batch.idle])))
-        if len(batch.busy):
-            if pending and at - opened > SETTLE_S:
-                node_events.append((opened + SETTLE_S, 0, ("busy", pending)))
-                pending = []
-            opened = opened if pending else at
-            pending = pending + [idle.names[i] for i in batch.busy]
-    node_events.sort(key=lambda e: e[0])
     looks = [(LOOK_S * t, 2, None) for t in range(int(seconds / LOOK_S))]
     for time_s, kind, what in heapq.merge(node_events, events, looks, key=lambda e: (e[0], e[1])):
         made.advance(time_s)
         if kind == 1:
             made.request(what)
-        elif kind == 0 and what[0] == "busy":
-            made.take(what[1])
+        elif kind == 0 and not what.is_idle:
+            made.take(what.names)
         elif kind == 0:
-            for node in what[1]:
+            for node in what.names:
                 made.idle.setdefault(node, time_s)
         else:
             made.look()

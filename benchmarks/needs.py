@@ -6,8 +6,11 @@ benchmark that reads data takes a path, and checks it with :func:`existing` befo
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import traceback as tracebacks
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -65,21 +68,58 @@ def package(module: str) -> None:
 def sentence(name: str, error: BaseException) -> str | None:
     """Return what is missing, or None if the error is about something else.
 
+    A package is missing only if Python does not find it at all: a module that an installed package
+    lacks is a defect. So is a file that is missed below the benchmark, unless it is a program.
+
     Args:
         name: the benchmark, such as ``benchmarks.farm``.
         error: what it ended with.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         module = error.name.partition(".")[0]
+        if _is_installed(module):
+            return None
         return (
             f"{name} needs the package {module}, which is not installed: {install_command(module)}"
         )
     if isinstance(error, FileNotFoundError) and error.filename:
+        if not (_is_absent_program(error) or _is_of_a_benchmark(error)):
+            return None
         return (
             f"{name} needs {error.filename}, a file that it reads or a program that it runs, and "
             f"does not find it. python -m {name} --help lists its options."
         )
     return None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+    except ValueError:
+        return True  # a module without a specification, such as __main__
+
+
+def _is_absent_program(error: FileNotFoundError) -> bool:
+    """Whether a process was to be started of a program that is not in the path of programs."""
+    last = tracebacks.extract_tb(error.__traceback__)[-1:]
+    started = any(Path(frame.filename).name == "subprocess.py" for frame in last)
+    program = os.fsdecode(error.filename)
+    return started and os.sep not in program and shutil.which(program) is None
+
+
+def _is_of_a_benchmark(error: FileNotFoundError) -> bool:
+    """Whether the innermost line of this repository or of a package is one of a benchmark."""
+    library = Path(os.__file__).parent
+    frames = [Path(frame.filename) for frame in tracebacks.extract_tb(error.__traceback__)]
+    own = [
+        path
+        for path in frames
+        if not path.is_relative_to(library) or "site-packages" in path.parts
+        if path.is_absolute()  # <frozen importlib> is not
+    ]
+    return bool(own) and own[-1].parent == Path(__file__).parent
 
 
 def explain(

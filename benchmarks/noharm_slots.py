@@ -9,7 +9,8 @@ takes: ``memory`` reads and writes arrays that are larger than the caches, ``net
 through a TCP connection of the loopback to a thread of its own. Beside it a malleable job has the
 other slot and, in turn, waits, trains a small model with torch, waits, and reads and writes large
 arrays itself. The slow-down is that of the median repetition of a window in which the lease works,
-relative to the two waiting windows around it; reported are median and maximum over the windows.
+relative to the two waiting windows around it; reported are median and maximum over the windows. A
+control, in which it does nothing either, shows what the noise of the machine makes of it.
 
 ``--confine``: what confines the jobs to processors. ``affinity``: Slurm (``task/affinity``), so
 that main job and lease have a processor of their own. ``own``: Slurm does not (``task/none``), and
@@ -43,8 +44,10 @@ from tests.slurm.site import SlurmTestSite, slurm_site
 TARGET_SLOWDOWN = 0.02
 TARGET_WAIT_S = 3.0
 CONFINE = ("affinity", "own", "none")
-WORK = ("train", "memory")
-"""What the lease does in the windows in which it works."""
+WORK = ("nothing", "train", "memory")
+"""What the lease does in the windows that are compared with waiting ones. ``nothing`` is the
+control: what it shows is the noise of the machine.
+"""
 KERNELS = ("memory", "network")
 SLOT = ("--gres=gpu:1", "--cpus-per-task=1", "--mem=900", "--ntasks=1")
 KIND = """

@@ -216,7 +216,7 @@ def causes(o: argparse.Namespace) -> list[Named]:
             shares = ", ".join(f"{part} {share:.2f}" for part, share in result.shares.items())
             mark = "right" if result.right else "WRONG"
             print(
-                f"{result.injection.cause:7} {result.injection.delay_s:.3f} s  {mark}  "
+                f"{result.injection.cause:10} {result.injection.delay_s:.3f} s  {mark}  "
                 f"{result.named:16}  {result.seconds:5.1f} s  {shares}",
                 flush=True,
             )

@@ -159,6 +159,8 @@ def job_environment(
         environment[env.MEMORY] = str(place.memory)
         environment[env.MEMORY_LIMIT] = str(memory_bytes)
         environment[env.HAND_OVER] = str(hand_over_bytes)
+    if place.memory_bytes is not None:
+        environment[env.SLOT_MEMORY_MB] = str(place.memory_bytes >> 20)
     return environment
 
 

@@ -30,7 +30,6 @@ from malletrain.assess.host_use import (
 from malletrain.assess.hosts import Hosts, HostSize
 from malletrain.config.units import UnitError, format_size, parse_size
 from malletrain.sim.logged_jobs import JobLog, LogJob
-from malletrain.sim.observation import Observation
 from malletrain.sim.workloads import WorkloadError
 from scavenger.hostlist import named
 
@@ -191,7 +190,7 @@ def _gpus(job: LogJob) -> int:
 
 def gpu_report(
     log: JobLog,
-    observed: Observation,
+    use: MachineUse,
     hosts: Hosts,
     slots: Sequence[SlotSize] = (SlotSize(),),
     nodes: int | None = None,
@@ -201,7 +200,7 @@ def gpu_report(
     Args:
         log: jobs with the names of their nodes and what they hold there. A job of which the log
             does not say that holds its nodes as a whole.
-        observed: interval in which every job is known.
+        use: what these jobs hold on each host, with memory if a slot asks for some.
         hosts: what is stated about the hosts. What is not stated is taken to be the most that jobs
             hold at once.
         slots: each is assessed as if there were no others.
@@ -213,23 +212,14 @@ def gpu_report(
             has a GPU.
     """
     _require(log)
-    use = MachineUse(
-        log,
-        observed,
-        hosts,
-        # What no slot needs is not divided among nodes: a log has millions of jobs.
-        with_cpus=any(slot.cpus for slot in slots),
-        with_memory=any(slot.memory for slot in slots),
-    )
     names = [*use.hosts, *(name for name in hosts.names if name not in use.hosts)]
     unseen = [f"unseen-{k + 1}" for k in range((nodes or 0) - len(names))]
     if hosts.gpus.default is not None:
         names += unseen
         unseen = []
-    duration = observed.end_s - observed.begin_s
     totals = _Totals(slots)
     for name in names:
-        totals.add(use.of(name), hosts.of(name), duration, name)
+        totals.add(use.of(name), hosts.of(name), use.duration_s, name)
     if not totals.gpus:
         raise WorkloadError(
             "No host has a GPU: neither does a job of the log hold one, nor is one stated "
@@ -238,7 +228,7 @@ def gpu_report(
     return GpuReport(
         hosts=totals.hosts,
         gpus=totals.gpus,
-        hours=duration / 3600.0,
+        hours=use.duration_s / 3600.0,
         idle_gpu_hours_partly_used_hosts=totals.partly_gpu_s / 3600.0,
         idle_gpu_hours_idle_hosts=totals.idle_gpu_s / 3600.0,
         fragments=totals.fragment_bins(),

@@ -43,7 +43,6 @@ class MachineUse:
         log: JobLog,
         observed: Observation,
         hosts: Hosts,
-        with_cpus: bool = True,
         with_memory: bool = True,
     ) -> None:
         """Read the jobs.
@@ -52,10 +51,11 @@ class MachineUse:
             log: jobs, of which those with names of nodes count.
             observed: interval that counts.
             hosts: what is stated about the hosts.
-            with_cpus: whether sums of CPUs are divided among nodes; else they are left out.
-            with_memory: the same for memory.
+            with_memory: whether sums of memory are divided among nodes; else they are left out.
         """
-        self._with_cpus, self._with_memory = with_cpus, with_memory
+        self._with_memory = with_memory
+        self.duration_s = observed.end_s - observed.begin_s
+        """Length of the observation, seconds."""
         self.hosts: dict[str, int] = {}
         """Host to its number."""
         self.first_jobs: dict[str, LogJob] = {}
@@ -129,7 +129,7 @@ class MachineUse:
                 if count > 1 and gpus != limits:
                     self.evenly_spread_node_s += count * seconds
                     self.uneven_node_s += count * seconds if total.gpus % count else 0.0
-            if self._with_cpus and total.cpus:
+            if total.cpus:
                 cpus = divided(total.cpus, [self._size(name).cpus for name in job.names])
             if self._with_memory and total.memory:
                 memory = divided(total.memory, [self._size(name).memory for name in job.names])

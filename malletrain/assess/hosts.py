@@ -101,6 +101,12 @@ class Hosts:
         named = (self.listed, self.gpus.by_name, self.cpus.by_name, self.memory.by_name)
         return tuple(dict.fromkeys(name for names in named for name in names))
 
+    def largest_cpus(self) -> int | None:
+        """Return the CPUs of the largest host; None if nobody states any."""
+        sizes = [self.of(name).cpus for name in self.names]
+        sizes += [self.cpus.default, *(cpus for _, cpus in self.cpus.by_pattern)]
+        return max((cpus for cpus in sizes if cpus is not None), default=None)
+
     def idle_patterns(self, names: Sequence[str]) -> list[str]:
         """Return the patterns that match none of these hosts."""
         patterns = dict.fromkeys(

@@ -200,7 +200,7 @@ class Assessment:
     @property
     def most_idle_mean(self) -> float:
         """Most nodes that can have been idle on average."""
-        if self.bounds is None or self.bounds.exact:
+        if self.bounds is None or self.bounds.equal:
             return self.gaps.idle_mean
         return self.bounds.most_node_s / (3600.0 * self.gaps.hours)
 

@@ -7,7 +7,7 @@ that run on a node at the same time as another job.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,17 @@ import numpy as np
 
 from malletrain.assess.host_use import MachineUse, states
 from malletrain.assess.hosts import Hosts
-from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.idle import IdleNodes
+from malletrain.sim.logged_jobs import JobLog
 from malletrain.sim.observation import Observation
-from malletrain.sim.occupancy import JobSpan, cpus_of, largest_share, occupancy
+from malletrain.sim.occupancy import (
+    JobSpan,
+    cpus_of,
+    lists_cpus,
+    node_seconds,
+    occupancy,
+    spans_of,
+)
 
 
 @dataclass(frozen=True)
@@ -74,14 +82,13 @@ class SharingReport:
         ]
 
 
-def cpus_of_largest(hosts: Hosts) -> int | None:
-    """Return the CPUs of the largest host that is stated; None if nobody states any."""
-    listed = [size.cpus for size in hosts.listed.values() if size.cpus is not None]
-    rules = (*hosts.cpus.by_name.values(), *(cpus for _, cpus in hosts.cpus.by_pattern))
-    return hosts.cpus.default or max((*listed, *rules), default=None)
-
-
-def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int) -> SharingReport:
+def sharing_report(
+    log: JobLog,
+    observed: Observation,
+    hosts: Hosts,
+    available: IdleNodes,
+    use: MachineUse | None,
+) -> SharingReport:
     """Return which jobs share nodes.
 
     Args:
@@ -89,40 +96,37 @@ def sharing_report(log: JobLog, observed: Observation, hosts: Hosts, nodes: int)
         observed: interval that counts.
         hosts: what is stated about the hosts. Without it, a host has as many CPUs as its jobs
             held at once at most.
-        nodes: number of nodes of the machine.
+        available: the idle nodes of the same jobs.
+        use: what these jobs hold on each host; None if the log does not name nodes or lists no
+            CPUs.
     """
     spans = [
-        JobSpan(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
-        for job in log.jobs
-        if job.start_s is not None
+        span
+        for span in spans_of(log)
+        if span.end > observed.begin_s and span.start < observed.end_s
     ]
-    spans = [s for s in spans if s.end > observed.begin_s and s.start < observed.end_s]
+    if not available.is_named:
+        return _without_names(spans, observed, available)
     named = [span for span in spans if span.job.names]
-    if not named:
-        return _without_names(log, spans, observed, cpus_of_largest(hosts), nodes)
-    sizes, idle_cpu_s = _named_cpus(log, observed, hosts)
+    sizes, idle_cpu_s = _named_cpus(use if lists_cpus(log.jobs) else None, hosts)
     sharing = _overlapping(named)
     for number, span in enumerate(named):
         cpus = cpus_of(span.job)
         if cpus and cpus < sum(sizes.get(name, 0) for name in span.job.names):
             sharing.add(number)
-    return _report(named, [named[k] for k in sorted(sharing)], observed, idle_cpu_s, is_named=True)
+    return _report(spans, [named[k] for k in sorted(sharing)], observed, idle_cpu_s, is_named=True)
 
 
 def _without_names(
-    log: JobLog,
-    spans: Sequence[JobSpan],
-    observed: Observation,
-    stated_cpus: int | None,
-    nodes: int,
+    spans: Sequence[JobSpan], observed: Observation, available: IdleNodes
 ) -> SharingReport:
-    cpus = stated_cpus or log.cpus_per_node or largest_share(span.job for span in spans)
+    cpus = available.cpus_per_node
     if cpus is None:
         return _report(spans, [], observed, None, is_named=False)
     sharing = [s for s in spans if 0 < cpus_of(s.job) < cpus * s.job.nodes]
     used = occupancy(sharing, observed.begin_s, observed.end_s, size=None, cpus_per_node=cpus)
     used_cpu_s = sum(_seconds(span, observed) * cpus_of(span.job) for span in sharing)
-    on_nodes_s = used.node_s(np.minimum(used.most, nodes))
+    on_nodes_s = used.node_s(np.minimum(used.most, len(available.trace.names)))
     idle_cpu_s = max(0.0, cpus * on_nodes_s - used_cpu_s)
     return _report(spans, sharing, observed, idle_cpu_s, is_named=False)
 
@@ -135,9 +139,7 @@ def _report(
     *,
     is_named: bool,
 ) -> SharingReport:
-    used_s, shared_s = (
-        sum(_seconds(span, observed) * span.job.nodes for span in each) for each in (spans, sharing)
-    )
+    used_s, shared_s = (node_seconds(each, observed) for each in (spans, sharing))
     return SharingReport(
         len(sharing),
         len(spans),
@@ -170,25 +172,18 @@ def _overlapping(spans: Sequence[JobSpan]) -> set[int]:
     return sharing
 
 
-def _named_cpus(
-    log: JobLog, observed: Observation, hosts: Hosts
-) -> tuple[dict[str, int], float | None]:
+def _named_cpus(use: MachineUse | None, hosts: Hosts) -> tuple[dict[str, int], float | None]:
     """Return the CPUs of each host, and the CPU-seconds idle on hosts while they have jobs; None if
     the log lists no CPUs.
     """
-    if not _lists_cpus(log.jobs):
+    if use is None:
         return {}, None
-    use = MachineUse(log, observed, hosts, with_memory=False)
     sizes: dict[str, int] = {}
     idle_cpu_s = 0.0
     for host in use.hosts:
-        edges, (jobs, whole, _, cpus, _) = states(use.of(host), observed.end_s - observed.begin_s)
+        edges, (jobs, whole, _, cpus, _) = states(use.of(host), use.duration_s)
         stated = hosts.of(host).cpus
         sizes[host] = int(cpus.max()) if stated is None else stated
         idle = np.where((jobs > 0) & (whole == 0), np.maximum(sizes[host] - cpus, 0), 0)
         idle_cpu_s += float((idle * np.diff(edges)).sum())
     return sizes, idle_cpu_s
-
-
-def _lists_cpus(jobs: Iterable[LogJob]) -> bool:
-    return any(cpus_of(job) for job in jobs)

@@ -217,14 +217,16 @@ def assess(
     """
     from malletrain.assess.gaps import gap_report, typical_window
     from malletrain.assess.gpus import SlotSize, gpu_report, has_gpus
+    from malletrain.assess.host_use import MachineUse
     from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
     from malletrain.assess.page import Assessment, page, text
-    from malletrain.assess.sharing import cpus_of_largest, sharing_report
+    from malletrain.assess.sharing import sharing_report
     from malletrain.assess.whatif import cases, enough_at_a_time, lasting
     from malletrain.sim.accounting_logs import read_pbs, read_sacct
     from malletrain.sim.idle import idle_nodes
     from malletrain.sim.joblogs import read_swf
     from malletrain.sim.observation import moment, observe
+    from malletrain.sim.occupancy import lists_cpus, names_nodes, spans_of
     from malletrain.sim.workloads import WorkloadError
     from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read
@@ -271,17 +273,26 @@ def assess(
                 or slots
                 or any(size.gpus for size in hosts.listed.values())
             )
-            if states_gpus or (log.lists_resources and has_gpus(log)):
-                wanted_slots = [SlotSize.parse(text) for text in slots] or [SlotSize()]
-                gpus = gpu_report(log, observed, hosts, wanted_slots, nodes)
+            counts_gpus = states_gpus or (log.lists_resources and has_gpus(log))
+            is_named = names_nodes(spans_of(log), observed)
+            wanted_slots = [SlotSize.parse(text) for text in slots] or [SlotSize()]
+            use = None
+            if counts_gpus or (is_named and lists_cpus(log.jobs)):
+                # What no slot needs is not divided among nodes: a log has millions of jobs.
+                with_memory = any(slot.memory for slot in wanted_slots)
+                use = MachineUse(log, observed, hosts, with_memory)
+            if counts_gpus and use is not None:
+                gpus = gpu_report(log, use, hosts, wanted_slots, nodes)
             ground = "as stated (--nodes)"
-            if nodes is None and hosts.names:
+            if nodes is None and hosts.names and is_named:
                 nodes = len({*hosts.names, *(name for job in log.jobs for name in job.names)})
                 ground = "those that --nodes-file or an option names and those that jobs used"
+            elif nodes is None and hosts.listed:
+                nodes, ground = len(hosts.listed), "those of --nodes-file"
             availability = idle_nodes(
-                log, nodes, observed, nodes_ground=ground, cpus_per_node=cpus_of_largest(hosts)
+                log, nodes, observed, nodes_ground=ground, cpus_per_node=hosts.largest_cpus()
             )
-            sharing = sharing_report(log, observed, hosts, len(availability.trace.names))
+            sharing = sharing_report(log, observed, hosts, availability, use)
             idle, source = availability.trace, f"{log.source} {path.name}, {len(log.jobs):,} jobs"
             bounds = availability.bounds
             assumed = (

@@ -23,8 +23,8 @@ DATA, COMPUTING, OTHERS, TRANSFER, SNAPSHOT = "data", "computing", "others", "tr
 SHARES = (DATA, COMPUTING, OTHERS, TRANSFER, SNAPSHOT)
 """Parts of a step, in the order in which they are shown."""
 MIN_RATIO = 1.5
-"""Minimum ratio of the time of the slowest rank to that of the others, for a part of the step, at
-which the advice names the rank's node.
+"""Ratio of the time for which the last rank waits for data to the median of the others, above which
+its node is the cause.
 """
 
 
@@ -110,8 +110,9 @@ ADVICE: tuple[tuple[Bottleneck, float, str], ...] = (
     ),
     (Bottleneck.NOTHING, 0.0, "No part of a step stands out: {share} is computing."),
 )
-"""(cause, minimum share of a step, sentence). The first cause of each part that reaches its minimum
-counts, and of these the one with the largest share.
+"""(cause, minimum share of a step, sentence). Of the causes that reach their minimum, the one with
+the largest share counts; of equal ones, such as the first two, the first. ``NOTHING`` counts if
+none reaches it.
 """
 
 

@@ -460,6 +460,7 @@ class Daemon:
         state, lease_count = components.state, len(components.leases.active)
         wait = self.config.daemon.adopt_wait if lease_count else 0.0
         state.controller.hold(state.clock.now() + wait + 60.0)
+        components.leases.slot_prices.restore()
         components.jobs.restore()
         inventory = f"{len(state.runs)} unfinished jobs and {lease_count} leases"
         if before is None:

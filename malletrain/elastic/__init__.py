@@ -19,6 +19,16 @@ from malletrain.elastic.rates import lr_linear, lr_sqrt
 from malletrain.elastic.run import Run
 from malletrain.elastic.state import StateError
 from malletrain.elastic.step import Step
+from malletrain.training.ranks import max_world
 from malletrain.training.snapshot import SnapshotError
 
-__all__ = ["ElasticError", "Run", "SnapshotError", "StateError", "Step", "lr_linear", "lr_sqrt"]
+__all__ = [
+    "ElasticError",
+    "Run",
+    "SnapshotError",
+    "StateError",
+    "Step",
+    "lr_linear",
+    "lr_sqrt",
+    "max_world",
+]

@@ -31,8 +31,9 @@ def allowed_processors(environment: Mapping[str, str] = os.environ) -> int:
 def allowed_cores(environment: Mapping[str, str] = os.environ) -> int:
     """As :func:`allowed_processors`, but the hardware threads of one core count once."""
     affinity = os.sched_getaffinity(0)
+    core_count = distinct_cores(affinity, _siblings(affinity))
     slot = environment.get(env.SLOT_CPUS, "")
-    return cores_within(distinct_cores(affinity, _siblings(affinity)), _quotas(), slot)
+    return cores_within(core_count, _quotas(), slot, len(affinity) // core_count)
 
 
 def distinct_cores(processors: Iterable[int], siblings: Mapping[int, str]) -> int:
@@ -58,7 +59,9 @@ def _siblings(processors: Iterable[int]) -> dict[int, str]:
     return texts
 
 
-def cores_within(affinity: int, quotas: Iterable[str], slot: str = "") -> int:
+def cores_within(
+    affinity: int, quotas: Iterable[str], slot: str = "", threads_per_core: int = 1
+) -> int:
     """Returns the number of cores that a process may use, at least 1.
 
     Args:
@@ -66,10 +69,11 @@ def cores_within(affinity: int, quotas: Iterable[str], slot: str = "") -> int:
         quotas: content of ``cpu.max`` of each of its control groups: quota and period in
             microseconds, or ``max`` and the period.
         slot: number of processors of the lease's slot; empty for a whole node.
+        threads_per_core: number of hardware threads of a core, each of which is a processor.
     """
     count = affinity
     if slot.isdecimal() and int(slot) > 0:
-        count = min(count, int(slot))
+        count = min(count, int(slot) // threads_per_core)
     for text in quotas:
         try:
             quota, period = map(int, text.split())

@@ -99,7 +99,7 @@ TABLE = (
      "daemon", "agent"),
     (SLOT, "Kind and number of the slot; not set for a whole node.", "scavenger", "lease script"),
     (SLOT_CPUS, "Processors of the slot.", "scavenger, agent", "agent, launch"),
-    (SLOT_MEMORY_MB, "Memory of the slot, MiB.", "scavenger", "agent"),
+    (SLOT_MEMORY_MB, "Memory of the slot, MiB.", "scavenger, agent", "agent, launch"),
     (CLUSTER, "Directory of the embedded cluster that a process belongs to.", "scavenger",
      "scavenger"),
     (HOST, "Address under which other nodes reach this one.", "user, agent",

@@ -25,8 +25,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from malletrain.sim.logged_jobs import JobLog
-from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation, observe
-from malletrain.sim.occupancy import JobSpan, Occupancy, cpus_of, largest_share, occupancy
+from malletrain.sim.observation import Observation, observe
+from malletrain.sim.occupancy import (
+    JobSpan,
+    NodeCpus,
+    Occupancy,
+    cpus_of_a_node,
+    names_nodes,
+    node_seconds,
+    occupancy,
+    spans_of,
+)
 from malletrain.sim.workloads import WorkloadError
 from scavenger.trace.trace import Trace
 
@@ -39,9 +48,18 @@ class IdleBounds:
     """Idle node-seconds if each job was on nodes of its own."""
     most_node_s: float
     """Idle node-seconds if jobs shared nodes as far as they could."""
+    cpus_inferred: bool = False
+    """Whether this depends on CPUs of a node that follow from what jobs hold. If nodes have more,
+    jobs could share more of them.
+    """
 
     @property
     def exact(self) -> bool:
+        """Whether the number is known: both are the same, and depend on no inferred CPUs."""
+        return self.equal and not self.cpus_inferred
+
+    @property
+    def equal(self) -> bool:
         """Whether both are the same."""
         return math.isclose(self.least_node_s, self.most_node_s, rel_tol=1e-9, abs_tol=1e-3)
 
@@ -51,6 +69,7 @@ class IdleBounds:
             "least_node_hours": self.least_node_s / 3600.0,
             "most_node_hours": self.most_node_s / 3600.0,
             "exact": self.exact,
+            "cpus_inferred": self.cpus_inferred,
         }
 
 
@@ -66,6 +85,10 @@ class IdleNodes:
     """Assumptions, as sentences for the reader of a report."""
     bounds: IdleBounds
     """What is known of the number of idle nodes."""
+    is_named: bool
+    """Whether the log names the nodes of jobs."""
+    cpus_per_node: int | None = None
+    """CPUs of a node that the bounds assume; None if the log names nodes or lists no CPUs."""
     short_node_s: float = 0.0
     """Node-seconds of jobs beyond the number of nodes of the machine."""
 
@@ -95,12 +118,7 @@ def idle_nodes(
     """
     observed = observed or observe(log)
     begin, duration = observed.begin_s, observed.end_s - observed.begin_s
-    spans = [
-        JobSpan(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
-        for job in log.jobs
-        if job.start_s is not None
-    ]
-    spans.sort(key=lambda span: span.start)
+    spans = spans_of(log)
     assumptions = [
         *log.notes,
         *observed.sentences,
@@ -109,20 +127,20 @@ def idle_nodes(
     ]
     named = [span for span in spans if span.job.names]
     unnamed = [span for span in spans if not span.job.names]
-    used_s, unnamed_s = (_node_s(each, begin, observed.end_s) for each in (spans, unnamed))
-    if named and unnamed_s <= MAX_MISSING_FRACTION * used_s:
+    if names_nodes(spans, observed):
         trace = _named(named, begin, duration, nodes, nodes_ground, assumptions)
         idle_s = float(trace.gaps().length.sum())
         least_s = idle_s
         if unnamed:
             least_s -= _taken_s(trace, unnamed, begin)
+            unnamed_s, used_s = (node_seconds(each, observed) for each in (unnamed, spans))
             share = 100 * unnamed_s / max(used_s, 1.0)
             assumptions.append(
                 f"{len(unnamed)} jobs are left out, with {share:.1f} % "
                 "of the node-hours in use: the log does not say which nodes they had. With them "
                 f"{(idle_s - least_s) / 3600:,.1f} node-hours less would be idle at most."
             )
-        return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s))
+        return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s), is_named=True)
     return _without_names(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
 
 
@@ -133,15 +151,6 @@ def require_time(trace: Trace) -> None:
             "The trace lasts no time: it ends with its last event, and all are at one time. Add "
             "the event with which the observation ends, such as a node that becomes busy."
         )
-
-
-def _node_s(spans: Sequence[JobSpan], begin: float, end: float) -> float:
-    """Return the node-seconds of jobs between two times."""
-    return sum(
-        (min(stop, end) - max(start, begin)) * job.nodes
-        for start, stop, job in spans
-        if stop > begin and start < end
-    )
 
 
 def _taken_s(trace: Trace, spans: Sequence[JobSpan], begin: float) -> float:
@@ -209,34 +218,19 @@ def _without_names(
         "The log does not say which nodes jobs used: a starting job takes the nodes idle "
         "longest, so that no gap is flattered."
     )
-    cpus, cpus_ground = _cpus_of_a_node(log, spans, cpus_per_node)
-    size, sentence = _size(log, spans, stated, cpus)
+    cpus = cpus_of_a_node(log, spans, cpus_per_node)
+    count = None if cpus is None else cpus.count
+    size, sentence = _size(log, spans, stated, count)
     assumptions.append(sentence)
     begin, end = observed.begin_s, observed.end_s
-    used = occupancy(spans, begin, end, size=size, cpus_per_node=cpus)
+    used = occupancy(spans, begin, end, size=size, cpus_per_node=count)
     least_s = used.node_s(np.maximum(size - used.most, 0))
     most_s = used.node_s(np.maximum(size - used.fewest, 0))
     short_s = used.node_s(np.maximum(used.most - size, 0))
-    bounds = IdleBounds(least_s, most_s)
-    assumptions += _bounds_sentences(bounds, used, size, short_s, (cpus, cpus_ground))
+    bounds = IdleBounds(least_s, most_s, cpus is not None and cpus.is_inferred)
+    assumptions += _bounds_sentences(bounds, used, size, short_s, cpus)
     trace = _packed(spans, begin, end - begin, size)
-    return IdleNodes(trace, tuple(assumptions), bounds, short_s)
-
-
-def _cpus_of_a_node(
-    log: JobLog, spans: Sequence[JobSpan], stated: int | None
-) -> tuple[int | None, str]:
-    """Return the CPUs of a node, and how they are known; None if the log lists no CPUs."""
-    if not any(cpus_of(span.job) for span in spans):
-        return None, ""
-    if stated is not None:
-        return stated, "as stated"
-    if log.cpus_per_node is not None:
-        return log.cpus_per_node, "by the header of the log, the sizes of its jobs or --per-node"
-    return (
-        largest_share(span.job for span in spans),
-        "the most that a job holds on a node; else: --cpus-per-node",
-    )
+    return IdleNodes(trace, tuple(assumptions), bounds, False, count, short_s)
 
 
 def _size(
@@ -270,7 +264,7 @@ def _bounds_sentences(
     used: Occupancy,
     size: int,
     short_s: float,
-    cpus: tuple[int | None, str],
+    cpus: NodeCpus | None,
 ) -> list[str]:
     """Return what is known of the number of idle nodes, and why not more."""
     machine_s = size * float(used.edges[-1] - used.edges[0])
@@ -280,19 +274,22 @@ def _bounds_sentences(
             f"The log uses more nodes than the machine has for {short_s / 3600:.1f} node-hours; "
             "these are left out."
         )
-    if bounds.exact:
+    if bounds.equal:
         alone = "no job of the log is known to have shared its nodes"
         if used.partial_jobs or used.conflicting_jobs:
             alone = "sharing of nodes, as far as it was possible, would have freed none"
-        sentences.append(f"The number of idle nodes is exact: {alone}.")
+        provided = ""
+        if cpus is not None and cpus.is_inferred:
+            provided = f" if no node has more than {cpus.count} CPUs ({cpus.ground})"
+        sentences.append(f"The number of idle nodes is exact{provided}: {alone}.")
         return sentences
     low, high = (100 * each / machine_s for each in (bounds.least_node_s, bounds.most_node_s))
     reasons = []
-    if used.partial_jobs:
+    if used.partial_jobs and cpus is not None:
         share = 100 * used.partial_node_s / max(used.node_s(used.most), 1.0)
         reasons.append(
             f"{used.partial_jobs:,} jobs with {share:.1f} % of the node-hours of jobs hold fewer "
-            f"than the {cpus[0]} CPUs of a node ({cpus[1]})"
+            f"than the {cpus.count} CPUs of a node ({cpus.ground})"
         )
     if used.conflicting_jobs:
         reasons.append(

@@ -77,8 +77,13 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
                 )
             rows.append(row)
     notes: list[str] = []
+    cpus_ground, cpus_inferred = "as stated, --per-node", False
     if per_node is None:
         per_node = _processors_per_node(path, header, [max(row[4], row[7]) for row in rows], notes)
+        cpus_inferred = bool(notes)
+        cpus_ground = "by the log's header, MaxProcs and MaxNodes"
+        if cpus_inferred:
+            cpus_ground = "by the sizes of jobs; else: --per-node"
         if header.get("MaxNodes", 0) > MAX_NODES:
             del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
@@ -110,6 +115,8 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
         notes=tuple(notes),
         nodes_ground=ground,
         cpus_per_node=per_node if per_node > 1 else None,
+        cpus_ground=cpus_ground,
+        cpus_inferred=cpus_inferred,
     )
 
 

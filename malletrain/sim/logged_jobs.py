@@ -72,6 +72,10 @@ class JobLog:
     """Where the log says how many nodes the machine has, for sentences."""
     cpus_per_node: int | None = None
     """CPUs of a node; None if the log does not contain it, or counts nodes only."""
+    cpus_ground: str = "as the log says"
+    """How ``cpus_per_node`` is known, for sentences."""
+    cpus_inferred: bool = False
+    """Whether ``cpus_per_node`` follows from the sizes of jobs, so that nodes may have more."""
 
     def place(self, job: LogJob) -> str:
         """Return the file and line of a job, for sentences."""

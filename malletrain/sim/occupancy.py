@@ -11,6 +11,7 @@ jobs that share their nodes with any number of others: either they do, or times 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from malletrain.sim.logged_jobs import LogJob
+from malletrain.sim.logged_jobs import JobLog, LogJob
+from malletrain.sim.observation import MAX_MISSING_FRACTION, Observation
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -75,11 +77,72 @@ def cpus_of(job: LogJob) -> int:
     return cpus + sum(part.cpus for part in job.per_node)
 
 
-def largest_share(jobs: Iterable[LogJob]) -> int | None:
-    """Return the most CPUs that a job holds on one node, if it holds equally many on each; None if
-    the log lists no CPUs.
+def lists_cpus(jobs: Iterable[LogJob]) -> bool:
+    """Return whether the log says of any job how many CPUs it holds."""
+    return any(cpus_of(job) for job in jobs)
+
+
+def spans_of(log: JobLog) -> list[JobSpan]:
+    """Return when the jobs of a log ran, in order of their starts. A job that still ran when the
+    log ended has no end (infinity); jobs without a start are left out.
     """
-    return max((-(-cpus_of(job) // job.nodes) for job in jobs if cpus_of(job)), default=None)
+    spans = [
+        JobSpan(job.start_s, math.inf if job.run_s is None else job.start_s + job.run_s, job)
+        for job in log.jobs
+        if job.start_s is not None
+    ]
+    return sorted(spans, key=lambda span: span.start)
+
+
+def node_seconds(spans: Iterable[JobSpan], observed: Observation) -> float:
+    """Return the node-seconds of jobs in an observation."""
+    return sum(
+        (min(end, observed.end_s) - max(start, observed.begin_s)) * job.nodes
+        for start, end, job in spans
+        if end > observed.begin_s and start < observed.end_s
+    )
+
+
+def names_nodes(spans: Sequence[JobSpan], observed: Observation) -> bool:
+    """Return whether a log says which nodes jobs had: of all jobs but those with at most the
+    fraction :data:`malletrain.sim.observation.MAX_MISSING_FRACTION` of the node-hours.
+    """
+    unnamed = [span for span in spans if not span.job.names]
+    missing_s = node_seconds(unnamed, observed)
+    return len(unnamed) < len(spans) and missing_s <= MAX_MISSING_FRACTION * node_seconds(
+        spans, observed
+    )
+
+
+@dataclass(frozen=True)
+class NodeCpus:
+    """The CPUs of a node of a machine whose log does not name nodes."""
+
+    count: int
+    """Their number."""
+    ground: str
+    """How it is known, for a sentence."""
+    is_inferred: bool
+    """Whether it follows from what jobs hold, so that nodes may have more."""
+
+
+def cpus_of_a_node(log: JobLog, spans: Sequence[JobSpan], stated: int | None) -> NodeCpus | None:
+    """Return the CPUs of a node; None if the log lists no CPUs of jobs.
+
+    Args:
+        log: the log.
+        spans: its jobs.
+        stated: CPUs of a node as somebody states them, which precedes the log; None if nobody does.
+    """
+    shares = [-(-cpus_of(span.job) // span.job.nodes) for span in spans if cpus_of(span.job)]
+    if not shares:
+        return None
+    if stated is not None:
+        return NodeCpus(stated, "as stated", is_inferred=False)
+    if log.cpus_per_node is not None:
+        return NodeCpus(log.cpus_per_node, log.cpus_ground, log.cpus_inferred)
+    ground = "the most that a job holds on a node; else: --cpus-per-node"
+    return NodeCpus(max(shares), ground, is_inferred=True)
 
 
 def occupancy(

@@ -211,9 +211,9 @@ def counted_as(part: StepPart) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-class Timed:
+class TimedLoader:
     """The batches of a loader; the time in which the loop waits for one counts as waiting for data.
-    Everything else is that of the loader.
+    Its other attributes are those of the loader.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -233,7 +233,7 @@ class Timed:
         return getattr(self._loader, name)
 
 
-def timed(loader: Iterable[Any]) -> Timed:
+def timed(loader: Iterable[Any]) -> TimedLoader:
     """Measure how long a training loop waits for its data: write ``for batch in
     malletrain.timed(loader)`` instead of ``for batch in loader``. ``malletrain show JOB`` shows the
     result.
@@ -247,7 +247,7 @@ def timed(loader: Iterable[Any]) -> Timed:
     Returns:
         An object with the batches, the length and the attributes of ``loader``.
     """
-    return Timed(loader)
+    return TimedLoader(loader)
 
 
 def waits_counted(batches: Iterable[Any]) -> Iterator[Any]:

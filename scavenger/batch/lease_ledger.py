@@ -258,6 +258,13 @@ class LeaseLedger:
         self._limits.setdefault(user, Backoff(*LIMIT_BACKOFF_S)).refused(now, words)
         self._allowed[user] = self._alive_count(user)
 
+    def submissions_ended(self) -> None:
+        """Note that no submission is under way. The main scheduler accepts as many leases of a user
+        as there are now, although some were accepted after it had refused another.
+        """
+        for user, count in self._allowed.items():
+            self._allowed[user] = max(count, self._alive_count(user))
+
     def _alive_count(self, user: str) -> int:
         return sum(job.alive and job.user == user for job in list(self.jobs.values()))
 

@@ -498,6 +498,7 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
         packs = sorted(packed(specs, self._shared_by(view.site)), key=len, reverse=True)
         for leases in side_by_side(lambda pack: self._take_pack(pack, view), packs):
             lease_by_node.update({lease.node: lease for lease in leases})
+        self.ledger.submissions_ended()
         return [
             refused(request.id, request.node, f"{request.node} is asked for with lease {lease.id}")
             if lease.id != request.id

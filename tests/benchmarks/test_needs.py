@@ -4,6 +4,7 @@ what it needs.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -125,12 +126,55 @@ def test_the_replay_reads_the_files_that_are_named(clone, tmp_path):
         ("malletrain", "pip install -e . (and run the benchmark in the root of the repository)"),
     ],
 )
-def test_how_a_package_is_installed(module, command):
+def test_how_a_package_is_installed(monkeypatch, module, command):
+    monkeypatch.setitem(sys.modules, module, None)  # Python does not find it
     assert needs.install_command(module) == command
     error = ModuleNotFoundError(f"No module named '{module}.x'", name=f"{module}.x")
     assert needs.sentence("benchmarks.farm", error) == (
         f"benchmarks.farm needs the package {module}, which is not installed: {command}"
     )
+
+
+@pytest.mark.parametrize("module", ["malletrain.absent", "numpy.absent.part"])
+def test_a_module_that_an_installed_package_lacks_is_a_defect(capsys, module):
+    with pytest.raises(ModuleNotFoundError) as raised:
+        importlib.import_module(module)
+    assert needs.sentence("benchmarks.farm", raised.value) is None
+    needs.explain(raised.type, raised.value, raised.tb)
+    text = capsys.readouterr().err
+    assert "Traceback" in text
+    assert "is not installed" not in text
+
+
+def reader(*files):
+    """A function of the last file that calls the one of the file before it, and so on; the first
+    reads.
+    """
+    calls = Path.read_text
+    for file in files:
+        scope: dict = {"calls": calls}
+        exec(compile("def read(path): return calls(path)", str(file), "exec"), scope)
+        calls = scope["read"]
+    return calls
+
+
+BENCHMARK = Path(needs.__file__).with_name("some.py")
+
+
+@pytest.mark.parametrize(
+    ("files", "is_defect"),
+    [
+        ([BENCHMARK], False),
+        ([ROOT / "malletrain" / "store" / "some.py", BENCHMARK], True),
+        (["/usr/lib/python3/site-packages/some/part.py", BENCHMARK], True),
+    ],
+)
+def test_a_missing_file_is_named_if_the_benchmark_itself_reads_it(tmp_path, files, is_defect):
+    with pytest.raises(FileNotFoundError) as raised:
+        reader(*files)(tmp_path / "absent.txt")
+    text = needs.sentence("benchmarks.some", raised.value)
+    assert (text is None) == is_defect
+    assert is_defect or "absent.txt, a file that it reads" in text
 
 
 def test_other_errors_keep_their_traceback(capsys):

@@ -7,7 +7,9 @@ with a sentence that says what was looked for. It opens no data file but a terra
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ class Options:
         units: of wind where the file says none.
         terrain: a NetCDF file with the terrain at the same points, in any order and perhaps of a
             larger area.
-        needs_terrain: whether a file without terrain is refused.
+        needs_terrain: whether a file without terrain is refused; else its terrain is not read.
     """
 
     spacing: float | None = None
@@ -42,7 +44,7 @@ class Options:
     needs_terrain: bool = True
 
 
-SPEEDS_AT = ("windspeed_{}m", "wind_speed_{}m", "ws{}", "si{}", "wspd{}", "ff{}m",
+SPEEDS_AT = ("windspeed_{}m", "wind_speed_{}m", "ws{}", "WS{}", "si{}", "wspd{}", "ff{}m",
              "wind_speed_at_{}m", "{}si")  # fmt: skip
 """Names of the wind speed at a height, m."""
 COMPONENTS_AT = (
@@ -77,8 +79,19 @@ GRAVITY = 9.80665
 TERRAIN_UNITS = LENGTH_UNITS | dict.fromkeys(
     ("m2 s-2", "m**2 s**-2", "m^2 s^-2", "m2/s2", "m2 s**-2"), 1 / GRAVITY
 )
-HEIGHTS = ("height", "heightaboveground", "height_above_ground", "altitude", "level", "lev", "z")
-"""What a dimension of heights is called, perhaps with a number after it."""
+HEIGHTS = ("height", "heightaboveground", "height_above_ground", "altitude")
+"""What a coordinate of heights is called, perhaps with a number after it. It is in m if it has no
+units.
+"""
+LEVELS = ("level", "levels", "lev", "z", "plev", "pressure", "pressure_level", "isobaric",
+          "isobaricinhpa", "isobaricinpa", "hybrid", "model_level", "model_level_number",
+          "bottom_top", "sigma", "theta")  # fmt: skip
+"""What coordinates of levels are called that may or may not be heights: their units decide."""
+VERTICAL_STANDARDS = re.compile(
+    "height|altitude|geopotential_height|air_pressure|model_level_number|air_potential_temperature"
+    "|atmosphere_.*_coordinate|height_above_.*"
+)
+"""CF standard names of vertical coordinates."""
 EASTWARD = ("x", "lon", "longitude", "rlon", "west_east", "grid_longitude",
             "projection_x_coordinate", "ni", "i")  # fmt: skip
 
@@ -87,17 +100,19 @@ def _first(dataset: Any, names: tuple[str, ...]) -> Any:
     return next((dataset[name] for name in names if name in dataset), None)
 
 
-def _by_standard(dataset: Any, name: str) -> Any:
-    """The one variable with this CF standard name, or None."""
+def _by_standard(dataset: Any, name: str, excluded: Sequence[str]) -> Any:
+    """The one variable with this CF standard name, or None. ``excluded``: variables that it may not
+    be.
+    """
     matches = [v for v in dataset.data_vars.values() if v.attrs.get("standard_name") == name]
-    return matches[0] if len(matches) == 1 else None
+    return matches[0] if len(matches) == 1 and matches[0].name not in excluded else None
 
 
 def terrain_of(dataset: Any) -> Any:
     """The terrain [y, x] of a dataset, or None. Of one by time or level, the first."""
     terrain = _first(dataset, TERRAINS)
     for name in TERRAIN_STANDARDS:
-        terrain = _by_standard(dataset, name) if terrain is None else terrain
+        terrain = _by_standard(dataset, name, ()) if terrain is None else terrain
     if terrain is None or terrain.ndim <= 2:
         return terrain
     return terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)
@@ -110,13 +125,11 @@ def from_dataset(dataset: Any, name: str, options: Options) -> Fields:
         WindsrError: when it has no wind or no terrain under a known name, or needs ``--spacing``.
     """
     wind, units = _speed_of(dataset, name, options)
-    terrain = terrain_of(dataset)
+    terrain = terrain_of(dataset) if options.needs_terrain else None
     if options.terrain is not None:
         terrain = _terrain_file(options.terrain, dataset, wind)
-    elif terrain is not None and options.needs_terrain:
+    elif terrain is not None:
         terrain = _own_terrain(terrain, dataset, wind, name)
-    elif terrain is not None and not set(terrain.squeeze().dims) <= set(wind.dims):
-        terrain = None
     if terrain is None and options.needs_terrain:
         raise WindsrError(
             f"{name} has no terrain (looked for {', '.join(TERRAINS)}); give a file that has "
@@ -195,7 +208,8 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     stated = tuple(pattern.format(height) for pattern in SPEEDS_AT)
     stated += SPEEDS_AT_10_M if is_10_m else ()
     speed = _first(dataset, (*stated, *SPEEDS))
-    speed = _by_standard(dataset, SPEED_STANDARD) if speed is None else speed
+    others = _at_other_heights(dataset, height)
+    speed = _by_standard(dataset, SPEED_STANDARD, others) if speed is None else speed
     if speed is not None:
         units = options.units or speed.attrs.get("units")
         return _at_height(speed, name, options), units
@@ -203,7 +217,7 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     names += (*(COMPONENTS_AT_10_M if is_10_m else ()), *COMPONENTS)
     pairs = [((u, v), (_first(dataset, (u,)), _first(dataset, (v,)))) for u, v in names]
     pairs += [
-        ((u, v), (_by_standard(dataset, u), _by_standard(dataset, v)))
+        ((u, v), (_by_standard(dataset, u, others), _by_standard(dataset, v, others)))
         for u, v in COMPONENT_STANDARDS
     ]
     for _, (u, v) in pairs:
@@ -231,7 +245,6 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
             raise WindsrError(
                 f"{name} has {present[0].name} and no {absent}: the speed of the wind needs both."
             )
-    others = _at_other_heights(dataset)
     if others:
         raise WindsrError(
             f"{name} has no wind at {height} m, but {', '.join(others)}; say which with --height."
@@ -243,36 +256,42 @@ def _speed_of(dataset: Any, name: str, options: Options) -> tuple[Any, str | Non
     )
 
 
-def _at_other_heights(dataset: Any) -> list[str]:
-    """The variables whose names say a wind at some height."""
-    names = (*SPEEDS_AT, *(u for u, _ in COMPONENTS_AT))
-    patterns = [re.compile(name.format(r"\d+")) for name in names]
-    names_at_heights = [
-        str(v) for v in dataset.data_vars if any(p.fullmatch(str(v)) for p in patterns)
-    ]
-    return names_at_heights + [name for name in (*SPEEDS_AT_10_M, "uas") if name in dataset]
+def _at_other_heights(dataset: Any, height: int) -> list[str]:
+    """The variables whose names say a wind at another height than this one, m."""
+    names = (*SPEEDS_AT, *itertools.chain.from_iterable(COMPONENTS_AT))
+    patterns = [re.compile(name.format(r"(\d+)"), re.IGNORECASE) for name in names]
+    at_10_m = (*SPEEDS_AT_10_M, *itertools.chain.from_iterable(COMPONENTS_AT_10_M))
+    heights = {name: {10} for name in at_10_m}
+    for variable in map(str, dataset.data_vars):
+        matches = filter(None, (pattern.fullmatch(variable) for pattern in patterns))
+        heights.setdefault(variable, set()).update(int(match[1]) for match in matches)
+    return [str(v) for v in dataset.data_vars if heights[str(v)] and height not in heights[str(v)]]
 
 
 def _at_height(wind: Any, name: str, options: Options) -> Any:
     """One height of a variable that has several. Raises WindsrError when none is the wanted one."""
     for dim in wind.dims:
-        if not _is_height(str(dim)):
+        axis = _vertical_axis(wind, dim)
+        if axis is None:
             continue
-        if dim not in wind.coords:
-            if wind.sizes[dim] > 1:
+        if axis.name not in wind.coords:
+            if wind.sizes[dim] > 1 or not _is_height(str(dim)):
                 raise _other_height(
                     wind, name, f"{wind.sizes[dim]} levels ({dim}: without values)", options
                 )
             wind = wind.isel({dim: 0}, drop=True)
             continue
-        levels = _metres(wind[dim], name)
+        levels = _metres(axis, name)
         same = np.flatnonzero(np.isclose(levels, options.height))
         if len(same) != 1:
-            text = f"{wind.sizes[dim]} levels ({dim}: {', '.join(f'{h:g}' for h in levels[:12])})"
+            text = (
+                f"{wind.sizes[dim]} levels ({axis.name}: "
+                f"{', '.join(f'{h:g}' for h in levels[:12])})"
+            )
             raise _other_height(wind, name, text, options)
         wind = wind.isel({dim: int(same[0])}, drop=True)
     for key, coordinate in wind.coords.items():
-        if coordinate.ndim or not _is_height(str(key)):
+        if coordinate.ndim or not _is_vertical(coordinate):
             continue
         level = float(_metres(coordinate, name))
         if not np.isclose(level, options.height):
@@ -280,8 +299,38 @@ def _at_height(wind: Any, name: str, options: Options) -> Any:
     return wind
 
 
+def _vertical_axis(wind: Any, dim: Any) -> Any:
+    """The vertical coordinate along a dimension: its own, or another that has only this dimension;
+    None if the dimension is not vertical.
+    """
+    along = [c for c in wind.coords.values() if c.dims == (dim,)]
+    along.sort(key=lambda coordinate: bool(coordinate.name != dim))
+    axis = next((c for c in along if _is_vertical(c)), None)
+    if axis is None and not along and _is_vertical(wind[dim]):
+        return wind[dim]
+    return axis
+
+
+def _is_vertical(coordinate: Any) -> bool:
+    """Whether a coordinate is one of heights or levels, by its name or its attributes (CF
+    Conventions, 4.3).
+    """
+    attributes = coordinate.attrs
+    return bool(
+        _is_height(str(coordinate.name))
+        or _without_number(str(coordinate.name)) in LEVELS
+        or attributes.get("axis") == "Z"
+        or "positive" in attributes
+        or VERTICAL_STANDARDS.fullmatch(str(attributes.get("standard_name", "")))
+    )
+
+
 def _is_height(name: str) -> bool:
-    return name.lower().rstrip("0123456789_") in HEIGHTS
+    return _without_number(name) in HEIGHTS
+
+
+def _without_number(name: str) -> str:
+    return name.lower().rstrip("0123456789_")
 
 
 def _other_height(wind: Any, name: str, there: str, options: Options) -> WindsrError:
@@ -292,12 +341,15 @@ def _other_height(wind: Any, name: str, there: str, options: Options) -> WindsrE
 
 
 def _metres(coordinate: Any, name: str) -> NDArray[np.float64]:
-    """The values of a coordinate of heights, m; one without units is in m. Raises WindsrError."""
-    units = str(coordinate.attrs.get("units", "m"))
-    if units.strip().lower() not in LENGTH_UNITS:
+    """The values of a coordinate of heights, m; one that is called a height and has no units is in
+    m. Raises WindsrError.
+    """
+    units = coordinate.attrs.get("units", "m" if _is_height(str(coordinate.name)) else None)
+    if units is None or str(units).strip().lower() not in LENGTH_UNITS:
+        stated = "have no units" if units is None else f"are in {units!r}"
         raise WindsrError(
-            f"{name}: the levels of {coordinate.name} are in {units!r} and not in m above ground; "
-            "wind at a height above ground is needed."
+            f"{name}: the levels of {coordinate.name} {stated} and are not known to be in m above "
+            "ground; wind at a height above ground is needed."
         )
     heights = to_si(coordinate.to_numpy(), units, LENGTH_UNITS, f"{name}: {coordinate.name}")
     return np.asarray(heights, dtype=np.float64)

@@ -57,7 +57,7 @@ def _fields(path: Path, options: Options) -> Fields:
             f"{path} has no wind at {height} m above ground (neither u and v nor speed, as it is "
             "at one moment); say which height with --height."
         )
-    for name in TERRAINS:
+    for name in TERRAINS if options.needs_terrain and options.terrain is None else ():
         terrain = _variable(path, {"typeOfLevel": "surface", "shortName": name})
         if terrain is not None:
             first = terrain.isel(dict.fromkeys(terrain.dims[:-2], 0), drop=True)

@@ -63,8 +63,8 @@ def _wrf(file: Any, name: str, options: Options) -> Fields:
     """wrfout: U10, V10 [Time, y, x], HGT, XLAT, XLONG, Times; DX is the grid's spacing (WRF User's
     Guide, "WRF output fields").
     """
-    has_terrain = "HGT" in file
-    required = ("HGT", "Times") if options.needs_terrain else ("Times",)
+    has_terrain = options.needs_terrain
+    required = ("HGT", "Times") if has_terrain else ("Times",)
     missing = [key for key in required if key not in file]
     if missing:
         raise WindsrError(f"{name} lacks {', '.join(missing)}, which WRF output has.")
@@ -98,8 +98,8 @@ def _wtk(file: Any, name: str, options: Options) -> Fields:
             f"{name} lacks {', '.join(missing)}, which files of the WIND Toolkit have."
         )
     columns = set(file["meta"].dtype.names or ())
-    has_terrain = "elevation" in columns
-    required = {"latitude", "longitude"} | ({"elevation"} if options.needs_terrain else set())
+    has_terrain = options.needs_terrain
+    required = {"latitude", "longitude"} | ({"elevation"} if has_terrain else set())
     absent = required - columns
     if absent:
         raise WindsrError(

@@ -1,7 +1,7 @@
 """What a training sample is: a piece of a field, and the random numbers that go with it.
 
-Everything random about a sample follows from (seed, epoch, number of the sample), so that it is the
-same on whichever node it is drawn and after every interruption.
+Everything random about a sample follows from (seed, number of the sample), so that it is the same
+on whichever node it is drawn and after every interruption.
 """
 
 from __future__ import annotations
@@ -66,10 +66,8 @@ def unit_of(low: torch.Tensor, relative: bool) -> torch.Tensor:
 
 
 class TrainingPatches(Dataset[dict[str, Any]]):
-    """``length`` samples an epoch: a random field, place and orientation (8 turns and mirrors), the
-    noise and the noise level of diffusion.
-
-    Set :attr:`epoch` before the loader is gone through.
+    """``length`` samples of a training: a random field, place and orientation (8 turns and
+    mirrors), the noise and the noise level of diffusion.
 
     Raises:
         WindsrError: when the fields are smaller than a patch.
@@ -85,7 +83,6 @@ class TrainingPatches(Dataset[dict[str, Any]]):
             )
         self._wind, self._terrain = fields.wind, fields.terrain
         self._preset, self._length, self._seed = preset, length, seed
-        self.epoch = 0
 
     def __len__(self) -> int:
         return self._length
@@ -94,7 +91,7 @@ class TrainingPatches(Dataset[dict[str, Any]]):
         """truth and terrain [1, H, W] (m/s, m), noise [1, H, W] (normal), level in
         0..noise_levels−1.
         """
-        rng = np.random.default_rng([self._seed, self.epoch, number])
+        rng = np.random.default_rng([self._seed, number])
         size = self._preset.patch
         field = rng.integers(len(self._wind))
         row, column = (int(rng.integers(n - size + 1)) for n in self._terrain.shape)

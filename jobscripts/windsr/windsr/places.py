@@ -56,6 +56,9 @@ def degrees_of(
 
     Those of a rotated pole are computed if the file only has the axes of the rotated grid (CF
     Conventions, appendix F, ``rotated_latitude_longitude``).
+
+    Raises:
+        WindsrError: the rotated pole has no place.
     """
     lat = _degrees(dataset, variable, "north", LATITUDES)
     lon = _degrees(dataset, variable, "east", LONGITUDES)
@@ -73,6 +76,13 @@ def _rotated(dataset: Any, variable: Any) -> tuple[NDArray[np.float64], NDArray[
         return None
     if mapping.attrs.get("grid_mapping_name") != "rotated_latitude_longitude":
         return None
+    pole = ("grid_north_pole_latitude", "grid_north_pole_longitude")
+    absent = [name for name in pole if name not in mapping.attrs]
+    if absent:
+        raise WindsrError(
+            f"{variable.name} is on the grid of a rotated pole, and {mapping.name} lacks "
+            f"{' and '.join(absent)}, so that its places are not known."
+        )
     like = variable.isel(dict.fromkeys(variable.dims[:-2], 0), drop=True)
     grid = [
         np.radians(
@@ -80,10 +90,9 @@ def _rotated(dataset: Any, variable: Any) -> tuple[NDArray[np.float64], NDArray[
         )
         for name in ("grid_latitude", "grid_longitude")
     ]
-    pole_north = np.radians(float(mapping.attrs["grid_north_pole_latitude"]))
-    pole_east = float(mapping.attrs["grid_north_pole_longitude"])
+    pole_north, pole_east = (float(mapping.attrs[name]) for name in pole)
     turn = np.radians(float(mapping.attrs.get("north_pole_grid_longitude", 0.0)))
-    return unrotated(grid[0], grid[1] - turn, pole_north, pole_east)
+    return unrotated(grid[0], grid[1] - turn, np.radians(pole_north), pole_east)
 
 
 def unrotated(

@@ -212,7 +212,8 @@ class PatchQueue:
         try:
             os.link(part, path)
         except FileExistsError:
-            theirs = {"height": 10.0, **json.loads(path.read_text())}
+            # What does not say its height, a folder or a model, is for that of the inputs.
+            theirs = {"height": self.inputs.height, **json.loads(path.read_text())}
             if theirs != json.loads(json.dumps(self.facts)):
                 other = ", ".join(key for key in self.facts if theirs.get(key) != self.facts[key])
                 raise WindsrError(
@@ -356,11 +357,6 @@ class PatchQueue:
         return blend_weight(tile.size, self.overlap, self.halo, rim)
 
 
-def most_nodes() -> int:
-    """The most nodes that this job can have."""
-    return malletrain.ElasticSampler(2**31, batch_size=1, shuffle=False).max_world_size
-
-
 def sample(
     sampling: Sampling,
     inputs: Inputs,
@@ -379,7 +375,7 @@ def sample(
     device = device_here()
     for net in (*method.nets.values(), *method.frozen.values()):
         net.to(device).eval()
-    at_most = most_nodes()
+    at_most = elastic.max_world()
     per_step = max(1, min(sampling.per_step, len(queue.items) // at_most))
     # Each node takes a place in each step. Places beyond the patches are empty, so that a job with
     # more nodes than patches ends as any other.

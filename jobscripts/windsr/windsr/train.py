@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from windsr.methods import Method, make
 from windsr.patches import TrainingPatches, scales_of
 from windsr.presets import Preset
 
-STEPS_PER_EPOCH, MOST_STEPS_PER_EPOCH = 50, 200
-"""Steps between two lines of the log, about, and at most."""
+STEPS_PER_LOG = 50
+"""Steps between two lines of the log."""
 MODEL, SNAPSHOT, LOG = "model.safetensors", "run.snap", "training.jsonl"
 
 
@@ -88,14 +88,6 @@ def rate_at(preset: Preset, steps: int) -> Callable[[int], float]:
     return share
 
 
-def steps_of_an_epoch(steps: int) -> int:
-    """The divisor of ``steps`` that is nearest to :data:`STEPS_PER_EPOCH`, so that whole epochs are
-    exactly so many steps.
-    """
-    divisors = [k for k in range(1, min(steps, MOST_STEPS_PER_EPOCH) + 1) if steps % k == 0]
-    return min(divisors, key=lambda k: abs(math.log(k / STEPS_PER_EPOCH)))
-
-
 def device_here() -> torch.device:
     """This process's GPU if there is one, else the CPU."""
     if torch.cuda.is_available():
@@ -117,8 +109,6 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     torch.set_num_threads(training.threads)
     torch.manual_seed(training.seed)
     steps = training.steps or preset.steps
-    per_epoch = steps_of_an_epoch(steps)
-    epochs = steps // per_epoch
     if training.terrain and not fields.has_terrain:
         raise WindsrError(
             f"{fields.source} has no terrain, which the model sees; train it with --no-terrain."
@@ -129,7 +119,7 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     if not method.nets:
         raise WindsrError(f"{method.name} has nothing to train.")
     method.prepare(fields)
-    data = TrainingPatches(fields, preset, per_epoch * preset.batch, training.seed)
+    data = TrainingPatches(fields, preset, steps * preset.batch, training.seed)
     training.folder.mkdir(parents=True, exist_ok=True)
     device = device_here()
     for net in (*method.nets.values(), *method.frozen.values()):
@@ -139,14 +129,16 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
         name: torch.optim.AdamW(net.parameters(), lr=preset.lr, weight_decay=1e-4)
         for name, net in method.nets.items()
     }
-    share = rate_at(preset, epochs * per_epoch)
+    share = rate_at(preset, steps)
     schedules = {
         name: torch.optim.lr_scheduler.LambdaLR(optimizer, share)
         for name, optimizer in optimizers.items()
     }
     scaler = torch.amp.GradScaler(device.type, enabled=preset.precision == "fp16")
+    # In order: what a sample is follows from its number at random, and a permutation of all samples
+    # of a long training takes gigabytes.
     sampler = malletrain.ElasticSampler(
-        len(data), global_batch_size=preset.batch, seed=training.seed
+        len(data), global_batch_size=preset.batch, seed=training.seed, shuffle=False
     )
     objects: dict[str, Any] = {
         "average": average,
@@ -170,12 +162,10 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
     if run.rank == 0:
         say(
             f"training {method.name} on {run.world_size} worker(s) from step {run.steps_done} "
-            f"of {epochs * per_epoch}"
+            f"of {steps}"
         )
-    for epoch in sampler.epochs(epochs):
-        data.epoch = epoch
-        sums, began = dict.fromkeys(method.nets, 0.0), time.monotonic()
-        counted = 0
+    losses_since = _Losses(method.nets)
+    for _ in sampler.epochs(1):
         for batch in run.batches(loader):
             with run.step() as step:
                 losses = update(run, method, nets, optimizers, schedules, scaler, batch, device)
@@ -184,17 +174,11 @@ def train(training: TrainingRun, fields: Fields, say: Callable[[str], None] = pr
                     time.sleep(training.step_delay)
             if step.aborted:
                 continue
-            counted += 1
-            for name, loss in losses.items():
-                sums[name] += loss
-        if run.rank == 0 and counted:
-            _log(
-                training.folder,
-                run,
-                {name: total / counted for name, total in sums.items()},
-                time.monotonic() - began,
-                say,
-            )
+            losses_since.add(losses)
+            if run.steps_done % STEPS_PER_LOG == 0 or run.steps_done == steps:
+                if run.rank == 0:
+                    _log(training.folder, run, losses_since, say)
+                losses_since = _Losses(method.nets)
     run.save()
     path = training.folder / MODEL
     if run.rank == 0:
@@ -251,14 +235,32 @@ def update(
     return {name: float(loss.detach()) for name, loss in losses.items()}
 
 
-def _log(
-    folder: Path,
-    run: elastic.Run,
-    losses: dict[str, float],
-    seconds: float,
-    say: Callable[[str], None],
-) -> None:
-    """The epoch's mean losses of rank 0's share: to the log, MalleTrain and the screen."""
+class _Losses:
+    """The losses of rank 0's share in the steps since a line of the log."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._sums = dict.fromkeys(names, 0.0)
+        self._steps = 0
+        self._began = time.monotonic()
+
+    def add(self, losses: Mapping[str, float]) -> None:
+        """Add those of one step."""
+        self._steps += 1
+        for name, loss in losses.items():
+            self._sums[name] += loss
+
+    def means(self) -> dict[str, float]:
+        """Their means. There is at least one step."""
+        return {name: total / self._steps for name, total in self._sums.items()}
+
+    def seconds(self) -> float:
+        """Time since the line before."""
+        return time.monotonic() - self._began
+
+
+def _log(folder: Path, run: elastic.Run, losses_since: _Losses, say: Callable[[str], None]) -> None:
+    """The mean losses since the line before: to the log, MalleTrain and the screen."""
+    losses, seconds = losses_since.means(), losses_since.seconds()
     record = {
         "step": run.steps_done,
         "nodes": run.world_size,

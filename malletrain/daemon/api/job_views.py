@@ -211,11 +211,20 @@ def steps_view(record: Mapping[str, Any]) -> StepTimesView | None:
         record["step_s"],
         dict(record["shares"]),
         record["advice"],
-        tuple(
-            RankTimesView(*each, computing_s=RankTimes(*each).computing_s)
-            for each in record["ranks"]
-        ),
+        tuple(_rank_view(RankTimes(*each)) for each in record["ranks"]),
         record.get("cause", ""),
+    )
+
+
+def _rank_view(mean: RankTimes) -> RankTimesView:
+    return RankTimesView(
+        mean.rank,
+        mean.node,
+        mean.step_s,
+        mean.data_s,
+        mean.exchange_s,
+        mean.snapshot_s,
+        mean.computing_s,
     )
 
 

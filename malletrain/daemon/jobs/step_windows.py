@@ -61,8 +61,8 @@ class _Rank:
         """Add newer counts."""
         if self.newest.last - self.marks[-1].last >= MARK_S:
             # Until a part has begun one mark is enough.
-            kept = self.marks[1 - MARKS :] if self.newest.measured else []
-            self.marks = [*kept, self.newest]
+            earlier = self.marks[1 - MARKS :] if self.newest.measured else []
+            self.marks = [*earlier, self.newest]
         self.newest = counts
 
     def since(self, rank: int, mark: _Counts) -> RankTimes | None:

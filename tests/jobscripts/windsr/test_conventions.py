@@ -14,7 +14,7 @@ from windsr import WindsrError, output
 from windsr.fields import Fields
 from windsr.grids import EARTH_RADIUS_M
 from windsr.places import unrotated
-from windsr.readers import Options, read
+from windsr.readers import Options, from_dataset, read
 
 from tests.jobscripts.windsr.test_cli import run
 
@@ -155,6 +155,33 @@ def test_a_rotated_pole(tmp_path, with_degrees, turn):
     file.to_netcdf(tmp_path / "wind.nc")
     fields = read(tmp_path / "wind.nc", Options(spacing=6000.0))
     _check_around_its_middle(ALPS, fields, lat, lon)
+
+
+@pytest.mark.parametrize("absent", ["grid_north_pole_latitude", "grid_north_pole_longitude"])
+def test_a_rotated_pole_without_a_place_is_refused_in_a_sentence(absent):
+    mapping = {
+        "grid_mapping_name": "rotated_latitude_longitude",
+        "grid_north_pole_latitude": POLE_NORTH,
+        "grid_north_pole_longitude": POLE_EAST,
+    }
+    del mapping[absent]
+    attributes = {"units": "m/s", "grid_mapping": "pole"}
+    axes = {
+        name: (name, values, {"units": "degrees", "standard_name": standard})
+        for name, values, standard in (
+            ("rlat", ROTATED_NORTH, "grid_latitude"),
+            ("rlon", ROTATED_EAST, "grid_longitude"),
+        )
+    }
+    file = xarray.Dataset(
+        {
+            "wind_speed": (("time", "rlat", "rlon"), np.ones((2, 25, 31)), attributes),
+            "pole": ((), 0, mapping),
+        },
+        {"time": DAYS, **axes},
+    )
+    with pytest.raises(WindsrError, match=f"grid of a rotated pole, and pole lacks {absent}, so"):
+        from_dataset(file, "it", Options(spacing=6000.0, needs_terrain=False))
 
 
 def _check_around_its_middle(linear: Linear, fields: Fields, lat, lon) -> None:

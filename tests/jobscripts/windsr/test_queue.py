@@ -4,6 +4,8 @@ one undisturbed worker makes.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -104,6 +106,19 @@ def test_two_that_make_the_same_patch_leave_one_result(tmp_path):
     assert not both[1].keep(0, np.ones((1, 16, 16), np.float32))
     assert np.load(both[0].file(0)).max() == 0
     assert both[1].make([0]) == 0
+
+
+def test_a_folder_that_says_no_height_is_for_that_of_the_inputs(tmp_path):
+    """As with models: what does not say its height has that of the inputs."""
+    inputs = dataclasses.replace(queue.from_fine(scripts.small(), 4), height=50.0)
+    work = queue.Sampling(tmp_path, Draw(), overlap=8)
+    facts = queue.PatchQueue(work, inputs, scripts.untrained("srcnn"), "m").facts
+    assert facts.pop("height") == 50.0
+    (tmp_path / queue.FACTS).write_text(json.dumps(facts))
+    queue.PatchQueue(work, inputs, scripts.untrained("srcnn"), "m")
+    (tmp_path / queue.FACTS).write_text(json.dumps({**facts, "height": 10.0}))
+    with pytest.raises(WindsrError, match=r"another sampling \(other height\)"):
+        queue.PatchQueue(work, inputs, scripts.untrained("srcnn"), "m")
 
 
 def test_patches_of_a_member_begin_with_one_noise(tmp_path):

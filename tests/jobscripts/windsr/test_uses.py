@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 import xarray
-from windsr import WindsrError, checkpoint, cli, output, pictures
+from windsr import WindsrError, checkpoint, cli, output, pictures, train
 from windsr.datasets import Options, from_dataset
 from windsr.fields import split_by_day
-from windsr.train import MOST_STEPS_PER_EPOCH, steps_of_an_epoch
+from windsr.readers import read
 
 from tests.jobscripts.windsr.test_cli import run
-from tests.jobscripts.windsr.test_other_models import AXES, GROUND, SPEED, made
+from tests.jobscripts.windsr.test_other_models import GROUND, SPEED, made
 
 TINY = ("--method", "srcnn", "--preset", "tiny")
 
@@ -131,10 +132,88 @@ def test_a_file_of_another_height_says_which_it_has():
         from_dataset(file, "it", Options(height=50))
 
 
-def test_pressure_levels_are_no_heights():
-    file = made(SPEED[:, None], ("time", "level", "y", "x"))
-    file = file.assign_coords(level=("level", [10.0], {"units": "hPa"}))
-    with pytest.raises(WindsrError, match="the levels of level are in 'hPa'"):
+@pytest.mark.parametrize("with_standard_names", [True, False])
+@pytest.mark.parametrize(
+    ("names", "height"),
+    [
+        (("ws50",), 10),
+        (("WS50",), 10),
+        (("ws10",), 50),
+        (("sfcWind",), 50),
+        (("u50", "v50"), 10),
+        (("u10", "v10"), 50),
+        (("uas", "vas"), 50),
+    ],
+)
+def test_a_name_that_says_another_height_is_refused(names, height, with_standard_names):
+    standards = ("eastward_wind", "northward_wind") if len(names) == 2 else ("wind_speed",)
+    file = made().drop_vars("wind_speed")
+    for name, standard in zip(names, standards, strict=True):
+        attributes = {"units": "m/s"} | ({"standard_name": standard} if with_standard_names else {})
+        file = file.assign({name: (("time", "y", "x"), SPEED, attributes)})
+    words = f"no wind at {height} m, but {', '.join(names)}; say which with --height"
+    with pytest.raises(WindsrError, match=words):
+        from_dataset(file, "it", Options(height=height))
+    own_height = 60 - height
+    assert from_dataset(file, "it", Options(height=own_height)).height == own_height
+
+
+def test_a_component_of_another_height_is_none_of_the_two():
+    file = made().drop_vars("wind_speed")
+    for name, standard in (("a", "eastward_wind"), ("v50", "northward_wind")):
+        attributes = {"units": "m/s", "standard_name": standard}
+        file = file.assign({name: (("time", "y", "x"), SPEED, attributes)})
+    with pytest.raises(WindsrError, match="it has a and no northward_wind"):
+        from_dataset(file, "it", Options())
+
+
+LEVELS = [
+    ("level", [10.0], {"units": "hPa"}, "'hPa'"),
+    ("plev", [85000.0], {"units": "Pa"}, "'Pa'"),
+    ("plev", [85000.0, 70000.0, 50000.0], {"units": "Pa"}, "'Pa'"),
+    ("plev_2", [10.0], {}, "no units"),
+    ("pressure", [10.0], {}, "no units"),
+    ("pressure_level", [850, 700, 500], {"units": "hPa"}, "'hPa'"),
+    ("isobaric1", [10.0], {"units": "mb"}, "'mb'"),
+    ("isobaricInhPa", [850.0], {"units": "hPa", "standard_name": "air_pressure"}, "'hPa'"),
+    ("hybrid", [1.0], {"units": "1"}, "'1'"),
+    ("model_level", [10], {}, "no units"),
+    ("level", [10], {}, "no units"),
+    ("height", [10.0], {"units": "1"}, "'1'"),
+    ("k", [10.0], {"axis": "Z"}, "no units"),
+    ("k", [10.0], {"positive": "down"}, "no units"),
+    ("k", [10.0], {"standard_name": "air_pressure", "units": "hPa"}, "'hPa'"),
+    ("k", [10.0], {"standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"}, "no units"),
+]
+
+
+@pytest.mark.parametrize("names", [("wind_speed",), ("u", "v")])
+@pytest.mark.parametrize(("axis", "levels", "attributes", "words"), LEVELS)
+def test_levels_of_pressure_or_of_a_model_are_no_heights(names, axis, levels, attributes, words):
+    speed = (("time", axis, "y", "x"), np.stack([SPEED] * len(levels), 1), {"units": "m/s"})
+    file = made().drop_vars("wind_speed").assign(dict.fromkeys(names, speed))
+    file = file.assign_coords({axis: (axis, levels, attributes)})
+    with pytest.raises(WindsrError, match=f"the levels of {axis} (are in|have) {words}"):
+        from_dataset(file, "it", Options())
+    if len(levels) == 1:
+        with pytest.raises(WindsrError, match=f"the levels of {axis} (are in|have) {words}"):
+            from_dataset(file.squeeze(axis), "it", Options())
+
+
+def test_a_coordinate_along_a_dimension_without_values_says_its_levels():
+    file = made(np.stack([SPEED] * 2, 1), ("time", "k", "y", "x"))
+    pressure = file.assign_coords(p=("k", [850.0, 10.0], {"units": "hPa", "positive": "down"}))
+    with pytest.raises(WindsrError, match="the levels of p are in 'hPa'"):
+        from_dataset(pressure, "it", Options())
+    heights = file.assign_coords(agl=("k", [50.0, 10.0], {"units": "m", "axis": "Z"}))
+    heights.wind_speed[:, 0] += 9.0
+    np.testing.assert_array_equal(from_dataset(heights, "it", Options()).wind, SPEED)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_levels_without_values_are_no_heights(count):
+    file = made(np.stack([SPEED] * count, 1), ("time", "plev", "y", "x"))
+    with pytest.raises(WindsrError, match=rf"on {count} levels \(plev: without values\)"):
         from_dataset(file, "it", Options())
 
 
@@ -177,18 +256,24 @@ def test_without_terrain_none_is_asked_for(tmp_path, model, capsys):
 
 
 @pytest.mark.parametrize(
-    ("steps", "per_epoch"),
-    [(1, 1), (4, 4), (50, 50), (120, 60), (127, 127), (600, 50), (1_000_000, 50), (1009, 1)],
+    ("steps", "logged"), [(1, [1]), (50, [50]), (120, [50, 100, 120]), (127, [50, 100, 127])]
 )
-def test_epochs_divide_the_steps(steps, per_epoch):
-    assert steps_of_an_epoch(steps) == per_epoch <= MOST_STEPS_PER_EPOCH
+def test_every_step_count_is_trained_exactly_in_one_pass(tmp_path, monkeypatch, steps, logged):
+    data, passes = file_of(tmp_path / "wind.nc"), []
+    loader = train.DataLoader
 
+    class CountedLoader(loader):
+        def __iter__(self):
+            passes.append(len(self.batch_sampler))
+            return super().__iter__()
 
-def test_120_steps_are_120(tmp_path):
-    data = file_of(tmp_path / "wind.nc")
-    run("train", tmp_path / "run", *TINY, "--batch", 1, "--steps", 120, "--data", data)
+    monkeypatch.setattr(train, "DataLoader", CountedLoader)
+    run("train", tmp_path / "run", *TINY, "--batch", 1, "--steps", steps, "--data", data)
     _, facts = checkpoint.load(tmp_path / "run" / "model.safetensors")
-    assert (facts["steps"], facts["samples"]) == (120, 120)
+    assert (facts["steps"], facts["samples"]) == (steps, steps)
+    assert passes == [steps]
+    lines = (tmp_path / "run" / train.LOG).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == logged
 
 
 def test_the_help_says_what_no_terrain_does(capsys):
@@ -218,13 +303,51 @@ def test_a_file_without_fields_says_so():
         split_by_day(fields)
 
 
-def test_a_terrain_that_is_not_needed_is_used_where_it_fits():
-    fields = from_dataset(made(), "it", Options(needs_terrain=False))
-    assert fields.has_terrain
-    np.testing.assert_array_equal(fields.terrain, GROUND)
-    other = xarray.Dataset({"terrain": (("row", "column"), GROUND)})
-    fields = from_dataset(
-        made().drop_vars("terrain").merge(other), "it", Options(needs_terrain=False)
-    )
+NOT_NEEDED = {
+    "fitting": {"terrain": (("y", "x"), GROUND, {"units": "m"})},
+    "elsewhere": {"terrain": (("row", "column"), GROUND)},
+    "geopotential or height": {"z": (("y", "x"), GROUND)},
+    "missing values": {"orog": (("y", "x"), GROUND * np.nan, {"units": "m"})},
+    "unknown units": {"HGT": (("y", "x"), GROUND, {"units": "furlongs"})},
+    "impossible": {"terrain": (("y", "x"), GROUND + 1e6, {"units": "m"})},
+}
+
+
+@pytest.mark.parametrize("terrain", NOT_NEEDED.values(), ids=NOT_NEEDED)
+def test_a_terrain_that_is_not_needed_is_not_read(terrain):
+    file = made().drop_vars("terrain").assign(terrain)
+    fields = from_dataset(file, "it", Options(needs_terrain=False))
+    np.testing.assert_array_equal(fields.wind, SPEED.astype(np.float32))
     assert not fields.has_terrain
-    assert set(AXES) <= set(made().coords)
+    assert not fields.terrain.any()
+
+
+@pytest.mark.parametrize("units", [b"m", b"furlongs", None])
+def test_a_terrain_of_wrf_that_is_not_needed_is_not_read(tmp_path, units):
+    path = tmp_path / "wrfout_d01"
+    with h5py.File(path, "w") as file:
+        file.attrs["DX"] = np.array([1000.0], np.float32)
+        for name, value in (("U10", 3.0), ("V10", 4.0), ("HGT", np.nan)):
+            file[name] = np.full((1, 4, 4), value, np.float32)
+            file[name].attrs["units"] = b"m s-1"
+        file["Times"] = np.array([list("2017-06-02_00:00:00")], dtype="S1")
+        del file["HGT"].attrs["units"]
+        if units is not None:
+            file["HGT"].attrs["units"] = units
+    fields = read(path, Options(needs_terrain=False))
+    assert (fields.wind == 5.0).all()
+    assert (fields.has_terrain, fields.terrain.any()) == (False, False)
+
+
+def test_elevations_of_sites_that_are_not_needed_are_not_read(tmp_path):
+    lat, lon = np.meshgrid(40 + 0.02 * np.arange(9), -105 + 0.025 * np.arange(9), indexing="ij")
+    meta = np.zeros(81, dtype=[("latitude", "f4"), ("longitude", "f4"), ("elevation", "f4")])
+    meta["latitude"], meta["longitude"], meta["elevation"] = lat.ravel(), lon.ravel(), np.nan
+    with h5py.File(tmp_path / "wtk.h5", "w") as file:
+        file["windspeed_10m"] = np.full((1, 81), 7, np.uint16)
+        file["windspeed_10m"].attrs["units"] = "m s-1"
+        file["meta"] = meta
+        file["time_index"] = np.array([b"2012-01-01 00:00:00"])
+    fields = read(tmp_path / "wtk.h5", Options(spacing=2000.0, needs_terrain=False))
+    assert (fields.has_terrain, fields.terrain.any()) == (False, False)
+    np.testing.assert_allclose(fields.wind, 7.0, rtol=1e-5)

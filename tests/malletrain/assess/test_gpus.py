@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.assess.gpus import SlotSize, gpu_report
-from malletrain.assess.host_use import divided
+from malletrain.assess.host_use import MachineUse, divided
 from malletrain.assess.hosts import Hosts, SizeRules, read_hosts
 from malletrain.cli import main
 from malletrain.sim.accounting_logs import read_sacct
@@ -89,7 +89,7 @@ def report(tmp_path, monkeypatch):
         hosts = Hosts() if nodes_file is None else read_hosts(nodes_file)
         hosts = replace(hosts, gpus=SizeRules.parse("--gpus-per-node", gpus))
         observed = observe(log, *(moment(text, log) for text in ("2024-01-01", "2024-01-02")))
-        return gpu_report(log, observed, hosts, slots, nodes)
+        return gpu_report(log, MachineUse(log, observed, hosts), hosts, slots, nodes)
 
     return assess
 
@@ -420,7 +420,8 @@ def test_whatever_jobs_hold_the_parts_add_up(data):
         busy[host, start:end] += (1, count)
     log = JobLog("test", tuple(log_jobs), lists_resources=True, files=("log",))
     hosts = Hosts(gpus=SizeRules({"h0": gpus, "h1": gpus}))
-    report = gpu_report(log, Observation(0.0, duration), hosts, (SlotSize(1), SlotSize(3)))
+    use = MachineUse(log, Observation(0.0, duration), hosts)
+    report = gpu_report(log, use, hosts, (SlotSize(1), SlotSize(3)))
     idle = np.maximum(gpus - busy[:, :, 1], 0)
     without = busy[:, :, 0] == 0
     assert report.idle_gpu_hours_idle_hosts * 3600 == pytest.approx(idle[without].sum())

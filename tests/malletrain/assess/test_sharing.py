@@ -7,9 +7,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from malletrain.assess.host_use import MachineUse
 from malletrain.assess.hosts import Hosts, HostSize, SizeRules
-from malletrain.assess.sharing import cpus_of_largest, sharing_report
+from malletrain.assess.sharing import sharing_report
 from malletrain.cli import main
+from malletrain.sim.idle import idle_nodes
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
 from malletrain.sim.resources import Resources
@@ -26,7 +28,9 @@ def job(first_h, last_h, names, cpus=None):
 
 def report(*jobs, hosts=None):
     log = JobLog("test", jobs, files=("log",))
-    return sharing_report(log, DAY, hosts or Hosts(), nodes=4)
+    hosts = hosts or Hosts()
+    available = idle_nodes(log, 4, DAY, cpus_per_node=hosts.largest_cpus())
+    return sharing_report(log, DAY, hosts, available, MachineUse(log, DAY, hosts))
 
 
 def test_jobs_beside_each_other_share_a_node():
@@ -53,11 +57,27 @@ def test_jobs_that_fill_their_nodes_share_nothing():
 
 def test_the_stated_size_of_a_host_counts():
     hosts = Hosts(listed={"a": HostSize(cpus=32), "b": HostSize(cpus=8)})
-    assert cpus_of_largest(hosts) == 32
-    assert cpus_of_largest(Hosts(cpus=SizeRules.parse("--cpus-per-node", ["n*=64"]))) == 64
-    assert cpus_of_largest(Hosts()) is None
     shared = report(job(0, 10, "a", 8), job(0, 10, "b", 8), hosts=hosts)
     assert (shared.jobs, shared.idle_cpu_hours) == (1, 240.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "listed", "cpus"),
+    [
+        ([], {}, None),
+        ([], {"a": HostSize(cpus=32), "b": HostSize(cpus=8), "c": HostSize(gpus=4)}, 32),
+        (["8", "big*=64"], {}, 64),
+        (["8", "big[1-2]=48", "big*=16"], {}, 48),
+        (["96", "big*=64"], {}, 96),
+        (["n*=16"], {"a": HostSize(cpus=32)}, 32),
+        # Options take precedence over the file.
+        (["a=16"], {"a": HostSize(cpus=32)}, 16),
+        (["8"], {"a": HostSize(cpus=32)}, 8),
+    ],
+)
+def test_the_largest_host_of_all_that_is_stated(options, listed, cpus):
+    hosts = Hosts(cpus=SizeRules.parse("--cpus-per-node", options), listed=listed)
+    assert hosts.largest_cpus() == cpus
 
 
 def test_without_names_the_idle_cpus_are_the_most_possible():
@@ -67,6 +87,22 @@ def test_without_names_the_idle_cpus_are_the_most_possible():
     (line,) = shared.sentences(counts_slots=False)
     assert "2 of 3 jobs, with 66.7 % of the node-hours" in line
     assert "Up to 80 CPU-hours" in line
+
+
+def test_a_few_jobs_without_names_are_among_all_jobs():
+    named = [job(0, 10, "a", 8), job(0, 10, "a", 4), job(0, 24, ["b", "c"], 16)]
+    shared = report(*named, LogJob(0, 0, 0.5 * HOUR, 1, allocated=Resources(cpus=1)))
+    assert (shared.jobs, shared.all_jobs, shared.is_named) == (2, 4, True)
+    assert shared.fraction_of_used == 20.0 / 68.5
+
+
+def test_jobs_without_names_make_a_log_without_names():
+    """One rule for the idle nodes and for sharing: of 11 node-hours one lacks its node."""
+    lacking = LogJob(0, 0, HOUR, 1, allocated=Resources(cpus=8))
+    shared = report(job(0, 10, "a", 4), lacking)
+    assert (shared.jobs, shared.all_jobs, shared.is_named) == (1, 2, False)
+    # The first job leaves 4 of 8 CPUs idle.
+    assert shared.idle_cpu_hours == 40.0
 
 
 ROWS = """JobID|Submit|Start|End|State|NNodes|{names}AllocTRES
@@ -97,6 +133,7 @@ def test_with_names_the_count_is_exact(assess):
         "least_node_hours": 12.0,
         "most_node_hours": 12.0,
         "exact": True,
+        "cpus_inferred": False,
     }
     # n1: 24 and 16 CPUs idle beside jobs for half a day each.
     assert result["sharing"] == {
@@ -115,6 +152,7 @@ def test_without_names_the_bounds_are_told(assess):
         "least_node_hours": 24.0,
         "most_node_hours": 36.0,
         "exact": False,
+        "cpus_inferred": False,
     }
     assert result["gaps"]["idle_node_hours"] == 24.0
     words = assess(text, "--nodes", "3")
@@ -130,3 +168,43 @@ def test_a_machine_that_may_be_idle_is_not_called_busy(assess):
     assert "The log leaves open whether nodes were idle" in words
     assert "1.0 of 3 nodes (33.3 %) on average if jobs shared nodes" in words
     assert "nothing to harvest" not in words
+
+
+def test_hosts_of_an_option_are_the_machine_only_if_the_log_names_nodes(assess, tmp_path):
+    """Without names, an option for one host says nothing about the number of hosts."""
+    text = ROWS.format(names="", n1="", n2="")
+    inferred = json.loads(assess(text, "--json"))
+    some = json.loads(assess(text, "--json", "--cpus-per-node", "big1=32"))
+    assert some["gaps"]["nodes"] == inferred["gaps"]["nodes"] == 2
+    (tmp_path / "nodes.csv").write_text("node,cpus\nn[1-5],32\n")
+    words = assess(text, "--nodes-file", str(tmp_path / "nodes.csv"))
+    assert "The machine has 5 nodes, those of --nodes-file." in words
+    named = ROWS.format(names="NodeList|", n1="n1|", n2="n2|")
+    union = json.loads(assess(named, "--json", "--cpus-per-node", "big1=32"))
+    assert union["gaps"]["nodes"] == 3
+
+
+def test_what_jobs_hold_is_read_once_for_gpus_and_sharing(assess, monkeypatch):
+    text = ROWS.format(names="NodeList|", n1="n1|", n2="n2|").replace("mem=", "gres/gpu=2,mem=")
+    built = []
+    read_jobs = MachineUse.__init__
+
+    def counted(self, *arguments, **more):
+        built.append(self)
+        read_jobs(self, *arguments, **more)
+
+    monkeypatch.setattr(MachineUse, "__init__", counted)
+    result = json.loads(assess(text, "--json", "--slot", "gpus=1,memory=1GB"))
+    assert len(built) == 1
+    assert result["sharing"]["idle_cpu_hours_beside_jobs"] == 16 * 12.0 + 24 * 12.0
+    # n1 has 4 GPUs, of which two are idle for half a day; n2 has no job then.
+    assert result["idle_gpu_hours_partly_used_hosts"] == 24.0
+
+
+def test_a_log_of_gpus_alone_says_nothing_of_idle_cpus(assess):
+    text = ROWS.format(names="NodeList|", n1="n1|", n2="n2|")
+    for cpus in (8, 32):
+        text = text.replace(f"cpu={cpus},mem", "gres/gpu=1,mem")
+    result = json.loads(assess(text, "--json"))
+    assert result["gpus"] == 3
+    assert result["sharing"]["idle_cpu_hours_beside_jobs"] is None

@@ -202,3 +202,12 @@ def test_the_stored_ranks_are_those_that_come_last():
     record = step_times_record(ranks.windows.ranks(1))
     assert [row[0] for row in record["ranks"]] == list(range(6, MAX_STORED_RANKS + 6))
     assert step_times_record(()) == {}
+
+
+def test_the_rank_that_the_advice_names_is_stored_without_exchanges_too():
+    ranks = Ranks(MAX_STORED_RANKS + 6)
+    late = MAX_STORED_RANKS + 5
+    ranks.step(3, *((0.05 if number == late else 0.01, None, None) for number in range(late + 1)))
+    record = step_times_record(ranks.windows.ranks(1))
+    assert f"rank {late} on" in record["advice"]
+    assert late in [row[0] for row in record["ranks"]]

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from malletrain.launch.cores import (
+    allowed_cores,
+    allowed_processors,
     apply_threads,
     cores_within,
     distinct_cores,
@@ -36,6 +38,31 @@ def test_cores_are_those_of_the_lease(affinity, quotas, cores):
 def test_a_slot_has_a_part_of_the_host(slot, cores):
     assert cores_within(64, [], slot) == cores
     assert cores_within(64, ["400000 100000"], slot) == min(cores, 4)
+
+
+@pytest.mark.parametrize(
+    ("core_count", "slot", "threads_per_core", "cores"),
+    [
+        (32, "8", 2, 4),  # not confined: 8 of 64 processors are 4 cores
+        (4, "8", 2, 4),  # confined to both hardware threads of 4 cores
+        (8, "8", 1, 8),  # to one hardware thread of each of 8 cores
+        (32, "9", 2, 4),
+        (32, "1", 2, 1),
+        (32, "", 2, 32),
+    ],
+)
+def test_the_processors_of_a_slot_are_hardware_threads(core_count, slot, threads_per_core, cores):
+    assert cores_within(core_count, [], slot, threads_per_core) == cores
+
+
+def test_a_host_with_two_hardware_threads_of_each_core(monkeypatch):
+    siblings = {n: f"{n % 32},{n % 32 + 32}\n" for n in range(64)}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("malletrain.launch.cores._siblings", lambda _: siblings)
+    monkeypatch.setattr("malletrain.launch.cores._quotas", list)
+    assert allowed_cores({}) == 32
+    assert allowed_cores({"MALLETRAIN_SLOT_CPUS": "16"}) == 8
+    assert allowed_processors({"MALLETRAIN_SLOT_CPUS": "16"}) == 16
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,17 @@ def test_swf(tmp_path):
     assert (counted.jobs[0].nodes, counted.jobs[0].allocated) == (4, None)
 
 
+def test_how_the_cpus_of_a_node_are_known(tmp_path):
+    def cpus_of_a_node(text, **more):
+        log = read_swf(write(tmp_path, text), **more)
+        return log.cpus_per_node, log.cpus_ground, log.cpus_inferred
+
+    assert cpus_of_a_node(SWF) == (2, "by the log's header, MaxProcs and MaxNodes", False)
+    assert cpus_of_a_node(SWF, per_node=4) == (4, "as stated, --per-node", False)
+    sizes = "; MaxProcs: 96000\n1 100 10 60 96 -1 -1 96 -1 -1 1 1 1 -1 -1 -1 -1 -1\n"
+    assert cpus_of_a_node(sizes) == (96, "by the sizes of jobs; else: --per-node", True)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from malletrain.sim.idle import idle_nodes
 from malletrain.sim.logged_jobs import JobLog, LogJob
 from malletrain.sim.observation import Observation
-from malletrain.sim.occupancy import JobSpan, occupancy
+from malletrain.sim.occupancy import JobSpan, cpus_of_a_node, names_nodes, occupancy, spans_of
 from malletrain.sim.resources import Resources
 
 
@@ -112,3 +112,55 @@ def test_the_sentence_says_why_there_are_bounds(cpus, bounds):
             in (text)
         )
         assert "100.0 % of the node-hours of jobs hold fewer than the 8 CPUs of a node" in text
+
+
+@pytest.mark.parametrize(("unnamed_s", "is_named"), [(0, True), (1, True), (2, False)])
+def test_a_log_names_nodes_if_at_most_a_hundredth_of_the_node_hours_lack_them(unnamed_s, is_named):
+    jobs = [LogJob(0, 0, 99, 1, ("a",)), LogJob(0, 0, unnamed_s, 1), LogJob(0, 500, 1000, 1)]
+    spans = spans_of(JobLog("test", tuple(jobs)))
+    # The last job, which nobody names, runs after the observation.
+    assert names_nodes(spans, Observation(0.0, 100.0)) == is_named
+    assert not names_nodes(spans[1:], Observation(400.0, 450.0))
+
+
+def test_jobs_in_order_of_their_starts():
+    jobs = (LogJob(0, 7, 1, 1), LogJob(1, None, 1, 1), LogJob(2, 3, None, 1))
+    spans = spans_of(JobLog("test", jobs))
+    assert [(one.start, one.end) for one in spans] == [(3, math.inf), (7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "stated", "of_log", "count", "is_inferred"),
+    [
+        ((0, 0), 8, 8, None, None),
+        ((3, 9), 8, 6, 8, False),
+        ((3, 9), None, 6, 6, False),
+        # 9 CPUs on 2 nodes: 5 on one of them.
+        ((3, 9), None, None, 5, True),
+    ],
+)
+def test_the_cpus_of_a_node(cpus, stated, of_log, count, is_inferred):
+    log = JobLog("test", tuple(span(0, 1, n + 1, c).job for n, c in enumerate(cpus)),
+                 cpus_per_node=of_log)  # fmt: skip
+    node = cpus_of_a_node(log, spans_of(log), stated)
+    assert (node and node.count, node and node.is_inferred) == (count, is_inferred)
+
+
+def test_a_number_of_idle_nodes_that_rests_on_inferred_cpus_is_not_called_exact():
+    """If nodes have 8 CPUs and not 4, two of these jobs fit on each."""
+    jobs = tuple(
+        LogJob(10 * k, 10 * k, 10, 1, allocated=Resources(cpus=4)) for k in range(100) for _ in "ab"
+    )
+    log, seen = JobLog("test", jobs), Observation(0.0, 1000.0)
+    result = idle_nodes(log, 20, seen)
+    assert result.bounds.least_node_s == result.bounds.most_node_s == 18 * 1000
+    assert (result.bounds.exact, result.bounds.cpus_inferred) == (False, True)
+    (sentence,) = [line for line in result.assumptions if "number of idle nodes" in line]
+    assert sentence.startswith(
+        "The number of idle nodes is exact if no node has more than 4 CPUs (the most that a job "
+        "holds on a node; else: --cpus-per-node): "
+    )
+    stated = idle_nodes(log, 20, seen, cpus_per_node=4)
+    assert stated.bounds.exact
+    wider = idle_nodes(log, 20, seen, cpus_per_node=8)
+    assert (wider.bounds.least_node_s, wider.bounds.most_node_s) == (18_000.0, 19_000.0)

@@ -249,6 +249,21 @@ def test_a_data_loader_is_measured_without_a_change_to_the_script(hands, hooks):
     assert clock.read() == (6.0, None, None)
 
 
+def test_an_evaluation_between_two_steps_counts_as_its_parts(hands, hooks, monkeypatch):
+    loader = hooks.utils.data.DataLoader(range(3), collate_fn=lambda _: hands.pass_by(1.0))
+    report.forget()
+    with as_worker(monkeypatch):
+        monkeypatch.setattr(report, "SEND_INTERVAL_S", 0.0)
+        monkeypatch.setenv("MALLETRAIN_STEP_TIMES", "1")
+        malletrain.report(1)
+        clock = step_times.current()
+        report.between_epochs(True)
+        for _ in loader:
+            hands.pass_by(10.0)
+        report.between_epochs(False)
+        assert clock.read() == (3.0, None, None)
+
+
 def test_waits_for_collectives_are_exchange(hands, hooks, monkeypatch):
     dist = hooks.distributed
     work = dist.Work

@@ -129,6 +129,18 @@ def test_a_limit_that_lets_no_lease_in_is_told_as_such():
     )
 
 
+def test_leases_that_are_accepted_beside_a_refusal_count_for_the_limit():
+    """Submissions run in parallel, and the refused one may be the first to return."""
+    made = books()
+    made.limit_reached("me", "QOSMaxSubmitJobPerUserLimit", NOW)
+    made.jobs.update({name: job(RUNNING, name) for name in ("l1", "l2", "l3")})
+    made.submissions_ended()
+    assert made.refusal("me", NOW).startswith("Slurm refuses more jobs of ours for now")
+    assert made.room(3, NOW, "me")[0] == 0
+    made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")}, "", {}, NOW + 1)
+    assert made.refusal("me", NOW + 1) == "", "one has ended, and another can take its place"
+
+
 def test_a_limit_of_one_user_stops_no_other():
     made = books(max_leases=3)
     made.look({"l1": job(RUNNING), "l2": job(RUNNING, "l2")._replace(user="ann")}, "", {}, NOW)

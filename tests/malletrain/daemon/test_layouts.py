@@ -12,6 +12,7 @@ from jpa.layout import NodeLayout
 from malletrain.core.events import LayoutDue, LayoutFound
 from malletrain.daemon.jobs.layout_tuner import layout_of
 from malletrain.daemon.jobs.layouts import (
+    NO_OTHER,
     NO_REPORTS,
     NO_SNAPSHOTS,
     OWN_BATCHES,
@@ -311,3 +312,14 @@ def test_a_script_without_reports_ends_the_search(store):
 def test_most_processes(facts, nodes, most):
     spec = JobSpec("train", "ann", "train.py", "/", "python", max_nodes=nodes)
     assert most_processes(spec, facts) == most
+
+
+@pytest.mark.parametrize(("cores", "gpus"), [(16, 2), (1, 0)])
+def test_a_node_with_one_layout_only_ends_the_search_at_once(store, cores, gpus):
+    site = Site(store, cores, gpus)
+    run = site.job("j1")
+    site.learned(run)
+    site.train(run, by_processes, 5.0)
+    assert run.tuner.is_settled
+    assert NO_OTHER in site.ends()[0]
+    assert store.layout("train cpu") is None

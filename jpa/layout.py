@@ -20,6 +20,10 @@ from typing import Any
 
 MAX_CANDIDATES = 12
 """Maximum number of layouts that are tried."""
+MAX_TRIED_PROCESSES = 16
+"""Maximum number of processes that is tried. Each has a copy of the model and of all libraries, and
+a node without memory would lose the job.
+"""
 LOADER_WORKERS = (2, 1, 4, 8)
 """Numbers of loader workers of one process that are tried, unless the process has fewer cores."""
 
@@ -103,7 +107,8 @@ def candidates(cores: int, gpus: int, request: LayoutRequest) -> tuple[NodeLayou
     default = default_layout(cores, gpus, request)
     counts = [default.processes]
     if request.tunes_processes and gpus == 0:
-        counts += [n for n in _powers_of_two(cores) if n != default.processes]
+        most = min(cores, MAX_TRIED_PROCESSES)
+        counts += [n for n in _powers_of_two(most) if n != default.processes]
 
     def threads(processes: int) -> list[int]:
         share = max(1, cores // processes)

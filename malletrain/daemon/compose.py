@@ -59,6 +59,7 @@ from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
 from malletrain.protocol import env, sharing
+from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.protocol.health import HealthPlan, written
 from malletrain.store.store import Store
 from scavenger.interface import Scavenger, SchedulerError
@@ -136,7 +137,7 @@ def shape_of(agents: Agents, node: str) -> NodeShape | None:
     agent = agents.on(node)
     if agent is None:
         return None
-    return NodeShape(max(1, agent.cores), agent.gpus, agent.node_class)
+    return NodeShape(min(max(1, agent.cores), MAX_PROCESSES), agent.gpus, agent.node_class)
 
 
 def make_site_state(

@@ -41,7 +41,7 @@ def numbers(layouts):
         (1, 0, PROCESSES, [(1, 1, 0)]),
         (2, 0, PROCESSES, [(1, 2, 0), (2, 1, 0)]),
         (6, 0, PROCESSES, [(1, 6, 0), (2, 3, 0), (4, 1, 0), (6, 1, 0)]),
-        (64, 0, PROCESSES, [(n, 64 // n, 0) for n in (1, 2, 4, 8, 16, 32, 64)]),
+        (64, 0, PROCESSES, [(n, 64 // n, 0) for n in (1, 2, 4, 8, 16)]),
         # One process for each GPU, whatever is asked for.
         (16, 4, PROCESSES, [(4, 4, 0)]),
         (2, 0, LOADERS, [(1, 2, 0), (1, 2, 2), (1, 2, 1)]),

@@ -56,6 +56,10 @@ NO_SNAPSHOTS = (
 NO_REPORTS = (
     "The script does not report its steps, so nothing can be compared. Call malletrain.report()."
 )
+NO_OTHER = (
+    "There is no other layout to try: a node with GPUs has one process for each of them, and a "
+    "node with one core one process."
+)
 OWN_BATCHES = (
     "The number of processes stays as it is: another one would change the result, because the "
     "script does not state a batch over all processes. Give ElasticSampler or ElasticStream a "
@@ -293,6 +297,8 @@ class Layouts:
     def _limited(self, tuner: LayoutTuner, spec: JobSpec) -> LayoutSearch:
         """Return the search without the layouts that the script's facts exclude."""
         search, facts = tuner.search, tuner.row.facts
+        if len(search.arms) == 1:
+            return search.ended(NO_OTHER)
         if not facts.get("saves"):
             return search.ended(NO_SNAPSHOTS)
         most = most_processes(spec, facts) or 0

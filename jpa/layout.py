@@ -315,9 +315,14 @@ class LayoutSearch:
         return self.outcome.layout if self.outcome else self.arms[self.current].layout
 
     @property
-    def is_measured(self) -> bool:
-        """Whether the default was measured long enough to compare another layout with it."""
-        return self.default.count >= self.config.min_batches
+    def is_conclusive(self) -> bool:
+        """Whether its end holds for other jobs: it has found a layout that is faster than the
+        default, or has measured all.
+        """
+        if self.outcome is None or self.default.count < self.config.min_batches:
+            return False
+        is_complete = all(arm.out or arm.count >= self.config.min_batches for arm in self.arms)
+        return is_complete or self.outcome.layout != self.default.layout
 
     @property
     def default(self) -> Arm:

@@ -152,18 +152,27 @@ def some_rates(seed: int, arms: int) -> dict[NodeLayout, float]:
     return {NodeLayout(n + 1, 1): random_.uniform(50.0, 100.0) for n in range(arms)}
 
 
-@pytest.mark.parametrize(("arms", "noise"), [(8, 0.02), (8, 0.05), (5, 0.1), (12, 0.03)])
+@pytest.mark.parametrize(("arms", "noise"), [(8, 0.02), (8, 0.05), (5, 0.08), (12, 0.03)])
 def test_the_search_finds_a_layout_within_5_percent_of_the_best(arms, noise):
     searches = 300
     good = in_time = 0
     for seed in range(searches):
         rates = some_rates(seed, arms)
-        search = simulate(rates, seed, noise, max_seconds=120.0)
+        search = simulate(rates, seed, noise)
         assert search.outcome is not None
         good += rates[search.outcome.layout] >= 0.95 * max(rates.values())
-        in_time += search.seconds <= 120.0 + SWITCH_S
+        in_time += search.seconds <= 60.0 + SWITCH_S
     assert good >= 0.95 * searches
     assert in_time == searches
+
+
+def test_a_result_holds_for_other_jobs_if_all_is_measured_or_the_default_is_beaten():
+    slow = {NodeLayout(n, 1): 40.0 for n in range(1, 13)}
+    assert simulate(slow, 1).is_conclusive
+    assert not simulate(slow, 1, max_seconds=15.0).is_conclusive
+    assert simulate({**slow, NodeLayout(2, 1): 80.0}, 1, max_seconds=15.0).is_conclusive
+    assert not LayoutSearch.of(slow).is_conclusive
+    assert not LayoutSearch.of(slow).ended("It saves nothing.").is_conclusive
 
 
 def test_with_equal_layouts_the_default_stays():

@@ -8,6 +8,7 @@ next, :mod:`malletrain.daemon.jobs.layouts` when the job gets it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from jpa.layout import BatchMeans, LayoutSearch, NodeLayout
@@ -15,6 +16,8 @@ from malletrain.daemon.jobs.monitor import SampleCount
 from malletrain.protocol.messages import JobSpec, Progress, RoundLayout
 from malletrain.store.records import LayoutSearchRow
 
+COUNT_EVERY_S = 0.1
+"""Minimum time between two sums over the ranks, seconds."""
 MAX_GAP_S = 30.0
 """Maximum time between two counts that belongs to the search, seconds. In a longer one the job was
 suspended or its daemon was away.
@@ -82,14 +85,14 @@ class LayoutTuner:
         return replace(self.row, search=self.search.to_dict())
 
     def batch_rate(
-        self, record: Progress, generation: int, step_s: float, now: float
+        self, record: Progress, generation: int, step_s: Callable[[], float | None], now: float
     ) -> float | None:
         """Add the counts of one worker, and the time since the last ones to that of the search.
 
         Args:
             record: cumulative counts of the worker.
             generation: the newest round.
-            step_s: mean duration of its steps, seconds; 0 if unknown.
+            step_s: returns the mean duration of its steps, seconds; None if unknown.
             now: time, seconds.
 
         Returns:
@@ -100,11 +103,12 @@ class LayoutTuner:
         if generation != self._generation:
             self._generation, self._means = generation, BatchMeans()
         self._counts.add_report(record)
-        if not self._counts.advance():
+        since_s = math.inf if self._counted_at is None else now - self._counted_at
+        if 0 <= since_s < COUNT_EVERY_S or not self._counts.advance():
             return None
         if self._counted_at is not None:
-            self.search = self.search.spent(min(MAX_GAP_S, now - self._counted_at))
+            self.search = self.search.spent(min(MAX_GAP_S, since_s))
         self._counted_at = now
         if self.search.outcome is not None or self.must_change:
             return None
-        return self._means.feed(self._counts.time, self._counts.samples, step_s)
+        return self._means.feed(self._counts.time, self._counts.samples, step_s() or 0.0)

@@ -235,8 +235,8 @@ class Layouts:
             return False
         if rounds.stage is not RoundStage.RUNNING or set(rounds.target) != set(rounds.members):
             return False
-        now, step_s = self._clock.now(), run.monitor.mean_pause(2) or 0.0
-        rate = tuner.batch_rate(record, rounds.generation, step_s, now)
+        now = self._clock.now()
+        rate = tuner.batch_rate(record, rounds.generation, lambda: run.monitor.mean_pause(2), now)
         if rate is not None:
             if not tuner.is_limited:
                 tuner.search = self._limited(tuner, run.spec)
@@ -340,7 +340,7 @@ class Layouts:
                 [*layout_record(arm.layout).values(), arm.mean] for arm in search.arms if arm.count
             ],
         )
-        if search.is_measured:
+        if search.is_conclusive:
             shapes = map(self._shape_of, run.rounds.members)
             if (shape := next(filter(None, shapes), None)) is not None:
                 self._store.put_layout(

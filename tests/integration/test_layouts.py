@@ -37,7 +37,11 @@ class Tally(torch.nn.Module):
     def forward(self, numbers):
         return self.parameter[numbers].mean()
 
-model = Tally()
+model, sharded = Tally(), "sharded" in sys.argv
+if sharded:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 BATCHES = {"own": dict(batch_size=8)}.get(sys.argv[1], dict(global_batch_size=BATCH))
 sampler = malletrain.ElasticSampler(SAMPLES, **BATCHES)
@@ -45,7 +49,7 @@ snapshot = malletrain.Snapshot(model=model, sampler=sampler, every_s=2)
 snapshot.restore()
 if "fails" in sys.argv and size > 1:
     sys.exit("no room for two")
-net = torch.nn.parallel.DistributedDataParallel(model)
+net = model if sharded else torch.nn.parallel.DistributedDataParallel(model)
 loader = torch.utils.data.DataLoader(range(SAMPLES), batch_sampler=sampler)
 if rank == 0:
     with open("layouts", "a") as file:
@@ -67,8 +71,10 @@ for epoch in sampler.epochs(1):
             break
     break
 snapshot.save()
+trained = model.parameter.detach()
+trained = trained.full_tensor() if sharded else trained
 if rank == 0:
-    times = torch.round(-model.parameter.detach() * BATCH).to(torch.int64)
+    times = torch.round(-trained * BATCH).to(torch.int64)
     record = dict(
         position=sampler.state_dict()["position"],
         once=int((times == 1).sum()),
@@ -145,13 +151,17 @@ def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_
 @needs_two_cores
 def test_a_daemon_that_is_killed_in_the_middle_goes_on_with_the_search(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
-        job = submit(embedded)
-        embedded.until(lambda: embedded.events("layout-changed", job), "another layout is tried")
-        embedded.kill_daemon()
-        embedded.start_daemon()
+        job = submit(embedded, tuned=("processes", "loader-workers"))
+        for count in (1, 3):
+            embedded.until(
+                lambda count=count: len(embedded.events("layout-changed", job)) >= count,
+                f"layout {count} is tried",
+            )
+            embedded.kill_daemon()
+            embedded.start_daemon()
         event = end_of_search(embedded, job)
         assert event.data["layout"]["processes"] == 2
-        assert len(event.data["rates"]) == 2  # the default was measured before
+        assert len(event.data["rates"]) >= 3  # what was measured before counts
         ended(embedded, job)
         assert not embedded.events("workers-failed", job)
 
@@ -167,6 +177,18 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
         assert event.data["layout"]["processes"] == 2
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 200)
+        ended(embedded, job)
+
+
+@needs_two_cores
+def test_a_sharded_model_is_sharded_anew_for_each_layout(tmp_path):
+    with site(tmp_path / "site", nodes=2) as embedded:
+        job = submit(embedded, "global", "sharded", nodes=(2, 2))
+        event = end_of_search(embedded, job)
+        assert event.data["layout"]["processes"] == 2
+        before = embedded.job(job).samples
+        embedded.until_samples(job, before + 200)
+        assert {layout[:2] for layout in layouts(embedded)} == {(2, 1), (4, 2)}
         ended(embedded, job)
 
 

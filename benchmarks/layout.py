@@ -11,9 +11,10 @@ On an embedded cluster of one node, for each model (``benchmarks/train_layout.py
   layout.
 
 ``chosen/best`` is the throughput of that layout in the exhaustive table (the median over all
-repeats), relative to the best there (target: 0.95); ``chosen/default`` the same relative to the default (target: 0.98);
-``search`` the duration of the search (target: 60 s), and ``search/default`` the samples that the
-job processed in it, relative to a job in the default layout.
+repeats), relative to the best there (target: 0.95); ``chosen/default`` the same relative to the
+default (target: 0.98); ``search_s`` the duration of the search (target: 60 s), and
+``search/default`` the samples that the job processed in it, relative to a job in the default
+layout.
 
 ``--old``: four processes with OMP_NUM_THREADS=1, which was the default for several processes,
 beside the number of threads that they have now. They differ from six cores on.

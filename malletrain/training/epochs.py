@@ -6,33 +6,15 @@ that a script runs after them (scheduler, evaluation). Between the last step and
 code the position is already the start of the next epoch, and :attr:`CountedEpochs.between_epochs`
 is true. A run must not resume from a state of that time, because it would skip the code. The
 subclass defines what a position is, and how far a step moves it.
-
-A loop may also leave the batches of an epoch early, by ``break``. Whether it does is known when it
-requests the next batch, or when the iterator of the batches is freed. From then on the position
-counts as the start of the next epoch, as after the last step, unless the loop iterates again.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from malletrain.protocol.worker_channel import WorkLeft
 from malletrain.training.report import send, tell, training_over
-
-
-class LoopWatcher(Protocol):
-    """An object that learns how the training loop gets its batches."""
-
-    def batch_requested(self) -> None:
-        """The loop requests a batch, or begins the next epoch."""
-
-    def batches_left(self) -> None:
-        """The loop has left the batches of an epoch after one of its steps."""
-
-    def batches_resumed(self) -> None:
-        """The loop iterates the batches of that epoch again, or has ended."""
 
 
 class CountedEpochs:
@@ -57,15 +39,6 @@ class CountedEpochs:
         """True if all epochs that were requested from :meth:`epochs` are done."""
         self._listeners: list[Callable[[], None]] = []
         self._meet_before_close: Callable[[], None] | None = None
-        self._watchers: list[LoopWatcher] = []
-        self._requests = self._advances_before = 0
-        """Number of batches requested in this iteration, and of advances before it."""
-        self._requesting_thread: int | None = None
-        """Thread of the newest request; None if requests are not seen."""
-        self.left_early = False
-        """True from the moment at which the loop leaves the batches of an epoch early, until it
-        requests the next epoch. :attr:`between_epochs` is then true.
-        """
         self._prefetched = 0
         """Number of batches that the training loop reads ahead, for example with a prefetcher."""
         self.between_epochs = False
@@ -75,7 +48,7 @@ class CountedEpochs:
 
     def __getstate__(self) -> dict[str, Any]:
         # listeners belong to this process
-        return {**self.__dict__, "_listeners": [], "_watchers": [], "_meet_before_close": None}
+        return {**self.__dict__, "_listeners": [], "_meet_before_close": None}
 
     def on_epoch_closed(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` on every rank each time the code after the steps of an epoch has run:
@@ -89,53 +62,6 @@ class CountedEpochs:
         epoch again: its last steps are trained once more, and that code runs again.
         """
         self._meet_before_close = meet
-
-    def watch(self, watcher: LoopWatcher) -> None:
-        """Inform ``watcher`` how the training loop gets its batches."""
-        self._watchers.append(watcher)
-
-    @property
-    def expects_request(self) -> bool:
-        """Whether the loop is known to request the next batch in this thread, and has read none
-        ahead.
-        """
-        return (
-            self._requesting_thread == threading.get_ident()
-            and self._requests == self._advances - self._advances_before
-        )
-
-    def _begin_requests(self, seen: bool) -> None:
-        """Begin an iteration over batches. ``seen``: whether :meth:`_request_batch` will be called
-        for each of them.
-        """
-        self._requests, self._advances_before = 0, self._advances
-        self._requesting_thread = threading.get_ident() if seen else None
-
-    def _request_batch(self) -> None:
-        """Note that the loop requests a batch."""
-        self._requests += 1
-        self._requesting_thread = threading.get_ident()
-        for watcher in self._watchers:
-            watcher.batch_requested()
-
-    def _leave_batches(self) -> None:
-        """Note that the iterator of the batches is freed. If all batches that it yielded are
-        trained on, the loop has left the epoch after a step.
-        """
-        expected, self._requesting_thread = self.expects_request, None
-        if not expected or not self._requests or self.between_epochs:
-            return
-        if self.looping and self._watchers:
-            self.left_early = self.between_epochs = True
-        for watcher in self._watchers:
-            watcher.batches_left()
-
-    def _resume_batches(self) -> None:
-        """Note that an epoch that was left early goes on, or that its position is needed."""
-        if self.left_early:
-            self.left_early = self.between_epochs = False
-            for watcher in self._watchers:
-                watcher.batches_resumed()
 
     def close_epoch(self) -> None:
         """Call the listeners: the code after the steps of the epoch has run."""
@@ -157,7 +83,6 @@ class CountedEpochs:
         :meth:`epochs` is in use this closes no epoch: a script may also iterate its training data
         after the steps, to evaluate.
         """
-        self._resume_batches()
         if not self.looping:
             self.close_epoch()
 
@@ -180,7 +105,6 @@ class CountedEpochs:
         try:
             yield from self._epochs(count)
         finally:
-            self._resume_batches()
             self.looping = False
             training_over()
 
@@ -190,9 +114,6 @@ class CountedEpochs:
             yield epoch
             if self._ended:
                 return
-            if self.left_early:
-                self._abandon_epoch()
-                self.left_early, self.between_epochs = False, True
             if self.between_epochs and self._meet_before_close is not None:
                 self._meet_before_close()
                 if self.epoch == epoch:
@@ -211,8 +132,6 @@ class CountedEpochs:
                     f"Call {self._name}.advance() at the end of each training step, on every rank."
                 )
             self._abandon_epoch()
-            for watcher in self._watchers:
-                watcher.batch_requested()
 
     def end(self) -> None:
         """End :meth:`epochs` when the loop requests the next epoch. The position does not

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -174,16 +174,10 @@ class ElasticSampler(CountedEpochs):
         _reject_wrapper(self, caller)
         self._on_iteration()
         self._save_rng_state(caller)
-        is_loader = _is_loader_iterator(caller)
-        self._loader_iterator = weakref.ref(caller, self._on_iterator_freed) if is_loader else None
-        self._begin_requests(is_loader and _call_before_each_batch(caller, self._request_batch))
+        self._loader_iterator = weakref.ref(caller) if _is_loader_iterator(caller) else None
         self._batches_yielded, self._advances_at_start = 0, self._advances
         self._iteration_start = (self.epoch, self.position)
         return self._batches()
-
-    def _on_iterator_freed(self, reference: object) -> None:
-        if reference is self._loader_iterator:
-            self._leave_batches()
 
     def _save_rng_state(self, caller: object) -> None:
         """Save torch's generator state if the loader ``caller`` resumes in the middle of an epoch.
@@ -276,7 +270,9 @@ class ElasticSampler(CountedEpochs):
         tell(
             f"Epoch {self.epoch} was left after {self.position} of {self.num_samples} samples "
             "(as counted by sampler.advance()). If this is not intended, call advance() once for "
-            "each batch, or advance(batches=k) after k batches.",
+            "each batch, or advance(batches=k) after k batches. If it is intended, make "
+            "'if sampler.position >= limit: break' the first line of the loop. With the break "
+            "after the step, a change of nodes between the two would continue the epoch.",
             once="epoch left",
         )
         self.set_position(self.epoch + 1, 0)
@@ -296,7 +292,6 @@ class ElasticSampler(CountedEpochs):
             RuntimeError: ``batches`` exceeds the number of batches that the loader has yielded and
                 that are not counted yet.
         """
-        self._resume_batches()
         for _ in range(batches):
             next_position = self.position + self._plan.batch_at(self.position)
             if (self.epoch, next_position) > self._read_up_to:
@@ -359,8 +354,8 @@ class ElasticSampler(CountedEpochs):
         """Return the position as plain numbers and booleans; it is the same on every rank."""
         return {
             "version": _STATE_VERSION,
-            "epoch": self.epoch + self.left_early,
-            "position": 0 if self.left_early else self.position,
+            "epoch": self.epoch,
+            "position": self.position,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "num_samples": self.num_samples,
@@ -407,7 +402,7 @@ class ElasticSampler(CountedEpochs):
             )
         self.epoch, self.position = epoch, position
         self._read_up_to = (epoch, position)
-        self.left_early = self.between_epochs = False
+        self.between_epochs = False
         self._roll_over()
 
 
@@ -427,15 +422,6 @@ def _calling_object() -> Any:
 def _is_loader_iterator(caller: object) -> bool:
     """Whether ``caller`` is the iterator of a DataLoader, without importing torch."""
     return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
-
-
-def _call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
-    """Call ``function`` each time a batch is requested from a DataLoader's iterator. Returns False
-    if the installed torch has no place for that.
-    """
-    from malletrain.training.step_hooks import call_before_each_batch
-
-    return call_before_each_batch(iterator, function)
 
 
 def _reject_wrapper(sampler: ElasticSampler, caller: object) -> None:

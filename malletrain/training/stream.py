@@ -354,27 +354,13 @@ class ElasticStream(CountedEpochs):
         """Number of records of this epoch that are done, over all ranks."""
         self._position = position or StreamPosition(len(self.shards))
         self._in_progress.clear()
-        self.left_early = self.between_epochs = False
+        self.between_epochs = False
 
     # --- the batches ---
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this rank's batches from the position to the end of the epoch."""
-        return self._requested(waits_counted(self._batches()))
-
-    def _requested(self, batches: Iterator[Any]) -> Iterator[Any]:
-        self._resume_batches()
-        self._begin_requests(seen=True)
-        missing = object()
-        try:
-            while True:
-                self._request_batch()
-                batch = next(batches, missing)
-                if batch is missing:
-                    return
-                yield batch
-        finally:
-            self._leave_batches()
+        return waits_counted(self._batches())
 
     def _batches(self) -> Iterator[Any]:
         self._on_iteration()
@@ -477,7 +463,6 @@ class ElasticStream(CountedEpochs):
             RuntimeError: ``batches`` exceeds the number of batches that were yielded and are not
                 counted yet.
         """
-        self._resume_batches()
         for _ in range(batches):
             if not self._in_progress:
                 raise RuntimeError(

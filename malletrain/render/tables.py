@@ -360,6 +360,10 @@ def _facts(detail: JobDetail) -> Table:
         if tuned
         else "a process for each GPU"
     )
+    for name in ("threads", "loader_workers"):
+        if number := int(spec.get(name, 0)):
+            noun = name.replace("_", " ").removesuffix("s")
+            shown += f", {number} {noun}{'s' if number > 1 else ''}"
     if farm:
         cores = int(farm.get("cpus", 0))
         shown = f"{cores} core{'s' if cores > 1 else ''} a task" if cores else "a task a node"

@@ -57,6 +57,18 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed, monkeypatch):
         )
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_nothing_is_lost_in_searches_for_a_layout(part, any_seed, monkeypatch):
+    check_transitions(monkeypatch)
+    first = any_seed(777_000 + part * 1000)
+    for seed in range(first, first + SEEDS_EACH):
+        outcome = live(seed, modes=("restart",), layouts=True)
+        assert not outcome.broken, (
+            f"{outcome.broken[0]}\nagain: python -m tests.dst --seed {seed} --modes restart "
+            "--layouts --trace"
+        )
+
+
 # A service of which one process had done its work; leases of a user without jobs; an agent's answer
 # to its own drain; a leaver that nobody let go; a farewell before the save. The last one broke by
 # the check: it held a daemon to its word that had not read yet what was before. In 500557 a node

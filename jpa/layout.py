@@ -149,9 +149,9 @@ def _powers_of_two(limit: int) -> list[int]:
 class BatchMeans:
     """Cuts the progress of a job in one layout into batches and computes the throughput of each.
 
-    A batch ends with a report, :data:`batch_s` after the previous one and not before
-    :data:`steps_per_batch` mean steps have passed. What comes before ``warmup_s`` and two batches
-    is dropped, because caches and allocators fill.
+    A batch ends with a report, at least ``batch_s`` and ``steps_per_batch`` mean steps after the
+    previous one. The first ``warmup_s``, or two steps if these take longer, are dropped, because
+    caches and allocators fill.
     """
 
     batch_s: float = 0.5

@@ -153,6 +153,7 @@ class Layouts:
         if run.tuner is None:
             run.tuner = self._begin(run, node)
             if run.tuner.is_settled:  # by an earlier job
+                self._announce(run, run.tuner)
                 self._feed(LayoutFound(run.row.id))
         return run.tuner.row.max_processes
 
@@ -327,19 +328,8 @@ class Layouts:
         assert outcome is not None
         tuner.is_announced = True
         job, default = run.row.id, search.default.layout
-        sentence = f"The job uses each of its nodes as {outcome.layout}."
         changed = "" if outcome.layout == default else str(outcome.layout)
-        self._audit.record(
-            EventKind.LAYOUT_FOUND,
-            " ".join(filter(None, (sentence, outcome.reason, tuner.limit))),
-            job=job,
-            layout=layout_record(outcome.layout),
-            default=layout_record(default),
-            seconds=search.seconds,
-            rates=[
-                [*layout_record(arm.layout).values(), arm.mean] for arm in search.arms if arm.count
-            ],
-        )
+        self._announce(run, tuner)
         if search.is_conclusive:
             shapes = map(self._shape_of, run.rounds.members)
             if (shape := next(filter(None, shapes), None)) is not None:
@@ -355,6 +345,23 @@ class Layouts:
                     )
                 )
         self._feed(LayoutFound(job, changed))
+
+    def _announce(self, run: ActiveJob, tuner: LayoutTuner) -> None:
+        """Record the layout that a search, or that of an earlier job, has found."""
+        search, outcome = tuner.search, tuner.search.outcome
+        assert outcome is not None
+        sentence = f"The job uses each of its nodes as {outcome.layout}."
+        self._audit.record(
+            EventKind.LAYOUT_FOUND,
+            " ".join(filter(None, (sentence, outcome.reason, tuner.limit))),
+            job=run.row.id,
+            layout=layout_record(outcome.layout),
+            default=layout_record(search.default.layout),
+            seconds=search.seconds,
+            rates=[
+                [*layout_record(arm.layout).values(), arm.mean] for arm in search.arms if arm.count
+            ],
+        )
 
 
 def _tuner(row: LayoutSearchRow) -> LayoutTuner | None:

@@ -127,6 +127,7 @@ def test_the_fastest_layout_is_found_kept_and_used_by_a_later_job(store):
     assert site.layouts.of_round(later).processes == 2
     assert site.fed[-1] == LayoutFound("j2")
     assert later.tuner.row.source == "j1"
+    assert site.ends()[1].endswith("Job j1, of the same kind, found it.")
     assert not site.layouts.measure(later, Progress("j", 1, 0, 1, 9.0, 1, 1, 1.0, site.now))
 
 

@@ -166,10 +166,10 @@ class EventKind(Word):
     )
     LAYOUT_FOUND = (
         "layout-found",
-        "The search for the best layout of a job's nodes has ended, or an earlier job had found it; "
-        "the sentence says why this one. The data have the layout, the default, the seconds of the search, and the "
-        "throughput in each layout that was measured (`rates`: processes, threads, loader workers, "
-        "samples/s).",
+        "The search for the best layout of a job's nodes has ended, or an earlier job had found "
+        "it; the sentence says why this one. The data have the layout, the default, the seconds of "
+        "the search, and the throughput in each layout that was measured (`rates`: processes, "
+        "threads, loader workers, samples/s).",
     )
     LAYOUT_FAILED = (
         "layout-failed",

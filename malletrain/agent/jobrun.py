@@ -264,8 +264,13 @@ class NodeJob:
         )
         self._waited_s = 0.0
         if self._assign.spec.mode == "live":
-            # Live workers switch rounds themselves, but not while they wait in a drain.
-            self._cancel_drain()
+            entered = self._rounds.get(self.generation)
+            if entered is not None and message.layout != entered.layout:
+                # Other workers go on from the snapshot for which these wait.
+                self._add_first_logs(self._processes_in(message))
+            else:
+                # Live workers switch rounds themselves, but not while they wait in a drain.
+                self._cancel_drain()
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
             self._start()  # torchrun ended with its workers, which are needed again
         self._tell(message)
@@ -461,10 +466,8 @@ class NodeJob:
         self._rounds = {pending.generation: pending} if pending else {}
         self.generation, self.address, self._last_failures = 0, "", ()
         self._cancel_drain()
-        if spec.mode == "live":  # logs of the workers before the first round
-            for rank in range(spec.nproc_per_node):
-                path = self._log_dir / rank_log_name(0, rank)
-                self._logs.add(self.job, 0, f"rank{rank}", path)
+        if spec.mode == "live":
+            self._add_first_logs(spec.nproc_per_node)
         try:
             self._process = start_launcher(
                 self._assign,
@@ -481,6 +484,12 @@ class NodeJob:
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in an argument
             self._process = None
             self._report_exit(f"The launcher cannot be started: {error}.")
+
+    def _add_first_logs(self, processes: int) -> None:
+        """Forward the logs that live workers have before their first round."""
+        for rank in range(processes):
+            path = self._log_dir / rank_log_name(0, rank)
+            self._logs.add(self.job, 0, f"rank{rank}", path)
 
     def _pending_round(self) -> Round | None:
         """Returns the newest round if the launcher has not joined it yet, else None."""

@@ -68,7 +68,7 @@ def run(order: LaunchOrder) -> int:
     spec, variables = order.spec, WorkerVariables()
     variables.set(spec.layout)
     if spec.mode == "live":
-        return live.LiveLauncher(order, worker_command(order)).run()
+        return live.LiveLauncher(order, worker_command(order), variables).run()
     keeper = _keeper(order)
     handler = DaemonRendezvous(
         *(order.job, order.endpoint, order.host, order.join_timeout_s),

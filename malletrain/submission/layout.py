@@ -105,14 +105,6 @@ def _check_tuned(mode: str, launcher: str, has_curve: bool) -> None:
             "of auto.",
             *names,
         )
-    if mode == "live":
-        raise SpecError(
-            "The processes of a live job are not started again, so their number, threads and "
-            "loader workers cannot be found by measuring. Give numbers instead of auto, or leave "
-            "--live out.",
-            *names,
-            "live",
-        )
     if launcher != "builtin":
         raise SpecError(
             "torchrun has one number of processes for the whole job, so the layout cannot be found "

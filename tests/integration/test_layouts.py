@@ -83,13 +83,52 @@ if rank == 0:
     with open("trained", "w") as file:
         json.dump(record, file)
 """
+GROUP = """dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+"""
+LIVE_SCRIPT = (
+    SCRIPT.partition("BATCHES =")[0].replace(GROUP, "")
+    + """
+from malletrain import elastic
+sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH)
+run = elastic.Run(model=model, optimizer=optimizer, sampler=sampler, snapshot="live.pt",
+                  snapshot_every_s=600)
+net = run.ddp(model)
+loader = torch.utils.data.DataLoader(range(SAMPLES), batch_sampler=sampler)
+if run.rank == 0:
+    with open("layouts", "a") as file:
+        threads, loaders = torch.get_num_threads(), loader.num_workers
+        processes = os.environ["LOCAL_WORLD_SIZE"]
+        file.write(f"{run.world_size} {processes} {threads} {loaders}\\n")
+for epoch in sampler.epochs(1):
+    for numbers in run.batches(loader):
+        with run.step():
+            optimizer.zero_grad()
+            (net(numbers) * run.loss_weight).backward()
+            optimizer.step()
+            time.sleep(0.005 * len(numbers))
+        if os.path.exists("enough"):
+            run.request_stop()
+    break
+if run.rank == 0:
+    times = torch.round(-model.parameter.detach() * BATCH).to(torch.int64)
+    record = dict(
+        position=sampler.state_dict()["position"],
+        once=int((times == 1).sum()),
+        more=int((times > 1).sum()),
+    )
+    with open("trained", "w") as file:
+        json.dump(record, file)
+"""
+)
 AUTO = {"nproc_per_node": 0, "tuned": ("processes",), "profile": False}
 FAST = "2 processes × 1 thread"
 needs_two_cores = pytest.mark.skipif(allowed_cores() != 2, reason="written for two cores")
 
 
 def submit(embedded, *args, **options):
-    script = embedded.script("tally.py", SCRIPT)
+    live = options.get("mode") == "live"
+    script = embedded.script("tally.py", LIVE_SCRIPT if live else SCRIPT)
     return embedded.submit(script, *(args or ("global",)), **{**AUTO, **options})
 
 
@@ -190,6 +229,20 @@ def test_a_sharded_model_is_sharded_anew_for_each_layout(tmp_path):
         embedded.until_samples(job, before + 200)
         assert {layout[:2] for layout in layouts(embedded)} == {(2, 1), (4, 2)}
         ended(embedded, job)
+
+
+@needs_two_cores
+def test_a_live_job_is_started_again_from_its_snapshot_for_each_layout(tmp_path):
+    with site(tmp_path / "site", nodes=2) as embedded:
+        job = submit(embedded, nodes=(2, 2), mode="live")
+        event = end_of_search(embedded, job)
+        assert event.data["layout"]["processes"] == 2
+        before = embedded.job(job).samples
+        embedded.until_samples(job, before + 200)
+        assert layouts(embedded)[0][:2] == (2, 1)
+        assert layouts(embedded)[-1][:3] == (4, 2, 1)
+        ended(embedded, job)
+        assert not embedded.events("workers-failed", job)
 
 
 @needs_two_cores

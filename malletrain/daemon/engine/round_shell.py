@@ -233,16 +233,17 @@ class RoundShell:
 
     def _assign(self, run: ActiveJob, node: str) -> messages.Assign:
         jobs, chosen = self._config.jobs, self.networks([node])
+        max_processes = self._layouts.max_processes(run, node)
         return messages.Assign(
             run.row.id,
-            run.spec,
+            self._layouts.with_layout(run),
             stop_grace_s=jobs.stop_grace,
             join_timeout_s=jobs.join_timeout,
             key=self.job_key_of(run.row.id),
             host=chosen.places[node].address if chosen and node in chosen.places else "",
             memory_share=jobs.snapshot_memory,
             hand_over_bytes=self.hand_over([node]).bytes,
-            max_processes=self._layouts.max_processes(run, node),
+            max_processes=max_processes,
         )
 
     def hand_over(self, nodes: Sequence[str]) -> HandOverTime:

@@ -326,10 +326,10 @@ def _layout_problem(spec: messages.JobSpec) -> str:
     unknown = sorted(set(spec.tuned) - set(TUNABLE))
     if unknown or len(set(spec.tuned)) < len(spec.tuned):
         return f"What is found by measuring is some of {', '.join(TUNABLE)}, each once."
-    if spec.tuned and (spec.mode != "restart" or spec.launcher != "builtin"):
+    if spec.tuned and (not spec.trains or spec.launcher != "builtin"):
         return (
-            "The layout of a node is found by measuring only for trainings in restart mode under "
-            "the builtin launcher; give numbers instead of auto."
+            "The layout of a node is found by measuring only for trainings under the builtin "
+            "launcher; give numbers instead of auto."
         )
     if spec.tuned and spec.curve is not None:
         return "A given curve holds for one layout of the nodes; give numbers instead of auto."

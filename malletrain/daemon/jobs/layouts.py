@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import structlog
 
 from jpa.layout import (
@@ -196,6 +197,20 @@ class Layouts:
         """Return the layout of the newest round; None if it is that of the specification."""
         return None if run.tuner is None else node_layout(layout_of(run.tuner.row), run.spec)
 
+    def with_layout(self, run: ActiveJob) -> JobSpec:
+        """Return the specification of a job for a launcher. Live workers start before their first
+        round, so theirs has the numbers of the newest round.
+        """
+        layout = self.of_round(run)
+        if layout is None or run.spec.mode != "live":
+            return run.spec
+        return msgspec.structs.replace(
+            run.spec,
+            nproc_per_node=layout.processes,
+            threads=layout.threads,
+            loader_workers=layout.loader_workers,
+        )
+
     def failed(self, run: ActiveJob, sentence: str) -> bool:
         """Handle a failure of the job's workers. Returns whether the layout has caused it: then the
         next round has another one, and the failure does not count. ``sentence``: the failure.
@@ -204,17 +219,17 @@ class Layouts:
         if tuner is None:
             return False
         layout, default = layout_of(tuner.row), tuner.search.default.layout
-        if layout == default:
+        works = tuner.search.outcome is not None and run.monitor.first_sample is not None
+        if layout == default or (works and not tuner.must_change):
             return False
+        run.rounds.outdate()
         if tuner.must_change:  # the next round has another layout anyway
             return True
         if tuner.search.outcome is None:
             tuner.search = tuner.search.failed()
-        elif run.monitor.first_sample is None:
+        else:
             reason = f"The processes of the job failed in the layout {layout}."
             tuner.search = replace(tuner.search, outcome=SearchOutcome(default, reason))
-        else:  # it has worked in this layout
-            return False
         tuner.row = self._store.put_layout_search(tuner.record())
         self._audit.record(
             EventKind.LAYOUT_FAILED,

@@ -59,7 +59,11 @@ class Site:
             row=row,
             spec=JobSpec("train", "ann", "train.py", "/", "python", **options),
             rounds=SimpleNamespace(
-                stage=RoundStage.RUNNING, members=("a",), target=("a",), generation=1
+                stage=RoundStage.RUNNING,
+                members=("a",),
+                target=("a",),
+                generation=1,
+                outdate=lambda: None,
             ),
             monitor=SimpleNamespace(
                 mean_pause=lambda steps: 0.01,

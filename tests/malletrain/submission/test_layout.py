@@ -33,7 +33,6 @@ def test_numbers_and_auto(options, choice):
         ((None, None, -1), {}, "accepted is 0 or more"),
         ((5000, None, None), {}, "4096 at most"),
         ((None, None, 1.5), {}, '"1.5" is not possible'),
-        (("auto", None, None), {"mode": "live"}, "leave --live out"),
         (("auto", None, None), {"mode": "service"}, "it makes no steps"),
         ((None, None, "auto"), {"launcher": "torchrun"}, "leave --launcher out"),
         ((None, "auto", None), {"has_curve": True}, "leave --curve out"),

@@ -68,7 +68,9 @@ def test_workers_that_get_another_layout_save_first_and_are_all_started_again():
     assert live.rounds.stage is RoundStage.DRAINING
     actions = live.rounds.drained("a", 1, live.now)
     assert rounds(actions) == [("a", "b")]
-    assert not live.says("a", "ready", 0) + live.says("b", "ready", 0)
+    live.says("a", "ready", 0)
+    live.says("b", "ready", 0)
+    assert (live.rounds.generation, live.rounds.stage) == (2, RoundStage.FORMING)
     assert of(Formed, live.run())
     assert not live.rounds.outdated
     assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]  # as ever, without a snapshot

@@ -1,0 +1,195 @@
+"""The contenders of benchmarks/requeue.py. Each starts what its users would start, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.peers_environments import NotInstalled
+from benchmarks.requeue_training import BATCH
+from malletrain.client import Connection
+from tests.slurm.cluster import SlurmCluster
+
+PARTITION = "preemptable"
+HERE = Path(__file__).parent
+CONFIG = """
+[daemon]
+state_dir = "{state}"
+metrics_listen = ""
+heartbeat = "2 s"
+agent_timeout = "60 s"
+[scheduler]
+kind = "slurm"
+poll_interval = "1 s"
+[scheduler.slurm]
+partition = "preemptable"
+time_min = "1 min"
+spare = "5 s"
+[gaps]
+use_planned = true
+[allocation]
+min_interval = "0 s"
+rescale_up = "2 s"
+rescale_down = "2 s"
+start = "2 s"
+[profiling]
+enabled = false
+"""
+SCRIPT = """#!/bin/sh
+#SBATCH --requeue
+#SBATCH --signal=TERM@60
+#SBATCH --open-mode=append
+export PYTHONPATH={path} OMP_NUM_THREADS=1
+srun --kill-on-bad-exit=1 {python} {training} {arguments} --training {number}
+# A training ends because it was told to, or failed meanwhile: either way it goes on later.
+scontrol requeue $SLURM_JOB_ID
+"""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where a contender works."""
+
+    slurm: SlurmCluster
+    root: Path
+    """An empty directory."""
+    trainings: int
+    """Number of trainings."""
+    arguments: tuple[str, ...]
+    """Those of the script of a training, besides its number."""
+    step_s: float
+    """Wait in every step, seconds."""
+
+
+Prepared = Callable[[], None]
+"""Submits the trainings."""
+Contender = Callable[[Field], AbstractContextManager[Prepared]]
+"""Prepares what stands at a site before a user comes, and yields what the user does. Raises
+NotInstalled."""
+
+
+@contextlib.contextmanager
+def none(field: Field) -> Iterator[Prepared]:
+    """Nobody: the main jobs alone."""
+    yield lambda: None
+
+
+def write_script(field: Field, number: str) -> Path:
+    """Writes the batch script of a training. ``number``: of the training, for the shell."""
+    script = field.root / f"{number.strip('$')}.sbatch"
+    script.write_text(
+        SCRIPT.format(
+            path=HERE.parent,
+            python=sys.executable,
+            training=HERE / "train_requeue.py",
+            arguments=" ".join(field.arguments),
+            number=number,
+        )
+    )
+    return script
+
+
+def sbatch(field: Field, script: Path, nodes: int, *options: str) -> None:
+    """Submits a batch script to the preemptable partition."""
+    field.slurm.run(
+        "sbatch",
+        f"--partition={PARTITION}",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--time=600",
+        f"--output={field.root}/%A-%a.log",
+        *options,
+        str(script),
+    )
+
+
+@contextlib.contextmanager
+def rigid(field: Field, nodes: int) -> Iterator[Prepared]:
+    """A job of so many nodes for each training, which saves and requeues itself when it is
+    preempted.
+    """
+
+    def submit() -> None:
+        for number in range(field.trainings):
+            sbatch(field, write_script(field, str(number)), nodes)
+
+    yield submit
+
+
+@contextlib.contextmanager
+def array(field: Field) -> Iterator[Prepared]:
+    """A job array of one-node jobs, each a training of its own."""
+
+    def submit() -> None:
+        script = write_script(field, "$SLURM_ARRAY_TASK_ID")
+        sbatch(field, script, 1, f"--array=0-{field.trainings - 1}")
+
+    yield submit
+
+
+@contextlib.contextmanager
+def malletrain(field: Field, live: bool) -> Iterator[Prepared]:
+    """MalleTrain, and a daemon that has no lease when the trainings are submitted."""
+    state, config, curve = (field.root / name for name in ("state", "site.toml", "curve.json"))
+    config.write_text(CONFIG.format(state=state))
+    largest = len(field.slurm.nodes)
+    curve.write_text(json.dumps({str(n): n * BATCH / field.step_s for n in (1, largest)}))
+    environment = {**field.slurm.environment, "MALLETRAIN_STATE_DIR": str(state)}
+    python = [sys.executable, "-m", "malletrain"]
+    with open(field.root / "daemon.log", "wb") as log:
+        argv = [*python, "daemon", "--config", str(config)]
+        daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment, cwd=HERE.parent)
+    script = HERE / ("train_requeue_live.py" if live else "train_requeue_restart.py")
+
+    def submit() -> None:
+        for number in range(field.trainings):
+            argv = [*python, "submit", "--name", f"training-{number}", "--nodes", f"1:{largest}"]
+            argv += ["--curve", str(curve), "--workdir", str(field.root)]
+            argv += ["--env", f"PYTHONPATH={HERE.parent}", "--env", "OMP_NUM_THREADS=1"]
+            argv += [*(["--live"] if live else []), str(script), *field.arguments]
+            argv += ["--training", str(number)]
+            done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"malletrain submit ended with {done.returncode}: {done.stderr}")
+
+    try:
+        field.slurm.until(lambda: _answers(state), "the daemon answers")
+        yield submit
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+        if leases := field.slurm.leases():
+            field.slurm.run("scancel", *leases)
+            field.slurm.until(lambda: not field.slurm.leases(), "the leases end")
+
+
+def _answers(state: Path) -> bool:
+    try:
+        with Connection.of(state) as client:
+            client.status()
+    except RuntimeError:
+        return False
+    return True
+
+
+PEERS: dict[str, Contender] = {
+    "job": partial(rigid, nodes=1),
+    "rigid-2": partial(rigid, nodes=2),
+    "rigid-4": partial(rigid, nodes=4),
+    "rigid-8": partial(rigid, nodes=8),
+    "array": array,
+}
+PRODUCT: dict[str, Contender] = {
+    "restart": partial(malletrain, live=False),
+    "live": partial(malletrain, live=True),
+}
+CONTENDERS: dict[str, Contender] = {"none": none, **PEERS, **PRODUCT}
+__all__ = ["CONTENDERS", "PEERS", "PRODUCT", "Contender", "Field", "NotInstalled"]

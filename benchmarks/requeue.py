@@ -14,6 +14,9 @@ write a checkpoint each minute and when they are to leave.
 * ``job``: a job of one node with ``--requeue``, which writes a checkpoint on SIGTERM.
 * ``rigid-2``, ``rigid-4``, ``rigid-8``: the same on so many nodes (DDP over gloo).
 * ``array``: a job array of the same one-node jobs, as many as nodes. Each is a training of its own.
+* ``submitit``: a function on ``--library-nodes`` nodes, which submitit requeues after it has called
+  its ``checkpoint()``. Its environment is kept below ~/.cache/malletrain/benchmarks.
+* ``lightning``: Lightning's Trainer on as many nodes; its ``SLURMEnvironment`` saves and requeues.
 * ``restart``, ``live``: MalleTrain, in both modes, on 1 to all nodes.
 
 With ``--trainings 10`` each contender has ten trainings (``array``: ten elements), all submitted at
@@ -119,7 +122,14 @@ def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dic
         arguments += ["--step-s", str(options.step_s), "--max-ranks", str(options.nodes)]
         setting = {**CLUSTER, "grace": options.grace, "cred_expire": options.cred_expire}
         with SlurmCluster(root / "slurm", options.nodes, **setting) as slurm:
-            field = Field(slurm, root / "contender", trainings, tuple(arguments), options.step_s)
+            field = Field(
+                slurm,
+                root / "contender",
+                trainings,
+                tuple(arguments),
+                options.step_s,
+                options.library_nodes,
+            )
             player = Player(slurm, trace, root / "main")
             with CONTENDERS[name](field) as submit:
                 player.start()
@@ -265,6 +275,9 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=8.0, help="of each contender")
     parser.add_argument("--trainings", type=int, default=1, help="1, or a stream such as 10")
+    parser.add_argument(
+        "--library-nodes", type=int, default=4, help="of a job of submitit and of Lightning"
+    )
     parser.add_argument("--step-s", type=float, default=1.0, help="wait in every step, seconds")
     parser.add_argument(
         "--load", type=float, default=0.5, help="share of the machine that main jobs ask for"

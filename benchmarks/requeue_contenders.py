@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.peers_environments import NotInstalled
+from benchmarks.peers_environments import NotInstalled, cache, python_of
 from benchmarks.requeue_training import BATCH
 from malletrain.client import Connection
 from tests.slurm.cluster import SlurmCluster
@@ -42,14 +42,17 @@ start = "2 s"
 [profiling]
 enabled = false
 """
+SETUP = f"export PYTHONPATH={HERE.parent} OMP_NUM_THREADS=1 MASTER_ADDR=127.0.0.1"
+REQUEUE = "scontrol requeue $SLURM_JOB_ID"
+"""Last line of a batch script. A training ends because it was told to, or failed meanwhile: either
+way it goes on later."""
 SCRIPT = """#!/bin/sh
 #SBATCH --requeue
-#SBATCH --signal=TERM@60
+#SBATCH --signal={signal}@60
 #SBATCH --open-mode=append
-export PYTHONPATH={path} OMP_NUM_THREADS=1
+{setup}
 srun --kill-on-bad-exit=1 {python} {training} {arguments} --training {number}
-# A training ends because it was told to, or failed meanwhile: either way it goes on later.
-scontrol requeue $SLURM_JOB_ID
+{requeue}
 """
 
 
@@ -66,6 +69,8 @@ class Field:
     """Those of the script of a training, besides its number."""
     step_s: float
     """Wait in every step, seconds."""
+    library_nodes: int
+    """Number of nodes of a job of submitit and of Lightning."""
 
 
 Prepared = Callable[[], None]
@@ -81,14 +86,23 @@ def none(field: Field) -> Iterator[Prepared]:
     yield lambda: None
 
 
-def write_script(field: Field, number: str) -> Path:
-    """Writes the batch script of a training. ``number``: of the training, for the shell."""
+def write_script(field: Field, number: str, training: str, signal: str) -> Path:
+    """Writes a batch script.
+
+    Args:
+        field: where the contender works.
+        number: of the training, for the shell.
+        training: name of the Python script.
+        signal: that the tasks get when the job is preempted.
+    """
     script = field.root / f"{number.strip('$')}.sbatch"
     script.write_text(
         SCRIPT.format(
-            path=HERE.parent,
+            setup=SETUP,
+            requeue=REQUEUE,
+            signal=signal,
             python=sys.executable,
-            training=HERE / "train_requeue.py",
+            training=HERE / training,
             arguments=" ".join(field.arguments),
             number=number,
         )
@@ -119,7 +133,7 @@ def rigid(field: Field, nodes: int) -> Iterator[Prepared]:
 
     def submit() -> None:
         for number in range(field.trainings):
-            sbatch(field, write_script(field, str(number)), nodes)
+            sbatch(field, write_script(field, str(number), "train_requeue.py", "TERM"), nodes)
 
     yield submit
 
@@ -129,8 +143,39 @@ def array(field: Field) -> Iterator[Prepared]:
     """A job array of one-node jobs, each a training of its own."""
 
     def submit() -> None:
-        script = write_script(field, "$SLURM_ARRAY_TASK_ID")
+        script = write_script(field, "$SLURM_ARRAY_TASK_ID", "train_requeue.py", "TERM")
         sbatch(field, script, 1, f"--array=0-{field.trainings - 1}")
+
+    yield submit
+
+
+@contextlib.contextmanager
+def submitit(field: Field) -> Iterator[Prepared]:
+    """A function submitted by submitit for each training, with its own requeue."""
+    python = python_of("submitit", cache())
+    argv = [str(python), str(HERE / "train_requeue_submitit.py"), *field.arguments]
+    argv += ["--partition", PARTITION, "--nodes", str(field.library_nodes)]
+    argv += ["--logs", str(field.root), "--setup", SETUP, "--teardown", REQUEUE]
+    environment = {**field.slurm.environment, "PYTHONPATH": str(HERE.parent)}
+
+    def submit() -> None:
+        for number in range(field.trainings):
+            words = [*argv, "--training", str(number)]
+            done = subprocess.run(words, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"submitit ended with {done.returncode}: {done.stderr}")
+
+    yield submit
+
+
+@contextlib.contextmanager
+def lightning(field: Field) -> Iterator[Prepared]:
+    """A job of Lightning for each training, with its automatic requeue."""
+
+    def submit() -> None:
+        for number in range(field.trainings):
+            script = write_script(field, str(number), "train_requeue_lightning.py", "USR1")
+            sbatch(field, script, field.library_nodes)
 
     yield submit
 
@@ -186,6 +231,8 @@ PEERS: dict[str, Contender] = {
     "rigid-4": partial(rigid, nodes=4),
     "rigid-8": partial(rigid, nodes=8),
     "array": array,
+    "submitit": submitit,
+    "lightning": lightning,
 }
 PRODUCT: dict[str, Contender] = {
     "restart": partial(malletrain, live=False),

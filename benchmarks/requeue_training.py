@@ -26,15 +26,20 @@ BEAT_S = 0.1
 DATA = "digits.pt"
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The arguments of every variant of the script."""
-    parser = argparse.ArgumentParser(description=description)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of every variant of the script."""
     parser.add_argument("folder", type=Path, help="of the data and of the records")
     parser.add_argument("--training", type=int, default=0, help="number of this training")
-    parser.add_argument("--step-s", type=float, default=1.0, help="wait in every step")
+    parser.add_argument("--step-s", type=float, default=1.0, help="wait in every step, seconds")
     parser.add_argument("--checkpoints", type=Path, required=True, help="folder")
     parser.add_argument("--checkpoint-every-s", type=float, default=60.0)
     parser.add_argument("--max-ranks", type=int, default=16)
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """Returns the arguments of a variant that has no others."""
+    parser = argparse.ArgumentParser(description=description)
+    add_arguments(parser)
     return parser.parse_args()
 
 

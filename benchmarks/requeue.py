@@ -68,7 +68,7 @@ from rich.table import Table
 from benchmarks import end_in_order
 from benchmarks.main_jobs import MainJob, Player, workload
 from benchmarks.requeue_account import account, added_wait, records_of, waits_of
-from benchmarks.requeue_contenders import CONTENDERS, PEERS, PRODUCT, Field, NotInstalled
+from benchmarks.requeue_contenders import CONTENDERS, PEERS, PRODUCT, Field
 from benchmarks.requeue_training import write_digits
 from tests.slurm.cluster import SlurmCluster, missing
 
@@ -109,7 +109,7 @@ def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dic
         options: those of the command line.
 
     Raises:
-        NotInstalled: the contender cannot be had here.
+        RuntimeError: the contender cannot be had here, or did not start.
     """
     root = Path(tempfile.mkdtemp(prefix="mt-requeue-", dir="/tmp"))
     root.chmod(0o755)
@@ -207,9 +207,9 @@ def compare(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     for name in options.contenders:
         try:
             rows.append(run(name, trace, options))
-        except NotInstalled as reason:
+        except RuntimeError as reason:
             rows.append({"contender": name, "missing": str(reason)})
-        console.print({k: v for k, v in rows[-1].items() if k != "main_waits_s"})
+        console.print({k: v for k, v in rows[-1].items() if k != "main_waits_s"}, highlight=False)
     rows = with_added_waits(rows)
     return {
         "date": datetime.now(UTC).date().isoformat(),

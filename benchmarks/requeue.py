@@ -51,7 +51,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
@@ -67,6 +66,7 @@ from rich.table import Table
 
 from benchmarks import end_in_order
 from benchmarks.main_jobs import MainJob, Player, workload
+from benchmarks.noharm import submissions
 from benchmarks.requeue_account import account, added_wait, records_of, waits_of
 from benchmarks.requeue_contenders import CONTENDERS, PEERS, PRODUCT, Field
 from benchmarks.requeue_training import write_digits
@@ -85,12 +85,6 @@ CLUSTER = {
     "kill_wait": KILL_WAIT_S,
     "min_job_age": 60,
 }
-
-
-def submissions(slurm: SlurmCluster) -> int:
-    """Returns how many jobs and arrays were submitted since slurmctld began."""
-    match = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
-    return int(match[1]) if match else 0
 
 
 def number_of_trainings(contender: str, trainings: int, nodes: int) -> int:

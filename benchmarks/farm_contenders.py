@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers_environments import NotInstalled, cache, python_of
-from malletrain.client import Connection
+from benchmarks.slurm_site import running_daemon
 from tests.slurm.cluster import SlurmCluster
 
 PARTITION = "preemptable"
@@ -22,8 +22,6 @@ HERE = Path(__file__).parent
 WORKER = "hq-worker"
 ALLOCATOR_EVERY_S = 1.0
 """Time between two looks of HyperQueue's allocator at its workers, seconds."""
-DRAIN = "20 s"
-"""Length of the longest task."""
 CONFIG = """
 [daemon]
 state_dir = "{state}"
@@ -66,6 +64,8 @@ class Field:
     """A directory in which each task that is done has a file, named by its number."""
     command: tuple[str, ...]
     """The command of a task; ``{}`` is its number."""
+    longest_s: float
+    """Upper limit of the length of a task, seconds."""
 
 
 Prepared = Callable[[], None]
@@ -161,42 +161,21 @@ def malletrain(field: Field) -> Iterator[Prepared]:
     """``malletrain map``, and a daemon that has no lease when the farm is submitted. Tasks may use
     the grace time of a preemption to end, as those of an array do.
     """
-    state, config = field.root / "state", field.root / "site.toml"
-    config.write_text(CONFIG.format(state=state))
-    environment = {**field.slurm.environment, "MALLETRAIN_STATE_DIR": str(state)}
-    python = [sys.executable, "-m", "malletrain"]
-    with open(field.root / "daemon.log", "wb") as log:
-        argv = [*python, "daemon", "--config", str(config)]
-        daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment, cwd=HERE.parent)
+    with running_daemon(field.root, field.slurm, CONFIG) as state:
+        environment = {**field.slurm.environment, "MALLETRAIN_STATE_DIR": str(state)}
 
-    def submit() -> None:
-        nodes, command = f"1:{len(field.slurm.nodes)}", ("--", *field.command)
-        argv = [*python, "map", "--name", "farm", "--nodes", nodes, "--cpus", "1"]
-        argv += ["--drain", DRAIN]
-        argv += ["--workdir", str(field.root), *command]
-        lines = "".join(f"{number}\n" for number in range(field.tasks))
-        done = subprocess.run(argv, input=lines, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"malletrain map ended with {done.returncode}: {done.stderr}")
+        def submit() -> None:
+            argv = [sys.executable, "-m", "malletrain", "map", "--name", "farm", "--cpus", "1"]
+            argv += ["--nodes", f"1:{len(field.slurm.nodes)}", "--drain", f"{field.longest_s:g} s"]
+            argv += ["--workdir", str(field.root), "--", *field.command]
+            lines = "".join(f"{number}\n" for number in range(field.tasks))
+            done = subprocess.run(
+                argv, input=lines, env=environment, capture_output=True, text=True
+            )
+            if done.returncode:
+                raise RuntimeError(f"malletrain map ended with {done.returncode}: {done.stderr}")
 
-    try:
-        field.slurm.until(lambda: _answers(state), "the daemon answers")
         yield submit
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
-        if leases := field.slurm.leases():
-            field.slurm.run("scancel", *leases)
-            field.slurm.until(lambda: not field.slurm.leases(), "the leases end")
-
-
-def _answers(state: Path) -> bool:
-    try:
-        with Connection.of(state) as client:
-            client.status()
-    except RuntimeError:
-        return False
-    return True
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -29,7 +29,6 @@ from __future__ import annotations
 import os
 import platform
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -46,6 +45,7 @@ from rich.table import Table
 from benchmarks.farm_account import Account, account, tries_of
 from benchmarks.farm_contenders import CONTENDERS, Field, NotInstalled
 from benchmarks.main_jobs import MainJob, Player, workload
+from benchmarks.slurm_site import SCHEDULER, submissions
 from tests.slurm.cluster import SlurmCluster
 
 SHORTEST_S, LONGEST_S = 0.5, 20.0
@@ -61,8 +61,7 @@ TARGET_TIME, TARGET_WASTE = 0.7, 0.3
 REFERENCE, PRODUCT = "array", "malletrain"
 CLUSTER = {
     "select": "select/cons_tres\nSelectTypeParameters=CR_Core",
-    "scheduler": "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,"
-    "sched_min_interval=0,batch_sched_delay=0",
+    "scheduler": SCHEDULER,
     "lease_mode": "PreemptMode=REQUEUE",
     "kill_wait": KILL_WAIT_S,
     "cred_expire": CRED_EXPIRE_S,
@@ -76,12 +75,6 @@ def lengths(tasks: int, scale: float, seed: int) -> list[float]:
     return [scale * rng.uniform(SHORTEST_S, LONGEST_S) for _ in range(tasks)]
 
 
-def submissions(slurm: SlurmCluster) -> int:
-    """Returns how many jobs and arrays were submitted since slurmctld began."""
-    match = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
-    return int(match[1]) if match else 0
-
-
 def run(
     name: str,
     seconds: Sequence[float],
@@ -90,6 +83,7 @@ def run(
     nodes: int,
     grace_s: int,
     limit_s: float,
+    longest_s: float,
 ) -> dict[str, Any]:
     """Let one contender do the farm on a Slurm of its own. Returns its account.
 
@@ -100,9 +94,11 @@ def run(
         nodes: number of nodes.
         grace_s: the grace time of a preemption.
         limit_s: time after which the farm is given up.
+        longest_s: upper limit of the length of a task, seconds.
 
     Raises:
         NotInstalled: the contender cannot be had here.
+        RuntimeError: Slurm refused a main job, or the trace was too short.
     """
     root = Path(tempfile.mkdtemp(prefix="mt-farm-", dir="/tmp"))
     root.chmod(0o755)
@@ -114,18 +110,25 @@ def run(
         task = str(Path(__file__).parent / "farm_task.py")
         command = (sys.executable, "-I", "-S", task, str(root), "{}")
         with SlurmCluster(root / "slurm", nodes, grace=grace_s, cpus=cores, **CLUSTER) as slurm:
-            field = Field(slurm, root / "contender", cores, len(seconds), root / "done", command)
+            folder, done = root / "contender", root / "done"
+            field = Field(slurm, folder, cores, len(seconds), done, command, longest_s)
             player = Player(slurm, trace, root / "main")
-            with CONTENDERS[name](field) as submit:
-                player.start()
-                begin = time.time()
-                submit()
-                while len(os.listdir(root / "done")) < len(seconds):
-                    if time.time() > begin + limit_s:
-                        break
-                    time.sleep(POLL_S)
-                count = submissions(slurm) - player.submitted
-            records = player.stop()
+            try:
+                with CONTENDERS[name](field) as submit:
+                    player.start()
+                    begin = time.time()
+                    submit()
+                    while len(os.listdir(done)) < len(seconds):
+                        if time.time() > begin + limit_s:
+                            break
+                        time.sleep(POLL_S)
+                    if player.played:
+                        raise RuntimeError(
+                            "The trace of main jobs ended before the work; make it longer."
+                        )
+                    count = submissions(slurm) - player.submitted
+            finally:
+                records = player.stop()
         tries = list(tries_of(root / "tries"))
         result = account(tries, records, begin=begin, nodes=nodes, cores=cores, tasks=len(seconds))
         return {"contender": name, **asdict(result), "submissions": count}
@@ -164,7 +167,15 @@ def compare(
     rows: list[dict[str, Any]] = []
     for name in contenders:
         try:
-            row = run(name, seconds, trace, nodes=nodes, grace_s=grace_s, limit_s=limit_s)
+            row = run(
+                name,
+                seconds,
+                trace,
+                nodes=nodes,
+                grace_s=grace_s,
+                limit_s=limit_s,
+                longest_s=scale * LONGEST_S,
+            )
         except NotInstalled as reason:
             row = {"contender": name, "missing": str(reason)}
         rows.append(row)

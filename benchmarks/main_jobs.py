@@ -1,7 +1,7 @@
-"""A trace of main jobs for comparisons on a real Slurm: drawn from a seed, played while a contender
-works, and recorded by the jobs themselves.
+"""Traces of main jobs for measurements on a real Slurm: drawn from a seed, played while MalleTrain
+or a contender works, and recorded by the jobs themselves.
 
-The jobs of a trace never wait for each other: together they never ask for more nodes than
+The jobs of :func:`workload` never wait for each other: together they never ask for more nodes than
 ``at_most``, even if each starts late by ``SLACK_S``. So what a main job waits is what a contender
 costs it, besides the time that Slurm takes to start any job.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,15 @@ class MainJob:
     """Seconds after the begin of the trace."""
     nodes: int
     seconds: float
+    options: tuple[str, ...] = ("--exclusive", "--time=5")
+    """Options of sbatch besides the number of nodes."""
+    gpus: int = 0
+    """GPUs that it uses on its node; 0: it has whole nodes."""
+
+    @property
+    def requested_s(self) -> float:
+        """The node-seconds that it uses; of a job with GPUs its GPU-seconds."""
+        return (self.gpus or self.nodes) * self.seconds
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,22 @@ def workload(nodes: int, seconds: float, load: float, seed: int) -> list[MainJob
         end = job.arrival + job.seconds + SLACK_S
         if peak([*jobs, job], job.arrival, end) <= at_most:
             jobs.append(job)
-            requested_s += job.nodes * job.seconds
+            requested_s += job.requested_s
+    return sorted(jobs, key=lambda job: job.arrival)
+
+
+def drawn(amount_s: float, draw: Callable[[random.Random], MainJob], seed: int) -> list[MainJob]:
+    """Returns jobs that ask for ``amount_s`` in all, by arrival. They may wait for each other.
+
+    Args:
+        amount_s: as :attr:`MainJob.requested_s`.
+        draw: draws one.
+        seed: of the random draws.
+    """
+    rng, jobs, requested_s = random.Random(seed), list[MainJob](), 0.0
+    while requested_s < amount_s:
+        jobs.append(draw(rng))
+        requested_s += jobs[-1].requested_s
     return sorted(jobs, key=lambda job: job.arrival)
 
 
@@ -118,7 +142,9 @@ class Player(threading.Thread):
                     f"sleep {job.seconds:.1f}; date +%s.%N >>{record}"
                 )
                 self._ids.append(
-                    self._slurm.submit(command, f"--nodes={job.nodes}", "--exclusive", "--time=5")
+                    self._slurm.submit(
+                        command, f"--nodes={job.nodes}", f"--job-name=main-{number}", *job.options
+                    )
                 )
         except BaseException as error:
             self._error = error
@@ -127,19 +153,31 @@ class Player(threading.Thread):
         """Submit no more, and cancel those that have not ended. Returns the records.
 
         Raises:
-            RuntimeError: Slurm refused a job, or the trace was too short.
+            RuntimeError: Slurm refused a job.
         """
-        too_short = not self.is_alive() and self._error is None
         self._over.set()
-        self.join()
+        if self.ident is not None:  # else it was never started
+            self.join()
+        records = self.records()
+        present = set(self._slurm.run("squeue", "-h", "-o", "%A").split()) if self._ids else set()
+        if unfinished := [job for job in self._ids if job in present]:
+            self._slurm.run("scancel", *unfinished)
+        self.check()
+        return records
+
+    def check(self) -> None:
+        """Raise RuntimeError if Slurm refused a job."""
         if self._error is not None:
             raise RuntimeError(f"A main job could not be submitted: {self._error}.")
-        if too_short:
-            raise RuntimeError("The trace of main jobs ended before the work; make it longer.")
-        records = [self._record(number) for number in range(len(self._submitted))]
-        if self._ids:
-            self._slurm.run("scancel", *self._ids)
-        return records
+
+    def records(self) -> list[MainRecord]:
+        """Returns what became so far of the jobs that were submitted."""
+        return [self._record(number) for number in range(len(self._submitted))]
+
+    @property
+    def played(self) -> bool:
+        """Whether all jobs of the trace were submitted."""
+        return len(self._ids) == len(self._jobs)
 
     @property
     def submitted(self) -> int:
@@ -151,7 +189,38 @@ class Player(threading.Thread):
         words = path.read_text().split() if path.exists() else []
         return MainRecord(
             self._submitted[number],
-            float(words[0]) if words else None,
+            float(words[0]) if len(words) > 1 else None,
             float(words[2]) if len(words) > 2 else None,
             tuple(expand(words[1])) if len(words) > 1 else (),
         )
+
+
+def replay(
+    slurm: SlurmCluster, jobs: Sequence[MainJob], folder: Path, seconds: float
+) -> tuple[float, list[MainRecord]]:
+    """Play a whole trace. Returns when it began, clock, seconds, and the records of its jobs, each
+    of which has started. Those that have not ended then are cancelled.
+
+    Args:
+        slurm: the Slurm.
+        jobs: the trace, by arrival.
+        folder: a new directory for the records that the jobs write.
+        seconds: length of the trace.
+
+    Raises:
+        RuntimeError: Slurm refused a job.
+    """
+    folder.mkdir()
+    player, begin = Player(slurm, jobs, folder), time.time()
+
+    def all_started() -> bool:
+        player.check()
+        return player.played and all(record.started is not None for record in player.records())
+
+    player.start()
+    try:
+        time.sleep(max(0.0, begin + seconds - time.time()))
+        slurm.until(all_started, "all main jobs have started")
+    finally:
+        records = player.stop()
+    return begin, records

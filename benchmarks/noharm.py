@@ -26,23 +26,26 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import end_in_order, noharm_slots
+from benchmarks import end_in_order, main_jobs, noharm_slots
+from benchmarks.main_jobs import MainJob, drawn
 from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harvest_of, summary
+from benchmarks.slurm_site import (
+    SCHEDULER,
+    nodes_leased,
+    running_daemon,
+    submissions,
+    submit_stubs,
+)
 from malletrain.client import Connection
 from malletrain.demo.account import length, normal
-from malletrain.protocol import messages
-from scavenger.hostlist import expand
 from tests.slurm.cluster import SlurmCluster, missing
 
 LONG_GAP_S = 60.0
@@ -81,68 +84,32 @@ enabled = false
 """
 
 
-@dataclass(frozen=True)
-class MainJob:
-    """Seconds after the begin; nodes; seconds it runs; minutes it asks for."""
-
-    arrival: float
-    nodes: int
-    seconds: float
-    limit_min: int
-
-
 def workload(nodes: int, minutes: float, load: float, seed: int) -> list[MainJob]:
     """Jobs that ask for ``load`` of the machine's node-seconds on average."""
-    rng = random.Random(seed)
-    jobs, requested_s = [], 0.0
-    while requested_s < load * nodes * 60 * minutes:
+
+    def draw(rng: random.Random) -> MainJob:
         size = max(1, min(nodes // 2, round(2 ** rng.uniform(0, (nodes // 2).bit_length() - 1))))
         seconds = min(300.0, max(20.0, rng.lognormvariate(4.2, 0.7)))
-        jobs.append(
-            MainJob(
-                rng.uniform(0, 60 * minutes),
-                size,
-                seconds,
-                max(1, -(-int(seconds * rng.uniform(1.0, 4.0)) // 60)),
-            )
-        )
-        requested_s += size * seconds
-    return sorted(jobs, key=lambda job: job.arrival)
+        arrival = rng.uniform(0, 60 * minutes)
+        limit_min = max(1, -(-int(seconds * rng.uniform(1.0, 4.0)) // 60))
+        return MainJob(arrival, size, seconds, ("--exclusive", f"--time={limit_min}"))
+
+    return drawn(load * nodes * 60 * minutes, draw, seed)
 
 
-def replay(slurm: SlurmCluster, jobs: list[MainJob], out: Path, minutes: float) -> MainRun:
+def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float) -> MainRun:
     """Run the main workload; the account covers the time in which jobs arrive."""
-    out.mkdir()
-    begin = time.time()
-    submitted = []
-    for number, job in enumerate(jobs):
-        time.sleep(max(0.0, begin + job.arrival - time.time()))
-        submitted.append(time.time())
-        slurm.submit(
-            f"{{ date +%s.%N; echo $SLURM_JOB_NODELIST; }} >{out}/{number}; sleep "
-            f"{job.seconds:.1f}; date +%s.%N >>{out}/{number}",
-            f"--nodes={job.nodes}",
-            "--exclusive",
-            f"--time={job.limit_min}",
-            f"--job-name=main-{number}",
-        )
-    end = begin + 60 * minutes
-    time.sleep(max(0.0, end - time.time()))
-    started = [out / str(number) for number in range(len(jobs))]
-    slurm.until(
-        lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in started),
-        "all main jobs have started",
-    )
+    begin, records = main_jobs.replay(slurm, jobs, out, 60 * minutes)
+    now = time.time()
     delays: list[float] = []
     used: dict[str, list[tuple[float, float]]] = {node: [] for node in slurm.nodes}
-    for number, path in enumerate(started):
-        start, where, *stop = path.read_text().split()
-        delays.append(float(start) - submitted[number])
-        for node in expand(where):
-            used[node].append((float(start), float(stop[0]) if stop else time.time()))
-    if unfinished := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
-        slurm.run("scancel", *unfinished)
-    return MainRun(delays, {node: normal(pieces) for node, pieces in used.items()}, begin, end)
+    for record in records:
+        assert record.started is not None
+        delays.append(record.started - record.submitted)
+        for node in record.nodes:
+            used[node].append((record.started, record.ended or now))
+    times = {node: normal(pieces) for node, pieces in used.items()}
+    return MainRun(delays, times, begin, begin + 60 * minutes)
 
 
 def without_malletrain(root: Path, nodes: int, jobs: list[MainJob], minutes: float) -> MainRun:
@@ -156,39 +123,10 @@ def with_malletrain(
 ) -> tuple[MainRun, Harvest]:
     """The same beside MalleTrain with three jobs that take whatever there is."""
     root.mkdir()
-    spans, state = root / "spans", root / "state"
-    spans.mkdir()
-    config = root / "site.toml"
-    config.write_text(CONFIG.format(state=state, shape=shape, lease_nodes=lease_nodes))
-    stub = root / "stub-python"
-    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
-    stub.chmod(0o755)
-    (root / "job.py").write_text("raise SystemExit('a stub: its launcher does the work')\n")
+    config = CONFIG.replace("{shape}", shape).replace("{lease_nodes}", str(lease_nodes))
     with _slurm(root, nodes) as slurm:
-        # Processes of leases begin in /; the stub is found beside this file.
-        environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
-        with open(root / "daemon.log", "wb") as log:
-            argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
-            daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
-        try:
-            slurm.until(lambda: nodes_leased(state) is not None, "the daemon answers")
-            curve = {
-                str(n): 16.0 * n**0.95 for n in (1, 2, 4, 8, 16, 32, 64, 128) if n <= nodes
-            } | {str(nodes): 16.0 * nodes**0.95}
-            with Connection.of(state) as client:
-                for name in ("one", "two", "three"):
-                    client.submit(
-                        messages.JobSpec(
-                            name,
-                            "",
-                            str(root / "job.py"),
-                            str(root),
-                            str(stub),
-                            env={"BENCH_SPANS": str(spans)},
-                            max_nodes=nodes,
-                            curve=curve,
-                        )
-                    )
+        with running_daemon(root, slurm, config) as state:
+            spans = submit_stubs(root, state, ("one", "two", "three"), nodes)
             slurm.until(lambda: (nodes_leased(state) or 0) == nodes, "MalleTrain holds the machine")
             slurm.until(lambda: _begun(spans) == nodes, "and has worked on all of it")
             before = submissions(slurm)
@@ -200,45 +138,19 @@ def with_malletrain(
                 "rescales": status.rescales,
                 "submissions": submissions(slurm) - before - len(jobs),
             }
-        finally:
-            daemon.terminate()
-            daemon.wait(60)
-            leases = slurm.leases()
-            if leases:
-                slurm.run("scancel", *leases)
-                slurm.until(lambda: not slurm.leases(), "the leases end")
         return run, harvest_of(root, result)
 
 
-def submissions(slurm: SlurmCluster) -> int:
-    """How many jobs and arrays were submitted since slurmctld began."""
-    match = re.search(r"REQUEST_SUBMIT_BATCH_JOB.*?count:(\d+)", slurm.run("sdiag"))
-    return int(match[1]) if match else 0
-
-
 def _slurm(root: Path, nodes: int) -> SlurmCluster:
-    scheduler = (
-        "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,"
-        "sched_interval=2,sched_min_interval=0,batch_sched_delay=0"
-    )
     return SlurmCluster(
         root / "slurm",
         nodes,
-        scheduler=scheduler,
+        scheduler=SCHEDULER,
         grace=int(GRACE_S),
         kill_wait=int(KILL_WAIT_S),
         min_job_age=60,
         message_timeout=30,
     )
-
-
-def nodes_leased(state: Path) -> int | None:
-    """Nodes held, None when no daemon answers."""
-    try:
-        with Connection.of(state) as client:
-            return int(client.status().nodes_leased)
-    except RuntimeError:
-        return None
 
 
 def _begun(spans: Path) -> int:
@@ -388,17 +300,18 @@ def show(row: dict[str, Any]) -> None:
                 f"{name:34} {s['median_s']:8.2f} {s['p90_s']:8.2f} {s['max_s']:8.2f} "
                 f"{s['mean_s']:8.2f}"
             )
-    share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
-    print(
-        f"idle: {row['idle_share']:.1%} of the node-seconds; in gaps > {LONG_GAP_S:g} s "
-        f"{row['long_gap_node_s']:,.0f}, "
-        f"of which harvested {row['harvested_node_s']:,.0f} = {share}"
-    )
+    long_gaps = f"in gaps > {LONG_GAP_S:g} s {row['long_gap_node_s']:,.0f}"
+    if row["long_gap_node_s"]:
+        share = f"{row['harvested_share']:.1%} (target {TARGET:.0%})"
+        long_gaps += f", of which harvested {row['harvested_node_s']:,.0f} = {share}"
+    print(f"idle: {row['idle_share']:.1%} of the node-seconds; {long_gaps}")
     print(
         f"submissions: {row['submissions']}, {row['submissions_per_node_h']:.1f} for each of "
         f"{row['harvested_node_h']:.2f} harvested node-hours"
     )
     sums = row["account_node_s"]
+    if not sums["offered"]:
+        return
     lost = {
         "no lease yet": "before",
         "none between two": "between",

@@ -66,10 +66,10 @@ from rich.table import Table
 
 from benchmarks import end_in_order
 from benchmarks.main_jobs import MainJob, Player, workload
-from benchmarks.noharm import submissions
 from benchmarks.requeue_account import account, added_wait, records_of, waits_of
 from benchmarks.requeue_contenders import CONTENDERS, PEERS, PRODUCT, Field
 from benchmarks.requeue_training import write_digits
+from benchmarks.slurm_site import SCHEDULER, submissions
 from tests.slurm.cluster import SlurmCluster, missing
 
 KILL_WAIT_S = 2
@@ -79,8 +79,7 @@ SPARE_S = 120.0
 CONTROL = "none"
 TARGET_SAMPLES, TARGET_THROWN_AWAY = 2.0, 1 / 3
 CLUSTER = {
-    "scheduler": "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,sched_interval=2,"
-    "sched_min_interval=0,batch_sched_delay=0",
+    "scheduler": SCHEDULER,
     "lease_mode": "PreemptMode=REQUEUE",
     "kill_wait": KILL_WAIT_S,
     "min_job_age": 60,
@@ -103,7 +102,7 @@ def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dic
         options: those of the command line.
 
     Raises:
-        RuntimeError: the contender cannot be had here, or did not start.
+        RuntimeError: the contender cannot be had here, or did not start; Slurm refused a main job.
     """
     root = Path(tempfile.mkdtemp(prefix="mt-requeue-", dir="/tmp"))
     root.chmod(0o755)
@@ -125,15 +124,19 @@ def run(name: str, trace: Sequence[MainJob], options: argparse.Namespace) -> dic
                 options.library_nodes,
             )
             player = Player(slurm, trace, root / "main")
-            with CONTENDERS[name](field) as submit:
-                player.start()
-                begin = time.time()
-                submit()
-                while time.time() < begin + 60 * options.minutes:
-                    time.sleep(POLL_S)
-                end, load = time.time(), os.getloadavg()[0]
-                count = submissions(slurm) - player.submitted
-                main = player.stop()
+            try:
+                with CONTENDERS[name](field) as submit:
+                    player.start()
+                    begin = time.time()
+                    submit()
+                    while time.time() < begin + 60 * options.minutes:
+                        player.check()
+                        time.sleep(POLL_S)
+                    end, load = time.time(), os.getloadavg()[0]
+                    count = submissions(slurm) - player.submitted
+                    main = player.records()
+            finally:
+                player.stop()
             nodes = slurm.nodes
         figures = account(
             records_of(root / "steps"),

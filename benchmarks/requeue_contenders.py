@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.peers_environments import NotInstalled, cache, python_of
 from benchmarks.requeue_training import BATCH
-from malletrain.client import Connection
+from benchmarks.slurm_site import running_daemon
 from tests.slurm.cluster import SlurmCluster
 
 PARTITION = "preemptable"
@@ -183,46 +183,26 @@ def lightning(field: Field) -> Iterator[Prepared]:
 @contextlib.contextmanager
 def malletrain(field: Field, live: bool) -> Iterator[Prepared]:
     """MalleTrain, and a daemon that has no lease when the trainings are submitted."""
-    state, config, curve = (field.root / name for name in ("state", "site.toml", "curve.json"))
-    config.write_text(CONFIG.format(state=state))
-    largest = len(field.slurm.nodes)
+    largest, curve = len(field.slurm.nodes), field.root / "curve.json"
     curve.write_text(json.dumps({str(n): n * BATCH / field.step_s for n in (1, largest)}))
-    environment = {**field.slurm.environment, "MALLETRAIN_STATE_DIR": str(state)}
-    python = [sys.executable, "-m", "malletrain"]
-    with open(field.root / "daemon.log", "wb") as log:
-        argv = [*python, "daemon", "--config", str(config)]
-        daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment, cwd=HERE.parent)
+    options = ["--nodes", f"1:{largest}", "--curve", str(curve), "--workdir", str(field.root)]
+    options += ["--env", f"PYTHONPATH={HERE.parent}", "--env", "OMP_NUM_THREADS=1"]
+    options += ["--live"] if live else []
     script = HERE / ("train_requeue_live.py" if live else "train_requeue_restart.py")
+    with running_daemon(field.root, field.slurm, CONFIG) as state:
+        environment = {**field.slurm.environment, "MALLETRAIN_STATE_DIR": str(state)}
 
-    def submit() -> None:
-        for number in range(field.trainings):
-            argv = [*python, "submit", "--name", f"training-{number}", "--nodes", f"1:{largest}"]
-            argv += ["--curve", str(curve), "--workdir", str(field.root)]
-            argv += ["--env", f"PYTHONPATH={HERE.parent}", "--env", "OMP_NUM_THREADS=1"]
-            argv += [*(["--live"] if live else []), str(script), *field.arguments]
-            argv += ["--training", str(number)]
-            done = subprocess.run(argv, env=environment, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"malletrain submit ended with {done.returncode}: {done.stderr}")
+        def submit() -> None:
+            for number in range(field.trainings):
+                argv = [sys.executable, "-m", "malletrain", "submit", "--name", f"train-{number}"]
+                argv += [*options, str(script), *field.arguments, "--training", str(number)]
+                done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+                if done.returncode:
+                    raise RuntimeError(
+                        f"malletrain submit ended with {done.returncode}: {done.stderr}"
+                    )
 
-    try:
-        field.slurm.until(lambda: _answers(state), "the daemon answers")
         yield submit
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
-        if leases := field.slurm.leases():
-            field.slurm.run("scancel", *leases)
-            field.slurm.until(lambda: not field.slurm.leases(), "the leases end")
-
-
-def _answers(state: Path) -> bool:
-    try:
-        with Connection.of(state) as client:
-            client.status()
-    except RuntimeError:
-        return False
-    return True
 
 
 PEERS: dict[str, Contender] = {

@@ -21,7 +21,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +30,8 @@ from typing import Any
 
 from benchmarks import end_in_order
 from benchmarks.noharm import GRACE_S, KILL_WAIT_S, replay, workload
+from benchmarks.slurm_site import SCHEDULER, nodes_leased, running_daemon, submit_stubs
 from malletrain.client import Connection
-from malletrain.protocol import messages
 from tests.slurm.cluster import SlurmCluster, missing
 
 TARGET = 2.0
@@ -124,14 +123,10 @@ def measure(nodes: int, minutes: float, load: float, seed: int, more: str) -> li
     """The phases, one after the other."""
     root = Path(tempfile.mkdtemp(prefix="mt-rpcs-", dir="/tmp"))
     root.chmod(0o755)
-    scheduler = (
-        "bf_interval=2,bf_resolution=1,bf_max_job_test=1000,"
-        "sched_interval=2,sched_min_interval=0,batch_sched_delay=0"
-    )
     cluster = SlurmCluster(
         root / "slurm",
         nodes,
-        scheduler=scheduler,
+        scheduler=SCHEDULER,
         grace=int(GRACE_S),
         kill_wait=int(KILL_WAIT_S),
         min_job_age=60,
@@ -147,68 +142,20 @@ def measure(nodes: int, minutes: float, load: float, seed: int, more: str) -> li
 def _phases(
     root: Path, slurm: SlurmCluster, minutes: float, jobs: list[Any], more: str
 ) -> list[dict[str, Any]]:
-    state, spans = root / "state", root / "spans"
-    spans.mkdir()
-    config = root / "site.toml"
-    config.write_text(CONFIG.format(state=state, more=more))
-    stub = root / "stub-python"
-    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
-    stub.chmod(0o755)
-    (root / "job.py").write_text("raise SystemExit('a stub: its launcher does the work')\n")
-    environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
     rows = []
-    with open(root / "daemon.log", "wb") as log:
-        argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
-        daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
-    try:
-        slurm.until(lambda: _leased_nodes(state) is not None, "the daemon answers")
+    with running_daemon(root, slurm, CONFIG.replace("{more}", more)) as state:
         phase = Phase(slurm, "idle")
         time.sleep(IDLE_S)
         rows.append(phase.end())
-        _submit(root, state, stub, spans, len(slurm.nodes))
+        submit_stubs(root, state, ("one", "two", "three"), len(slurm.nodes))
         phase = Phase(slurm, "filling")
-        slurm.until(
-            lambda: _leased_nodes(state) == len(slurm.nodes), "MalleTrain holds the machine"
-        )
+        slurm.until(lambda: nodes_leased(state) == len(slurm.nodes), "MalleTrain holds the machine")
         rows.append(phase.end())
         phase = Phase(slurm, "churning")
         leases = _leases(state)
         replay(slurm, jobs, root / "out", minutes)
         rows.append({**phase.end(len(jobs)), "leases": _leases(state) - leases})
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
-        if remaining := slurm.leases():
-            slurm.run("scancel", *remaining)
-            slurm.until(lambda: not slurm.leases(), "the leases end")
     return rows
-
-
-def _submit(root: Path, state: Path, stub: Path, spans: Path, nodes: int) -> None:
-    sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n < nodes] + [nodes]
-    curve = {str(n): 16.0 * n**0.95 for n in sizes}
-    with Connection.of(state) as client:
-        for name in ("one", "two", "three"):
-            spec = messages.JobSpec(
-                name,
-                "",
-                str(root / "job.py"),
-                str(root),
-                str(stub),
-                env={"BENCH_SPANS": str(spans)},
-                max_nodes=nodes,
-                curve=curve,
-            )
-            client.submit(spec)
-
-
-def _leased_nodes(state: Path) -> int | None:
-    """Nodes held, None when no daemon answers."""
-    try:
-        with Connection.of(state) as client:
-            return int(client.status().nodes_leased)
-    except RuntimeError:
-        return None
 
 
 def _leases(state: Path) -> int:

@@ -17,8 +17,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.noharm import CONFIG, GRACE_S, KILL_WAIT_S, LONG_GAP_S, TARGET, nodes_leased
+from benchmarks import main_jobs
+from benchmarks.main_jobs import MainJob, drawn
+from benchmarks.noharm import CONFIG, GRACE_S, KILL_WAIT_S, LONG_GAP_S, TARGET
 from benchmarks.noharm_account import spans_of, summary
+from benchmarks.slurm_site import SCHEDULER, running_daemon, submit_stubs
 from malletrain.client import Connection
 from malletrain.demo.account import Intervals, both, length, normal, without
-from malletrain.protocol import messages
 from scavenger.interface import host_of
 from tests.slurm.cluster import SlurmCluster
 
@@ -53,18 +53,6 @@ MIN_RUN_S, MAX_RUN_S = 20.0, 200.0
 
 
 @dataclass(frozen=True)
-class GpuJob:
-    """A main job."""
-
-    arrival_s: float
-    """Seconds after the beginning."""
-    gpus: int
-    """GPUs, of one host."""
-    run_s: float
-    """Seconds for which it runs."""
-
-
-@dataclass(frozen=True)
 class GpuRun:
     """A replay of the main jobs."""
 
@@ -78,14 +66,21 @@ class GpuRun:
     """Seconds from the submission of each job to its first command."""
 
 
-def workload(hosts: int, minutes: float, load: float, seed: int) -> list[GpuJob]:
+def workload(hosts: int, minutes: float, load: float, seed: int) -> list[MainJob]:
     """Return jobs that request ``load`` of the GPU-seconds on average."""
-    rng, jobs, requested_s = random.Random(seed), [], 0.0
-    while requested_s < load * hosts * GPUS * 60 * minutes:
+
+    def draw(rng: random.Random) -> MainJob:
         run_s = min(MAX_RUN_S, max(MIN_RUN_S, rng.lognormvariate(4.2, 0.7)))
-        jobs.append(GpuJob(rng.uniform(0, 60 * minutes), rng.choice(SIZES), run_s))
-        requested_s += jobs[-1].gpus * run_s
-    return sorted(jobs, key=lambda job: job.arrival_s)
+        arrival, gpus = rng.uniform(0, 60 * minutes), rng.choice(SIZES)
+        options = (
+            f"--gres=gpu:{gpus}",
+            f"--cpus-per-task={gpus}",
+            f"--mem={gpus * MEMORY_MB}",
+            "--time=5",
+        )
+        return MainJob(arrival, 1, run_s, options, gpus)
+
+    return drawn(load * hosts * GPUS * 60 * minutes, draw, seed)
 
 
 def busy_at_least(
@@ -132,38 +127,17 @@ def account(run: GpuRun, worked: Mapping[str, Intervals], per_lease: int) -> dic
     return sums
 
 
-def replay(slurm: SlurmCluster, jobs: Sequence[GpuJob], out: Path, minutes: float) -> GpuRun:
+def replay(slurm: SlurmCluster, jobs: Sequence[MainJob], out: Path, minutes: float) -> GpuRun:
     """Run the main jobs. The account covers the time in which they arrive."""
-    out.mkdir()
-    begin, submitted = time.time(), []
-    for number, job in enumerate(jobs):
-        time.sleep(max(0.0, begin + job.arrival_s - time.time()))
-        submitted.append(time.time())
-        slurm.submit(
-            f"{{ date +%s.%N; echo $SLURMD_NODENAME; }} >{out}/{number}; sleep {job.run_s:.1f}; "
-            f"date +%s.%N >>{out}/{number}",
-            "--nodes=1",
-            f"--gres=gpu:{job.gpus}",
-            f"--cpus-per-task={job.gpus}",
-            f"--mem={job.gpus * MEMORY_MB}",
-            "--time=5",
-        )
-    end = begin + 60 * minutes
-    time.sleep(max(0.0, end - time.time()))
-    files = [out / str(number) for number in range(len(jobs))]
-    slurm.until(
-        lambda: all(path.exists() and len(path.read_text().split()) >= 2 for path in files),
-        "all main jobs have started",
-    )
+    begin, records = main_jobs.replay(slurm, jobs, out, 60 * minutes)
+    now, delays = time.time(), []
     used: dict[str, list[tuple[float, float, int]]] = {node: [] for node in slurm.nodes}
-    delays = []
-    for path, job, at in zip(files, jobs, submitted, strict=True):
-        start, host, *stop = path.read_text().split()
-        delays.append(float(start) - at)
-        used[host].append((float(start), float(stop[0]) if stop else time.time(), job.gpus))
-    if unfinished := slurm.run("squeue", "-h", "-p", "batch", "-o", "%A").split():
-        slurm.run("scancel", *unfinished)
-    return GpuRun(begin, end, used, delays)
+    for job, record in zip(jobs, records, strict=True):
+        assert record.started is not None
+        delays.append(record.started - record.submitted)
+        [host] = record.nodes
+        used[host].append((record.started, record.ended or now, job.gpus))
+    return GpuRun(begin, begin + 60 * minutes, used, delays)
 
 
 def cluster(root: Path, hosts: int) -> SlurmCluster:
@@ -176,14 +150,13 @@ def cluster(root: Path, hosts: int) -> SlurmCluster:
         node=f"Gres=gpu:{GPUS}",
         cpus=GPUS,
         gres=DEVICES,
-        scheduler="bf_interval=2,bf_resolution=1,bf_max_job_test=1000,"
-        "sched_interval=2,sched_min_interval=0,batch_sched_delay=0",
+        scheduler=SCHEDULER,
         grace=int(GRACE_S),
         kill_wait=int(KILL_WAIT_S),
     )
 
 
-def beside(root: Path, hosts: int, jobs: Sequence[GpuJob], minutes: float, slots: bool) -> Any:
+def beside(root: Path, hosts: int, jobs: Sequence[MainJob], minutes: float, slots: bool) -> Any:
     """Return the figures of a replay beside MalleTrain.
 
     Args:
@@ -194,52 +167,17 @@ def beside(root: Path, hosts: int, jobs: Sequence[GpuJob], minutes: float, slots
         slots: whether leases are slots; otherwise whole nodes.
     """
     root.mkdir()
-    spans, state, config = root / "spans", root / "state", root / "site.toml"
-    spans.mkdir()
-    text = CONFIG.format(state=state, shape="single", lease_nodes=2)
-    config.write_text(text.replace("[gaps]\n", KIND) if slots else text)
-    stub = root / "stub-python"
-    stub.write_text(f'#!/bin/sh\nexec {sys.executable} -m benchmarks.stub_launcher "$@"\n')
-    stub.chmod(0o755)
-    (root / "job.py").write_text("raise SystemExit('a stub: its launcher does the work')\n")
+    config = CONFIG.replace("{shape}", "single").replace("{lease_nodes}", "2")
+    if slots:
+        config = config.replace("[gaps]\n", KIND)
     units = hosts * (GPUS if slots else 1)
     with cluster(root / "slurm", hosts) as slurm:
-        environment = {**slurm.environment, "PYTHONPATH": str(Path(__file__).parents[1])}
-        with open(root / "daemon.log", "wb") as log:
-            argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(config)]
-            daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
-        try:
-            slurm.until(
-                lambda: daemon.poll() is not None or nodes_leased(state) is not None,
-                "the daemon answers",
-            )
-            if daemon.poll() is not None:
-                raise RuntimeError(f"The daemon has ended: {(root / 'daemon.log').read_text()}")
-            curve = {str(n): 16.0 * n**0.95 for n in range(1, units + 1)}
-            with Connection.of(state) as client:
-                for name in ("one", "two"):
-                    client.submit(
-                        messages.JobSpec(
-                            name,
-                            "",
-                            str(root / "job.py"),
-                            str(root),
-                            str(stub),
-                            env={"BENCH_SPANS": str(spans)},
-                            max_nodes=units,
-                            curve=curve,
-                        )
-                    )
+        with running_daemon(root, slurm, config) as state:
+            spans = submit_stubs(root, state, ("one", "two"), units)
             slurm.until(lambda: len(spans_of(spans)) == units, "stubs have worked everywhere")
             run = replay(slurm, jobs, root / "out", minutes)
             with Connection.of(state) as client:
                 status = client.status()
-        finally:
-            daemon.terminate()
-            daemon.wait(60)
-            if leases := slurm.leases():
-                slurm.run("scancel", *leases)
-                slurm.until(lambda: not slurm.leases(), "the leases end")
         worked = {name.replace("_", "/", 1): each for name, each in spans_of(spans).items()}
     sums = account(run, worked, 1 if slots else GPUS)
     return {

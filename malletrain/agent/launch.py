@@ -132,10 +132,6 @@ def job_environment(
             environment.update(fabric.network_variables(place.interface))
         else:
             environment = {**fabric.gloo_variables(place.interface), **environment}
-    if place.cpus and spec.farm is None:
-        # Libraries count the processors of the host if nothing confines the lease.
-        threads = max(1, place.cpus // max(1, spec.nproc_per_node))
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment.update(
         {
             env.JOB: order.job,
@@ -151,12 +147,16 @@ def job_environment(
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )
+    if place.cpus:
+        environment[env.SLOT_CPUS] = str(place.cpus)
     if key:
         environment[env.JOB_KEY] = key
     if place.memory is not None and memory_bytes > 0:
         environment[env.MEMORY] = str(place.memory)
         environment[env.MEMORY_LIMIT] = str(memory_bytes)
         environment[env.HAND_OVER] = str(hand_over_bytes)
+    if place.memory_bytes is not None:
+        environment[env.SLOT_MEMORY_MB] = str(place.memory_bytes >> 20)
     return environment
 
 

@@ -77,24 +77,32 @@ def chosen_cpus(allowed: Collection[int], cpus: int, node: str) -> frozenset[int
 
 def restrict(bounds: SlotBounds, node: str) -> None:
     """Limit this process and those that it starts to the processors of its slot, and lower their
-    priorities. What the kernel refuses is logged, and the lease goes on without it.
+    priorities. Each of these that the kernel refuses is logged, and the others still apply.
 
     Args:
         bounds: what the lease has of its host.
         node: name of the slot.
     """
     rules = bounds.rules
+    if rules.bound_cpus:
+        _try("its processors", lambda: _bind(bounds.cpus, node))
+    if rules.niceness:
+        _try("its niceness", lambda: os.nice(rules.niceness))
+    _try("its I/O priority", lambda: set_io_priority(rules.io_priority))
+
+
+def _bind(cpus: int, node: str) -> None:
+    allowed = os.sched_getaffinity(0)
+    chosen = chosen_cpus(allowed, cpus, node)
+    if chosen != allowed:
+        os.sched_setaffinity(0, chosen)
+
+
+def _try(subject: str, call: Callable[[], object]) -> None:
     try:
-        if rules.bound_cpus:
-            allowed = os.sched_getaffinity(0)
-            cpus = chosen_cpus(allowed, bounds.cpus, node)
-            if cpus != allowed:
-                os.sched_setaffinity(0, cpus)
-        if rules.niceness:
-            os.nice(rules.niceness)
-        set_io_priority(rules.io_priority)
+        call()
     except OSError as error:
-        log.warning("the lease cannot be restricted to its slot: %s", error)
+        log.warning("the lease goes on without the limit of %s: %s", subject, error)
 
 
 def set_io_priority(priority: IoPriority) -> None:

@@ -187,7 +187,7 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
     "--drain",
     metavar="TIME",
     help="How long the tasks on a node may go on when it is about to be taken, such as "
-    '"20 s", at most as long as it has left. Then they get SIGTERM. Default: at once.',
+    '"20 s", at most as long as the notice allows. Then they get SIGTERM. Default: at once.',
 )
 @click.option(
     "--retries",

@@ -270,7 +270,7 @@ class Controller:
                 self._plan_at_once(now)
 
     def _prices_changed(self, event: PricesChanged, now: float) -> Iterable[Command]:
-        self.state.prices = event.prices
+        self.state.prices, self.state.unpriced = event.prices, event.unknown
         self.goals.repriced()
         return ()
 

@@ -120,6 +120,8 @@ class PricesChanged:
 
     prices: Mapping[str, float]
     """Kind → node-seconds that one second of a slot counts; others count 1."""
+    unknown: frozenset[str] = frozenset()
+    """Kinds whose price is not known yet. Their slots are not charged to budgets meanwhile."""
 
 
 @dataclass(frozen=True)

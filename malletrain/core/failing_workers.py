@@ -9,9 +9,13 @@ workers, and what they do there decides who is to blame.
        │  └──one fails elsewhere, too──┘  │                                   │
        └──────────────────────────────────┴────────a task succeeds on it──────┘
 
+A failure elsewhere counts only once a task has succeeded there after it: workers that lose a file
+system together fail the same tasks, and none of them says anything about the tasks.
+
 A worker that is not trusted gets one task from time to time, so that one that has been repaired is
-used again. Each time a suspicion was wrong, the next one needs twice as many failures. A failure of
-one task is excused at most :data:`MAX_EXCUSED` times, so that each task comes to an end.
+used again. A suspected worker that is left alone gets all tasks, and its failures count. Each time
+a suspicion was wrong, the next one needs twice as many failures. A failure of one task is excused
+at most :data:`MAX_EXCUSED` times, so that each task comes to an end.
 
 :mod:`malletrain.core.task_queue` keeps the tasks. :mod:`malletrain.core.sick_nodes` decides which
 nodes are not leased because whole jobs fail on them.
@@ -19,7 +23,7 @@ nodes are not leased because whole jobs fail on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -52,7 +56,7 @@ class TrustEvent(Enum):
 
     FAIL_IN_A_ROW = "several tasks in a row fail on it"
     SUCCEED = "a task succeeds on it"
-    FAIL_ELSEWHERE = "one of its failed tasks fails on a worker on which others succeed"
+    FAIL_ELSEWHERE = "one of its failed tasks fails on another worker, on which then one succeeds"
     SUCCEED_ELSEWHERE = "one of its failed tasks succeeds on another worker"
 
 
@@ -70,7 +74,6 @@ TRANSITIONS: dict[tuple[Trust, TrustEvent], Trust] = {
 @dataclass
 class _Worker:
     trust: Trust = Trust.TRUSTED
-    has_succeeded: bool = False
     failures: dict[int, int] = field(default_factory=dict)
     """Task → number of its failures here since the last success, the oldest first."""
     in_a_row: int = 0
@@ -115,7 +118,9 @@ class FailingWorkers:
 
     # --- hand-out ---
 
-    def allowed(self, worker: str, count: int, has_tasks: bool, now: float) -> int:
+    def allowed(
+        self, worker: str, count: int, has_tasks: bool, now: float, alone: bool = False
+    ) -> int:
         """Return how many tasks a worker may get.
 
         Args:
@@ -123,18 +128,26 @@ class FailingWorkers:
             count: number of tasks that it wants.
             has_tasks: whether it has any.
             now: time, seconds.
+            alone: whether no other trusted worker is there. Then no other can clear a suspicion.
         """
         entry = self._workers.get(worker)
-        if entry is None or entry.trust is Trust.TRUSTED:
+        if entry is None or not self._on_trial(entry, alone):
             return count
         return min(count, 0 if has_tasks or now < entry.trial_at else 1)
 
-    def note_hand_out(self, worker: str, now: float) -> None:
-        """Note that a worker got tasks. The next trial of one that is not trusted is later."""
+    def note_hand_out(self, worker: str, now: float, alone: bool = False) -> None:
+        """Note that a worker got tasks. If that was a trial, the next one is later. Arguments as
+        for :meth:`allowed`.
+        """
         entry = self._workers.get(worker)
-        if entry is not None and entry.trust is not Trust.TRUSTED:
+        if entry is not None and self._on_trial(entry, alone):
             entry.trial_s = min(MAX_TRIAL_S, 2 * entry.trial_s)
             entry.trial_at = now + entry.trial_s
+
+    @staticmethod
+    def _on_trial(entry: _Worker, alone: bool) -> bool:
+        """Return whether a worker gets one task at a time."""
+        return entry.trust is Trust.REJECTED or (entry.trust is Trust.SUSPECTED and not alone)
 
     def failed_on(self, worker: str, number: int) -> bool:
         """Return whether a failure of the task on this worker did not count."""
@@ -145,7 +158,7 @@ class FailingWorkers:
     def succeeded(self, worker: str, number: int) -> list[str]:
         """Note a success. Returns the workers that are rejected for it."""
         entry = self._workers.setdefault(worker, _Worker())
-        entry.has_succeeded = True
+        self._acquit(worker, entry.failures)
         entry.failures.clear()
         self._apply(worker, TrustEvent.SUCCEED)
         others = [each for each in self._excused.pop(number, ()) if each != worker]
@@ -167,12 +180,8 @@ class FailingWorkers:
         """
         entry = self._workers.setdefault(worker, _Worker())
         if entry.trust is not Trust.TRUSTED:
-            return self._excuse(worker, {number: 1})
-        if entry.has_succeeded and number in self._excused:
-            for other in self._excused[number]:
-                if self._apply(other, TrustEvent.FAIL_ELSEWHERE):
-                    self._needed = min(MAX_FAILED_TASKS, 2 * self._needed)
-            return {}
+            counts = entry.trust is Trust.SUSPECTED and not others()
+            return {} if counts else self._excuse(worker, {number: 1})
         entry.failures[number] = entry.failures.pop(number, 0) + 1
         if len(entry.failures) > MAX_FAILED_TASKS:
             del entry.failures[next(iter(entry.failures))]
@@ -183,6 +192,15 @@ class FailingWorkers:
         failures, entry.failures = entry.failures, {}
         self._apply(worker, TrustEvent.FAIL_IN_A_ROW)
         return self._excuse(worker, failures)
+
+    def _acquit(self, worker: str, failed: Iterable[int]) -> None:
+        """Trust the other workers again on which tasks failed that failed on this one, too. Call it
+        when a task succeeds on it: before, it may be unable to run any.
+        """
+        for number in failed:
+            for other in self._excused.get(number, ()):
+                if other != worker and self._apply(other, TrustEvent.FAIL_ELSEWHERE):
+                    self._needed = min(MAX_FAILED_TASKS, 2 * self._needed)
 
     def _excuse(self, worker: str, failures: dict[int, int]) -> dict[int, int]:
         excused = {}

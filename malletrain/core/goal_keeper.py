@@ -78,7 +78,9 @@ class GoalPlaces:
 
 
 REVIEW_INTERVAL_S = (60.0, 1800.0)
-"""Minimum and maximum time between two reviews of a job, seconds."""
+"""Minimum and maximum time between two reviews of a job, seconds. It is reviewed at its deadline,
+too.
+"""
 REVIEW_FRACTION = 0.05
 """Time between two reviews, as a fraction of the time to the deadline."""
 MAX_REVIEWS = 4
@@ -239,9 +241,13 @@ class GoalKeeper:
                     since = min(
                         now, max(record.charged_until, leased)
                     )  # it continued to run meanwhile
-                price = self._state.price(nodes[node].info.node_class)
+                price = self._price(nodes[node].info.node_class)
                 account.takes(node, since, leased + self._settings.min_charge_s, price)
-        self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
+        classes = {nodes[node].info.node_class for node in account.holds if node in nodes}
+        if classes.isdisjoint(self._state.unpriced):
+            self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
+        else:
+            self._spends_at.pop(name, None)
         if not account.holds:
             self._halt(record, self._cannot_pay(record, now))
 
@@ -251,10 +257,14 @@ class GoalKeeper:
             for node in record.account.holds:
                 if node in self._state.nodes:
                     node_class = self._state.nodes[node].info.node_class
-                    record.account.reprice(node, self._state.price(node_class))
+                    record.account.reprice(node, self._price(node_class))
             record.charged_for, record.review_at = None, -math.inf
             self._spends_at.pop(name, None)
         self._moves = -1
+
+    def _price(self, node_class: str) -> float:
+        """Return the price of a class for budgets; 0 until it is known."""
+        return 0.0 if node_class in self._state.unpriced else self._state.price(node_class)
 
     def _halt(self, record: GoalRecord, halted: bool) -> None:
         self._state.goals_say(record.job, halted=halted, pressing=record.job.pressing)
@@ -271,13 +281,14 @@ class GoalKeeper:
             nodes: number of nodes.
             node_class: their class; empty: any, and the cheapest counts.
         """
-        s, prices = self._settings, self._state.prices
-        price = self._state.price(node_class) if node_class else min([1.0, *prices.values()])
+        s, state = self._settings, self._state
+        classes = [node_class] if node_class else ["", *state.prices, *state.unpriced]
+        price = min(map(self._price, classes))
         return nodes * price * s.charge_factor * max(s.planning.t_fwd_s, s.min_charge_s)
 
     def _charge_of(self, record: GoalRecord) -> float:
         """Return the node-seconds that a job is charged for one second of one of its nodes."""
-        price = self._state.price(self._places.class_of(record.job))
+        price = self._price(self._places.class_of(record.job))
         return self._settings.charge_factor * price
 
     def _most_payable(self, record: GoalRecord, now: float) -> float:
@@ -310,8 +321,8 @@ class GoalKeeper:
         due = record.goals.deadline
         interval_s = max_interval_s
         if due is not None and due > now:
-            interval_s = REVIEW_FRACTION * (due - now)
-        record.review_at = now + min(max_interval_s, max(min_interval_s, interval_s))
+            interval_s = min(due - now, max(min_interval_s, REVIEW_FRACTION * (due - now)))
+        record.review_at = now + min(max_interval_s, interval_s)
         record.look(now)
         self._charge(record, now)
         rates, deadline, remaining_work = (

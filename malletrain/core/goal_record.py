@@ -149,7 +149,7 @@ SENTENCES = {
 def judged(record: GoalRecord, charge_factor: float, now: float) -> GoalStanding | None:
     """Return the standing of a job; None without goals or without enough data."""
     deadline, forecast = record.goals.deadline, record.forecast
-    if deadline is not None and now > deadline:
+    if deadline is not None and now >= deadline:
         return GoalStanding.MISSED
     standings = [_by_budget(record, charge_factor, now)]
     if deadline is not None and forecast is not None:

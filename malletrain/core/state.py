@@ -58,6 +58,8 @@ class ControllerState:
         """Node in a gap, leased or not → forecast of its gap, of the latest poll."""
         self.prices: Mapping[str, float] = {}
         """Class of nodes → node-seconds that one second of a node counts, if not 1."""
+        self.unpriced: frozenset[str] = frozenset()
+        """Classes of nodes whose price is not known yet."""
         self.plans = 0
         """Number of plans made so far."""
         self.moves = 0

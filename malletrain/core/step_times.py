@@ -5,7 +5,9 @@ snapshots (:mod:`malletrain.training.step_times`). What is left is computing. An
 all ranks at once, so the rank that is in exchanges for the shortest time comes last and waits for
 nobody: its time is that of the transfer, and what other ranks spend beyond it is waiting for other
 ranks. For the same reason only the parts of that rank delay the job: the others would wait for it
-anyway. The cause of a delay is therefore taken from that rank.
+anyway. The cause of a delay is therefore taken from that rank. If exchanges are not measured, it is
+not known which rank comes last: none is called slow, and the cause is taken from the rank that
+waits longest for data.
 
 Decides nothing about the plan. Which nodes are swapped out: :mod:`malletrain.core.slow_nodes`.
 """
@@ -21,8 +23,8 @@ DATA, COMPUTING, OTHERS, TRANSFER, SNAPSHOT = "data", "computing", "others", "tr
 SHARES = (DATA, COMPUTING, OTHERS, TRANSFER, SNAPSHOT)
 """Parts of a step, in the order in which they are shown."""
 MIN_RATIO = 1.5
-"""Minimum ratio of the time of the slowest rank to that of the others, for a part of the step, at
-which the advice names the rank's node.
+"""Ratio of the time for which the last rank waits for data to the median of the others, above which
+its node is the cause.
 """
 
 
@@ -108,8 +110,9 @@ ADVICE: tuple[tuple[Bottleneck, float, str], ...] = (
     ),
     (Bottleneck.NOTHING, 0.0, "No part of a step stands out: {share} is computing."),
 )
-"""(cause, minimum share of a step, sentence). The first cause of each part that reaches its minimum
-counts, and of these the one with the largest share.
+"""(cause, minimum share of a step, sentence). Of the causes that reach their minimum, the one with
+the largest share counts; of equal ones, such as the first two, the first. ``NOTHING`` counts if
+none reaches it.
 """
 
 
@@ -151,12 +154,16 @@ def breakdown(ranks: Sequence[RankTimes]) -> StepBreakdown | None:
     if not ranks:
         return None
     step_s = fmean(rank.step_s for rank in ranks)
-    last = min(ranks, key=lambda rank: rank.exchange_s or 0.0)
+    exchanges = any(rank.exchange_s is not None for rank in ranks)
+    if exchanges:
+        last = min(ranks, key=lambda rank: rank.exchange_s or 0.0)
+    else:
+        last = max(ranks, key=lambda rank: rank.data_s or 0.0)
     transfer_s = last.exchange_s or 0.0
     parts: dict[str, float] = {}
     if any(rank.data_s is not None for rank in ranks):
         parts[DATA] = fmean(rank.data_s or 0.0 for rank in ranks)
-    if any(rank.exchange_s is not None for rank in ranks):
+    if exchanges:
         parts[OTHERS] = fmean((rank.exchange_s or 0.0) - transfer_s for rank in ranks)
         parts[TRANSFER] = transfer_s
     if any(rank.snapshot_s is not None for rank in ranks):
@@ -185,7 +192,8 @@ def _cause(
     usual_data_s = median(rank.data_s or 0.0 for rank in others) if others else data_s
     one_rank = data_s > MIN_RATIO * usual_data_s
     usual_s = median(rank.computing_s for rank in others) if others else last.computing_s
-    slow = share(max(0.0, last.computing_s - usual_s))
+    is_known = last.exchange_s is not None
+    slow = share(max(0.0, last.computing_s - usual_s)) if is_known else 0.0
     transfer = share(last.exchange_s or 0.0)
     shares = {
         Bottleneck.MOSTLY_TRANSFER: transfer,

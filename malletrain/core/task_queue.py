@@ -29,7 +29,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from malletrain.core.failing_workers import FailingWorkers, Trust
+from malletrain.core.failing_workers import FailingWorkers
 
 
 class TaskState(str, Enum):
@@ -263,9 +263,9 @@ class TaskQueue:
             lasts_s: expected remaining time of the worker, seconds; None if unknown.
             longest_s: the longest such time of all workers; None if unknown.
             alone: whether no other trusted worker is there. Then it also gets tasks whose failure
-                on it did not count.
+                on it did not count, and as many as it wants if it is suspected.
         """
-        count = self.failing.allowed(worker, count, worker in self._of_worker, now)
+        count = self.failing.allowed(worker, count, worker in self._of_worker, now, alone)
         attempts: list[TaskAttempt] = []
         passed_over: list[int] = []
         while len(attempts) < count and len(passed_over) < MAX_PASSED_OVER:
@@ -285,7 +285,7 @@ class TaskQueue:
         if self._duplicate and not self._counts[TaskState.WAITING]:
             attempts += self._copies(worker, count - len(attempts), now)
         if attempts:
-            self.failing.note_hand_out(worker, now)
+            self.failing.note_hand_out(worker, now, alone)
         return attempts
 
     def begin(self, worker: str, attempt: TaskAttempt, at: float) -> bool:
@@ -368,10 +368,8 @@ class TaskQueue:
         outcome = self._fail(number)
         before_trust = self.failing.trust(worker)
         excused = self.failing.failed(worker, number, others, now)
-        if not excused:
-            return outcome
         outcome = replace(outcome, excused=tuple(self._excuse(excused)))
-        if before_trust is not Trust.TRUSTED:
+        if before_trust is self.failing.trust(worker):
             return outcome
         fetched = [a for a in self.attempts_of(worker) if self._of_worker[worker][a.number] is None]
         remaining = set(self.attempts_of(worker)) - set(fetched)

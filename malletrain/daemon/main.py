@@ -166,10 +166,13 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     metrics.jobs(Counter(job.state.value for job in state.controller.jobs.values()))
     metrics.memory(state.agents.memory())
     now = state.clock.now()
+    shares = {}
     for run in state.runs.values():
         if run.row.started is not None:
-            metrics.job(run.row.id, run.rate(now), len(run.nodes), run.monitor.total)
-    metrics.step_shares({run.row.id: run.step_shares() for run in state.runs.values()})
+            job = run.row.id
+            if metrics.job(job, run.rate(now), len(run.nodes), run.monitor.total):
+                shares[job] = run.step_shares()
+    metrics.step_shares(shares)
 
 
 def use_of(agent: LeasedAgent) -> str:
@@ -457,6 +460,7 @@ class Daemon:
         state, lease_count = components.state, len(components.leases.active)
         wait = self.config.daemon.adopt_wait if lease_count else 0.0
         state.controller.hold(state.clock.now() + wait + 60.0)
+        components.leases.slot_prices.restore()
         components.jobs.restore()
         inventory = f"{len(state.runs)} unfinished jobs and {lease_count} leases"
         if before is None:

@@ -46,6 +46,7 @@ from malletrain.training import report
 from malletrain.training.objects import plain_attributes, unwrapped
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
+from malletrain.training.step_times import counted_as
 from malletrain.training.torch_private import forget_unscaling, versions
 
 _ABSENT = object()
@@ -55,7 +56,20 @@ _SAMPLED_PARAMETERS = 8
 is not enough: a change through ``parameter.data`` does not increment it.
 """
 _EPOCH_END_SHARE = 0.25
-"""Maximum part of the memory of this process's lease for the copy at the end of an epoch."""
+"""Maximum part of the memory of this process's lease for the copies at the end of an epoch, of all
+processes of the node.
+"""
+
+
+def epoch_end_bytes(free_bytes: int, lease_bytes: int, processes: int) -> int:
+    """Returns the maximum size of one process's copy at the end of an epoch, bytes.
+
+    Args:
+        free_bytes: memory of the node that is free.
+        lease_bytes: the part of the lease's memory that the copies of all its processes may use.
+        processes: number of processes of the job on the node, which copy at the same time.
+    """
+    return min(free_bytes // 2, lease_bytes) // max(1, processes)
 
 
 class StateBeforeStep:
@@ -244,16 +258,18 @@ class StateCopy:
         for saved, tensor in zip(self._tensors, tensors, strict=True):
             saved.copy_(tensor)
 
-    def keep_in_host_memory(self, counters: dict[str, Any], most_bytes: int) -> None:
-        """As :meth:`keep`, in host memory. Makes no copy if the state is larger than ``most_bytes``
-        bytes.
+    @counted_as("snapshot")
+    def keep_in_host_memory(self, counters: dict[str, Any], most_bytes: int) -> bool:
+        """As :meth:`keep`, in host memory. Makes no copy and returns False if the state is larger
+        than ``most_bytes`` bytes.
         """
         self.forget()
         skeleton, tensors = self._state.pack(counters)
         if sum(t.nbytes for t in tensors) > most_bytes:
-            return
+            return False
         self._tensors = [t.to("cpu", copy=True) for t in tensors]
         self._skeleton, self._devices = skeleton, [t.device for t in tensors]
+        return True
 
     def restore(self) -> dict[str, Any] | None:
         """Restore the copy, once. Returns its counters; None if there is no copy."""
@@ -368,8 +384,17 @@ class Training:
         if self.several_updates:
             self._state_before.keep(self._counters_for_peers())
         elif self.copies_epoch_ends and self._ends_epoch(batches):
-            self._state_before.keep_in_host_memory(
-                self._counters_for_peers(), min(available() // 2, bound(_EPOCH_END_SHARE))
+            self._copy_epoch_end()
+
+    def _copy_epoch_end(self) -> None:
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        most = epoch_end_bytes(available(), bound(_EPOCH_END_SHARE), processes)
+        if not self._state_before.keep_in_host_memory(self._counters_for_peers(), most):
+            report.tell(
+                "This node has too little free memory for a copy of the state at the end of an "
+                f"epoch ({most / 1e6:.0f} MB for each process). If a process is lost in the code "
+                "after an epoch, what it had to do there is missing.",
+                once="copy of an epoch's end",
             )
 
     def _ends_epoch(self, batches: int) -> bool:

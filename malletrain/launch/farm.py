@@ -9,6 +9,9 @@ Decides how many tasks run at a time (:func:`slots_of`), how many wait here, and
 stopped. :mod:`malletrain.core.task_queue` decides which tasks it gets.
 :mod:`malletrain.launch.task_process` is one task. Works without torch.
 
+A SIGTERM that the main scheduler sends to every process of the lease reaches the tasks themselves.
+They have no drain time then: the launcher starts no other task, and what ends reports no failure.
+
 About one second of work waits on the node, so that short tasks do not wait for the daemon. A result
 is sent until it is acknowledged. The processes of all tasks end with the launcher: its supervisor
 kills them.
@@ -22,8 +25,9 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 
-from malletrain.launch.cores import allowed_cores
+from malletrain.launch.cores import allowed_processors
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, LaunchLoop, order_from_arguments
 from malletrain.launch.task_process import TaskProcess, TaskRefused
@@ -89,6 +93,14 @@ def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int)
     if not (farm.cpus or farm.gpus):
         limits.append(1)
     return min(limits)
+
+
+def slot_bytes(environment: Mapping[str, str]) -> int | None:
+    """Returns the memory of the lease's slot, bytes, which nothing may confine; None for a whole
+    node. ``environment``: that of the launcher, in which the agent names it.
+    """
+    text = environment.get(env.SLOT_MEMORY_MB, "")
+    return int(text) << 20 if text.isdecimal() and int(text) else None
 
 
 def entered_variables(setting: TaskSetting, workdir: str) -> dict[str, str] | None:
@@ -261,7 +273,7 @@ class FarmLauncher:
         if self._loop.lease_terminated and not self._leaving:
             self._leaving = True
             for task in self._running.values():
-                task.stopping = task.stopping or not task.ended()  # they have the signal, too
+                task.stopping = task.stopping or not task.ended()  # the tasks have the signal, too
             self._waiting.clear()
             self._pull()
         if self._stop_at is not None and now >= self._stop_at:
@@ -407,7 +419,7 @@ def main() -> int:
     if order is None or order.spec.farm is None or order.tasks is None:
         return 2
     farm, setting = order.spec.farm, order.tasks
-    core_count, memory_bytes = allowed_cores(), bound(1.0)
+    core_count, memory_bytes = allowed_processors(), bound(1.0, slot_bytes(os.environ))
     slots = slots_of(farm, core_count, len(setting.devices), memory_bytes)
     if slots < 1:
         print(

@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+from malletrain.launch.cores import set_threads
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import Child, LaunchLoop, last_words, order_from_arguments, stop_all
 from malletrain.launch.script import script_command
@@ -150,7 +151,10 @@ def main() -> int:
     order = order_from_arguments(
         "malletrain.launch.service", "Run the process of one service on this node."
     )
-    return 2 if order is None else ServiceLauncher(order).run()
+    if order is None:
+        return 2
+    set_threads(order.spec.nproc_per_node)
+    return ServiceLauncher(order).run()
 
 
 if __name__ == "__main__":

@@ -133,8 +133,8 @@ class EventKind(Word):
     NODE_LOST = ("node-lost", "The node is no longer held, with or without notice.")
     NODE_REJECTED = (
         "node-rejected",
-        "A job could not start on the node, but could on others. The node gets no job for "
-        "some minutes.",
+        "A job could not start on the node, but could on others; or tasks of a farm failed on it "
+        "that succeeded on others. The node gets no job for some minutes.",
     )
     NODE_SICK = (
         "node-sick",
@@ -212,7 +212,7 @@ class EventKind(Word):
     )
     TASKS_FAILING = (
         "tasks-failing",
-        "Tasks of a farm in a row failed on the node, and it gets no more of them for now.",
+        "Tasks of a farm in a row failed on the node, and it gets one of them from time to time.",
     )
     JOB_NOTICE = ("job-notice", "A message to the job's owner.")
     JOB_COMPLETED = ("job-completed", "The job's script ended with exit code 0 on every rank.")

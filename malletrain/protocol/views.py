@@ -17,7 +17,8 @@ class View(msgspec.Struct, frozen=True, omit_defaults=False):
 
 class RankTimesView(View, frozen=True):
     """The mean step of one rank, seconds: its duration, and of that waiting for data, in exchanges
-    with other ranks, and in snapshots. None: not measured, or there was none.
+    with other ranks, and in snapshots. None: not measured, or there was none. ``computing_s``: the
+    rest; None from a daemon that does not say it.
     """
 
     rank: int
@@ -26,18 +27,23 @@ class RankTimesView(View, frozen=True):
     data_s: float | None
     exchange_s: float | None
     snapshot_s: float | None
+    computing_s: float | None = None
 
 
 class StepTimesView(View, frozen=True):
     """Where the time of a job's steps goes. ``shares``: part of a step → its share, over all ranks;
     the parts are data, computing, others (waiting for other ranks), transfer and snapshot.
     ``advice``: a sentence or two. ``ranks``: at most 64, those that come last to exchanges.
+    ``cause``: what delays the steps most, a value of
+    :class:`malletrain.core.step_times.Bottleneck`; empty if the measurement is older than this
+    field.
     """
 
     step_s: float
     shares: dict[str, float]
     advice: str
     ranks: tuple[RankTimesView, ...] = ()
+    cause: str = ""
 
 
 class RateView(View, frozen=True):

@@ -69,7 +69,7 @@ class WorkerProgress:
 
 
 StepPart = Literal["data", "exchange", "snapshot"]
-STEP_PARTS: tuple[StepPart, ...] = ("data", "exchange", "snapshot")
+MEASURED_PARTS: tuple[StepPart, ...] = ("data", "exchange", "snapshot")
 """Parts of a step that a process measures, fields of WorkerProgress: waiting for data, in exchanges
 with other ranks (the wait for them and the transfer), and in snapshots.
 """
@@ -249,7 +249,7 @@ def encode(message: Datagram) -> bytes:
     body.update(
         (name, value)
         for name, value in message.__dict__.items()
-        if name != "sender" and not (value is None and name in STEP_PARTS)
+        if name != "sender" and not (value is None and name in MEASURED_PARTS)
     )
     if isinstance(message, ScriptMetric) and not math.isfinite(message.value):
         body["value"] = str(float(message.value))
@@ -290,7 +290,7 @@ def progress_encoder(sender: Sender) -> Callable[..., bytes]:
         worked = "null" if busy is None else repr(busy)
         measured = "".join(
             f',"{name}":{seconds!r}'
-            for name, seconds in zip(STEP_PARTS, parts, strict=False)
+            for name, seconds in zip(MEASURED_PARTS, parts, strict=False)
             if seconds is not None
         )
         counts = template % (samples, steps, batch, first, last, unsent, worked)

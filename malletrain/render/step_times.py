@@ -94,17 +94,12 @@ def _by_rank(ranks: tuple[RankTimesView, ...]) -> FittedTable:
         Column("SNAPSHOTS", right=True, drop=3),
     )
     for rank in ranks:
-        parts = (rank.data_s, rank.exchange_s, rank.snapshot_s)
-        computing_s = max(0.0, rank.step_s - sum(part or 0.0 for part in parts))
-        data, exchange, snapshot = ("" if part is None else seconds(part) for part in parts)
+        parts = (rank.data_s, rank.computing_s, rank.exchange_s, rank.snapshot_s)
         made.add_row(
             str(rank.rank),
             plain(rank.node),
             seconds(rank.step_s),
-            data,
-            seconds(computing_s),
-            exchange,
-            snapshot,
+            *("" if part is None else seconds(part) for part in parts),
         )
     return made
 

@@ -196,6 +196,8 @@ __all__ = [
 ]
 
 
+SLOT_PARTS = "slot_parts"
+"""Key of the parts of a host that slots of each kind are."""
 RESTRAINT = "restraint"
 """Key of the operators' restraint: what may not be leased."""
 
@@ -320,6 +322,14 @@ class Store:
     def put_restraint(self, text: str) -> None:
         """Store the operators' restraint."""
         self._db.set_meta(RESTRAINT, text)
+
+    def slot_parts(self) -> str | None:
+        """Return kind of slots → the part of a host that one is, as JSON; None if unknown."""
+        return self._db.get_meta(SLOT_PARTS)
+
+    def put_slot_parts(self, text: str) -> None:
+        """Store the parts of a host that slots of each kind are."""
+        self._db.set_meta(SLOT_PARTS, text)
 
     def get_job(self, job_id: str) -> JobRow | None:
         """Return the job with exactly this id; None if there is none."""

@@ -27,6 +27,7 @@ from malletrain.training.ranks import leads_its_node, rank_and_world
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 
 
 class Staging:
@@ -244,6 +245,7 @@ class MemorySnapshots:
         answers += team.everywhere(answer)
         return team.from_rank_0(lambda: None if None in answers else all(answers))
 
+    @counted_as("snapshot")
     def replicate(self, steps: int) -> bool:
         """Copy the state so that another node has it if this node is lost. Call it on every rank
         after the same step. If every rank holds the whole state, each node saves its own; shards

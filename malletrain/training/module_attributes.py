@@ -41,14 +41,14 @@ class ModuleAttributes:
 
     def begin(self) -> None:
         """Take the current attributes as those at the start of the script."""
-        self._initial = dict(self._marks())
+        self._initial = self._read()
 
     def changed(self) -> list[str]:
         """Return the names of the attributes that differ from those at the start of the script."""
-        return [path for path, mark in self._marks() if self._initial.get(path) != mark]
+        return [path for path, mark in self._read().items() if self._initial.get(path) != mark]
 
     def tell_changed(self) -> None:
-        """Tell the user once which attributes have changed."""
+        """Tell the user once which attributes have changed. Never raises."""
         names = [] if self._reported else self.changed()
         if not names:
             return
@@ -62,9 +62,19 @@ class ModuleAttributes:
             once="attributes",
         )
 
+    def _read(self) -> dict[str, tuple[Any, ...]]:
+        """Return the mark of each attribute; none, from now on, if they cannot be read."""
+        try:
+            return dict(self._marks())
+        except Exception:  # a diagnosis of a script's objects must not stop its snapshots
+            self._reported = True
+            return {}
+
     def _marks(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         """Yield the name of each attribute, and what differs when its content does."""
         from torch import Tensor, nn
+
+        from malletrain.training.torch_private import in_place_changes
 
         common = vars(nn.Module()).keys()
         for name, value in self._objects.items():
@@ -80,7 +90,7 @@ class ModuleAttributes:
                         continue
                     full = ".".join(p for p in (name, plain_name(path), attribute) if p)
                     if isinstance(content, Tensor) and not content.requires_grad:
-                        yield full, (id(content), content._version)  # noqa: SLF001
+                        yield full, (id(content), in_place_changes(content))
                     elif type(content) in (list, deque):
                         yield full, (len(content), id(content[-1]) if content else 0)
                     elif type(content) is dict:

@@ -3,8 +3,9 @@ script has not passed, such as one that replaces a passed one when layers are un
 
 Decides which optimizers these are, and refuses to continue a run whose optimizer has lost its state
 (momentum). An optimizer without state, such as plain SGD, loses nothing. An optimizer whose state
-the script restores itself is accepted. Updates before the first step of the snapshot do not count,
-because a search for the initial learning rate makes such updates.
+the script restores itself is accepted. Only an optimizer that makes updates in two different steps
+counts, for as long as it exists: one that the script makes new in each step, such as that of an
+inner loop, or uses to search for the initial learning rate, has no state that a later step needs.
 """
 
 from __future__ import annotations
@@ -50,19 +51,21 @@ class UnsavedOptimizers:
         self._objects = objects
         self._refusal = refusal
         self._passed: weakref.WeakSet[Any] = weakref.WeakSet()
-        """UnsavedOptimizers among the objects, or inside of them."""
+        """Optimizers among the objects, or inside of them."""
         self._began_without_state: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers that had no state at their first update here."""
         self._others: weakref.WeakSet[Any] = weakref.WeakSet()
         """Other optimizers that have made an update."""
         self._updated: weakref.WeakSet[Any] = weakref.WeakSet()
         """Those that have made one since the last step."""
-        self._stepped = False
-        """A step is done."""
-        self._kinds: set[str] = set()
-        """Classes of the other optimizers that train the modules and have state."""
+        self._earlier: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that have made one in an earlier step."""
+        self._unsaved: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Those that train the modules, have made updates in two steps, and have state."""
         self._saved_kinds: set[str] = set()
-        """The same of the restored snapshot, until one of that class makes an update."""
+        """Classes of such optimizers in the restored snapshot, until one of that class makes an
+        update.
+        """
         trained = ("named_parameters", "param_groups")
         if any(hasattr(unwrapped(o), name) for o in objects.values() for name in trained):
             _register_hook()
@@ -70,7 +73,8 @@ class UnsavedOptimizers:
 
     def kinds(self) -> list[str]:
         """Return the state for :meth:`resumed`."""
-        return sorted(self._kinds | self._saved_kinds)
+        kinds = {type(optimizer).__name__ for optimizer in list(self._unsaved)}
+        return sorted(kinds | self._saved_kinds)
 
     def resumed(self, kinds: Collection[str]) -> None:
         """Set the classes of the unsaved optimizers that had state at the snapshot."""
@@ -102,10 +106,9 @@ class UnsavedOptimizers:
         """Tell the user about unsaved optimizers. Raises the error if the run continues without the
         state that one had.
         """
-        if not self._updated and self._stepped:
+        if not self._updated:
             return
         updated, self._updated = list(self._updated), weakref.WeakSet()
-        stepped, self._stepped = self._stepped, True
         for optimizer in updated:
             name, kind = self._name_trained_by(optimizer), type(optimizer).__name__
             if name is None:
@@ -117,8 +120,10 @@ class UnsavedOptimizers:
                         f"This run goes on with an optimizer ({kind}) that trains {name!r} and has "
                         f"lost its state: Snapshot was not given it. {_ADVICE}"
                     )
-            if stepped and _has_state(optimizer):
-                self._kinds.add(kind)
+            if optimizer not in self._earlier:
+                self._earlier.add(optimizer)
+            elif _has_state(optimizer):
+                self._unsaved.add(optimizer)
                 if rank_and_world()[0] == 0:
                     report.tell(
                         f"Snapshot was not given the optimizer ({kind}) that trains {name!r}: "

@@ -24,6 +24,7 @@ from malletrain.training.disk_tier import DiskTier
 from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.ranks import nodes, rank_and_world
 from malletrain.training.snapshot_file import SnapshotError
+from malletrain.training.step_times import counted_as
 
 if TYPE_CHECKING:
     from malletrain.training.memory_moment import Moment
@@ -170,6 +171,7 @@ class Replicas:
         # rank 0's node saves its own snapshot anyway
         return rank_and_world()[0] == 0 or memory.replicate(steps)
 
+    @counted_as("snapshot")
     def _renew_shards(self, memory: MemorySnapshots, steps: int) -> bool:
         """Start a new copy if the previous one has arrived. Returns whether a copy exists or is
         being sent.

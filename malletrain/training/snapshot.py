@@ -331,6 +331,8 @@ class Snapshot:
         """Save ``taken``, or the current state. Returns None, or a sentence that says why it
         failed.
         """
+        if taken is None:
+            self._tell_attributes()
         report.flush()
         drain.flush()
         totals = report.totals() if taken is None else taken.totals
@@ -356,6 +358,10 @@ class Snapshot:
         self._pace.failed(wait)
         return self._outcomes.report_failed(failed, wait, attempt) if is_rank_0 else str(failed)
 
+    def _tell_attributes(self) -> None:
+        if rank_and_world()[0] == 0:
+            self._attributes.tell_changed()
+
     def _write(self, taken: Taken | None) -> int:
         """Write the snapshot to disk. Returns its size in bytes; raises any error of the disk or
         the objects.
@@ -372,8 +378,6 @@ class Snapshot:
         return {**self._facts(), "objects": parts.states(self._objects), "rng": rng.state()}
 
     def _facts(self) -> dict[str, Any]:
-        if rank_and_world()[0] == 0:
-            self._attributes.tell_changed()
         return {
             "malletrain_snapshot": snapshot_file.FORMAT,
             "id": uuid.uuid4().hex,
@@ -533,6 +537,7 @@ class Snapshot:
         if self._copies.busy:
             return True
         self._copies.raise_refused()
+        self._tell_attributes()
         drain.flush()
         began = time.monotonic()
         moment = memory.save(self._steps)

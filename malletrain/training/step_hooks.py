@@ -1,11 +1,13 @@
 """The parts of a training step in torch, for :mod:`malletrain.training.step_times`: a wait for a
-batch of a DataLoader, a wait for a collective, and the end of a backward pass, at which
-DistributedDataParallel waits for the exchange of the gradients.
+batch of a DataLoader, a wait for a collective, the broadcast of a model's buffers, and the end of a
+backward pass, at which DistributedDataParallel waits for the exchange of the gradients.
 
 Decides nothing. A script is measured without a change to it, so the functions of torch are replaced
 by ones that measure and call the original, once in each process. They measure nothing while no
 clock runs. The collectives that a backward pass starts run beside it, so only what is left of them
-when the last gradient is computed counts as exchange.
+when the last gradient is computed counts as exchange. A model that FSDP shards on GPUs exchanges
+within its computation, where nothing waits that could be measured: the exchanges of such a process
+are not known.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import torch.distributed as dist
 from malletrain.training import step_times
 from malletrain.training.torch_private import (
     batches_class,
+    buffers_sync,
     queue_after_backward,
+    sharded_parameters,
     work_class,
 )
 
@@ -33,10 +37,15 @@ def install() -> None:
     for owner, name, part in (
         (batches_class(), "__next__", "data"),
         (work_class(), "wait", "exchange"),
+        (*buffers_sync(), "exchange"),
     ):
         original = getattr(owner, name, None)
         if original is not None and not hasattr(original, _MARK):
             _replace(owner, name, step_times.counted_as(part)(original))  # type: ignore[arg-type]
+    for owner, name in sharded_parameters():
+        original = getattr(owner, name, None)
+        if original is not None and not hasattr(original, _MARK):
+            _replace(owner, name, _exchanging_unmeasured(original))
     if not hasattr(torch.autograd.backward, _MARK):
         _replace(torch.autograd, "backward", _counting_backward(torch.autograd.backward))
 
@@ -46,13 +55,29 @@ def _replace(owner: Any, name: str, function: Any) -> None:
     setattr(owner, name, function)
 
 
+def _exchanging_unmeasured(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        clock = step_times.current()
+        if clock is not None and step_times.uses_gpu():
+            clock.leave_out("exchange")
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _counting_backward(backward: Callable[..., None]) -> Callable[..., None]:
+    """Return ``backward``, measured in the thread whose steps are: torch may run what it starts in
+    threads of its own, for which that thread waits.
+    """
+
     @functools.wraps(backward)
     def count(tensors: Any, *args: Any, **kwargs: Any) -> None:
         clock = step_times.current()
         root = tensors if isinstance(tensors, torch.Tensor) else None
         if (
             clock is None
+            or not clock.is_of_this_thread
             or root is None
             or root.grad_fn is None
             or not (dist.is_available() and dist.is_initialized())

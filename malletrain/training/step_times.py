@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from malletrain.protocol.worker_channel import STEP_PARTS, StepPart
+from malletrain.protocol.worker_channel import MEASURED_PARTS, StepPart
 
 MAX_PENDING = 256
 """Maximum number of parts whose GPU events have not occurred. Further ones are not counted."""
@@ -41,9 +41,22 @@ class StepClock:
         self._began: Any = 0.0
         self._cuda: Any = None
         """``torch.cuda`` if the current part is measured on the GPU."""
-        self._pending: deque[tuple[StepPart, Any, Any]] = deque()
-        """StepPart, begin and end of GPU events that have not been read."""
-        self._free: list[Any] = []
+        self._device = 0
+        """The GPU on which the current part is measured."""
+        self._pending: deque[tuple[StepPart, int, Any, Any]] = deque()
+        """StepPart, GPU, begin and end of GPU events that have not been read."""
+        self._free: dict[int, list[Any]] = {}
+        """GPU → events that can be recorded again there. An event belongs to one GPU."""
+        self._left_out: set[StepPart] = set()
+
+    def leave_out(self, part: StepPart) -> None:
+        """Report ``part`` as not measured from now on: it is measured in part only."""
+        self._left_out.add(part)
+
+    @property
+    def is_of_this_thread(self) -> bool:
+        """Whether the calling thread is the one whose steps are measured."""
+        return threading.get_ident() == self._thread
 
     def begin(self, part: StepPart, any_thread: bool = False) -> bool:
         """Begin a part of a step.
@@ -56,15 +69,23 @@ class StepClock:
             Whether it has begun. It has not within another part, and in another thread; then do
             not call :meth:`end`.
         """
-        if self._part is not None or not (any_thread or threading.get_ident() == self._thread):
+        if self._part is not None or not (any_thread or self.is_of_this_thread):
             return False
         cuda = _cuda()
-        if cuda is not None and (
-            len(self._pending) >= MAX_PENDING or cuda.is_current_stream_capturing()
-        ):
-            return False
+        if cuda is None:
+            self._began = time.perf_counter()
+        else:
+            try:
+                if part in self._left_out or len(self._pending) >= MAX_PENDING:
+                    return False
+                if cuda.is_current_stream_capturing():
+                    return False
+                self._device = cuda.current_device()
+                self._began = self._event(cuda)
+            except RuntimeError as error:
+                self._fail(error)
+                return False
         self._part, self._cuda = part, cuda
-        self._began = time.perf_counter() if cuda is None else self._event(cuda)
         return True
 
     def end(self) -> None:
@@ -73,30 +94,59 @@ class StepClock:
         if part is None:
             return
         if self._cuda is not None:
-            self._pending.append((part, self._began, self._event(self._cuda)))
+            try:
+                if self._cuda.current_device() == self._device:
+                    ended = self._event(self._cuda)
+                    self._pending.append((part, self._device, self._began, ended))
+            except RuntimeError as error:
+                self._fail(error)
             self._seconds.setdefault(part, 0.0)
             return
         took = time.perf_counter() - self._began
         self._seconds[part] = self._seconds.get(part, 0.0) + took
 
     def read(self) -> tuple[float | None, ...]:
-        """Return the cumulative seconds of each part, in the order of ``STEP_PARTS``; None for a
-        part that never began.
+        """Return the cumulative seconds of each part, in the order of ``MEASURED_PARTS``; None for
+        a part that never began or is left out.
         """
         if self._pending:
-            self._read_events()
-        return tuple(self._seconds.get(part) for part in STEP_PARTS)
+            try:
+                self._read_events()
+            except RuntimeError as error:
+                self._fail(error)
+        return tuple(
+            None if part in self._left_out else self._seconds.get(part) for part in MEASURED_PARTS
+        )
 
     def _event(self, cuda: Any) -> Any:
-        event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
+        free = self._free.get(self._device)
+        event = free.pop() if free else cuda.Event(enable_timing=True)
         event.record()
         return event
 
+    def _fail(self, error: RuntimeError) -> None:
+        """Stop to measure: an error of the GPU belongs to the script, which meets it itself."""
+        self._pending.clear()
+        self._free.clear()
+        self._left_out.update(MEASURED_PARTS)
+        from malletrain.training import report  # which imports this module
+
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        report.tell(
+            f"Where the time of the steps goes is not measured any more: {reason}",
+            once="step times",
+        )
+
     def _read_events(self) -> None:
-        while self._pending and self._pending[0][2].query():
-            part, began, ended = self._pending.popleft()
+        while self._pending and self._pending[0][3].query():
+            part, device, began, ended = self._pending.popleft()
             self._seconds[part] += max(0.0, began.elapsed_time(ended)) / 1e3
-            self._free += (began, ended)
+            self._free.setdefault(device, []).extend((began, ended))
+
+
+def uses_gpu() -> bool:
+    """Return whether this process uses a GPU by torch."""
+    return _cuda() is not None
 
 
 def _cuda() -> Any:
@@ -161,9 +211,9 @@ def counted_as(part: StepPart) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-class Timed:
+class TimedLoader:
     """The batches of a loader; the time in which the loop waits for one counts as waiting for data.
-    Everything else is that of the loader.
+    Its other attributes are those of the loader.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -183,7 +233,7 @@ class Timed:
         return getattr(self._loader, name)
 
 
-def timed(loader: Iterable[Any]) -> Timed:
+def timed(loader: Iterable[Any]) -> TimedLoader:
     """Measure how long a training loop waits for its data: write ``for batch in
     malletrain.timed(loader)`` instead of ``for batch in loader``. ``malletrain show JOB`` shows the
     result.
@@ -197,7 +247,7 @@ def timed(loader: Iterable[Any]) -> Timed:
     Returns:
         An object with the batches, the length and the attributes of ``loader``.
     """
-    return Timed(loader)
+    return TimedLoader(loader)
 
 
 def waits_counted(batches: Iterable[Any]) -> Iterator[Any]:

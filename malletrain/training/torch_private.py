@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -29,11 +30,18 @@ if TYPE_CHECKING:
 _C10D = "torch.distributed.distributed_c10d"
 _LOADER = "torch.utils.data._utils.worker"
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
+_FSDP = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+    if torch.__version__ >= "2.6"
+    else "torch.distributed._composable.fsdp._fsdp_param_group"
+)
 PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "ElasticStream": ((_LOADER, "_worker_info"),),
     "parts of a step": (
         ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__"),
         ("torch.autograd", "Variable._execution_engine.queue_callback"),
+        ("torch.nn.parallel", "DistributedDataParallel._sync_buffers"),
+        (_FSDP, "FSDPParamGroup.unshard"),
     ),
     "live mode": ((_C10D, "_world.group_count"), (_C10D, "_set_pg_timeout")),
     "sharded live mode": (
@@ -114,6 +122,25 @@ def batches_class() -> Any:
 def work_class() -> Any:
     """Return the class of a collective under way; None if this torch is built without them."""
     return getattr(dist, "Work", None) if dist.is_available() else None
+
+
+def buffers_sync() -> tuple[Any, str]:
+    """Return the class and the name of the method in which DistributedDataParallel broadcasts the
+    buffers before a forward pass.
+    """
+    return torch.nn.parallel.DistributedDataParallel, "_sync_buffers"
+
+
+def sharded_parameters() -> list[tuple[Any, str]]:
+    """Return the classes and the names of their methods that gather the parameters of a sharded
+    model; none if this process has not imported them.
+    """
+    modules = (
+        ("torch.distributed.fsdp", "FullyShardedDataParallel", "forward"),
+        (_FSDP, "FSDPParamGroup", "unshard"),
+    )
+    classes = ((getattr(sys.modules.get(path), owner, None), name) for path, owner, name in modules)
+    return [(owner, name) for owner, name in classes if owner is not None]
 
 
 def queue_after_backward(callback: Callable[[], None]) -> None:
@@ -205,6 +232,16 @@ def leave_out_hooks(twin: torch.optim.Optimizer) -> None:
     for name in ("pre", "post"):
         if hasattr(twin, f"_optimizer_step_{name}_hooks"):
             setattr(twin, f"_optimizer_step_{name}_hooks", {})
+
+
+# --- attributes of modules (malletrain.training.module_attributes) ---
+
+
+def in_place_changes(tensor: torch.Tensor) -> int:
+    """Return autograd's count of in-place changes of ``tensor``; 0 for a tensor that was made in
+    ``torch.inference_mode()``, which has no such count.
+    """
+    return 0 if tensor.is_inference() else int(tensor._version)  # noqa: SLF001 (no public way)
 
 
 # --- parameters and gradient scalers (malletrain.elastic.training) ---

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from malletrain.core.step_times import COMPUTING, SHARES
 from malletrain.protocol.views import JobView
 
 MAX_POINTS = 600
@@ -59,8 +60,8 @@ MAX_JOBS = 2000
 """Maximum number of jobs with a history. The oldest is removed first."""
 
 
-STEP_PARTS = ("data", "others", "transfer", "snapshot", "computing")
-"""Parts of a step in the order in which the page stacks them."""
+STACKED = (*(part for part in SHARES if part != COMPUTING), COMPUTING)
+"""Parts of a step in the order in which the page stacks them: computing is above the others."""
 
 
 class HistoryView(msgspec.Struct, frozen=True):
@@ -71,7 +72,7 @@ class HistoryView(msgspec.Struct, frozen=True):
 
     job: str
     points: list[tuple[float, ...]]
-    parts: tuple[str, ...] = STEP_PARTS
+    parts: tuple[str, ...] = STACKED
     steps: list[tuple[float, ...]] = []
 
 
@@ -96,7 +97,7 @@ class SeenHistory:
             history.over = job.ended is not None
             history.points.add(now, job.rate, float(len(job.nodes)), job.samples)
             if job.step_shares:
-                shares = (job.step_shares.get(part, 0.0) for part in STEP_PARTS)
+                shares = (job.step_shares.get(part, 0.0) for part in STACKED)
                 history.steps.add(now, *shares)
 
     def view(self, job: str) -> HistoryView:

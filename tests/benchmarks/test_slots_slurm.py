@@ -36,6 +36,6 @@ def test_known_gpu_seconds():
 
 def test_main_jobs_request_the_load():
     jobs = workload(4, 5.0, 0.6, 1)
-    requested_s = sum(job.gpus * job.run_s for job in jobs)
+    requested_s = sum(job.gpus * job.seconds for job in jobs)
     assert 0.6 <= requested_s / (4 * GPUS * 300) <= 0.6 + 4 * 200 / (4 * GPUS * 300)
     assert jobs == workload(4, 5.0, 0.6, 1)

@@ -12,6 +12,15 @@ from tests.integration.web_page import COLD, MARKUP, page
 
 pytest.importorskip("fastapi")
 
+ANSWER = """
+window.asked = 0; window.later = 0;
+const [fetches, waits] = [window.fetch, window.setTimeout];
+window.fetch = (url, options) => url.includes("/tasks")
+  ? (window.asked++, Promise.resolve(new Response('{"error": "Not yours."}', {status: STATUS})))
+  : fetches(url, options);
+window.setTimeout = (call, ms) => (window.later += ms === 2000, waits(call, ms && 10));
+"""
+"""Replaces the answers about tasks, and counts the requests, and the timers for further ones."""
 COMMAND = (
     "case {x} in slow*) while ! test -e stop; do sleep 0.1; done;;"
     f" bad*) echo first; echo '{MARKUP}'; exit 7;; esac"
@@ -86,3 +95,26 @@ def test_a_person_follows_a_farm(tmp_path):
         made.start_daemon()
         made.until(lambda: web.ask(f"jobs/{job}").status == 200, "the daemon is back")
         assert web.get(f"jobs/{job}/tasks/history")["points"][-1][1:] == [4, 2, 0]
+
+
+def test_the_page_of_a_farm_does_not_repeat_what_is_refused(tmp_path):
+    with (
+        site(tmp_path / "site", nodes=1, config=COLD) as made,
+        page(made.state) as web,
+        browser(tmp_path / "profile") as tab,
+    ):
+        job = farms.submit(made, COMMAND, [["slow1"]], "1:1")
+        made.until(lambda: [each["id"] for each in web.get("jobs")] == [job], "the page has it")
+
+        def answered(status):
+            tab.open("about:blank")
+            tab.open(web.url)
+            tab.until_text(".numbers", "node")
+            tab.driver.execute_script(ANSWER.replace("STATUS", str(status)))
+            tab.run(f"location.hash = '#/job/{job}'")
+            tab.until_text("#tasks-counts", "Not yours.")
+
+        answered(409)
+        assert tab.run("[window.asked, window.later]") == [2, 0]
+        answered(503)  # no daemon answers for a moment
+        tab.until(lambda: tab.run("window.asked") > 4, "it asks again")

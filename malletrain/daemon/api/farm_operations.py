@@ -163,7 +163,7 @@ class FarmOperations:
         self._find = find
         self._transaction = transaction
         self._histories: dict[str, TaskHistory] = {}
-        """Farm that has ended → its history, for those that were asked for last."""
+        """Farm that has ended → its history, for those that were read from the store last."""
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "add_tasks": self._add_tasks,
             "tasks": self._tasks,

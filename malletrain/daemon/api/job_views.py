@@ -21,6 +21,7 @@ from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import HandOverTime, in_memory
+from malletrain.core.step_times import RankTimes
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
@@ -200,7 +201,7 @@ def pending_leases_clause(reasons: Sequence[str]) -> str:
     return f"; {which} in the main scheduler ({words or 'no reason given'})"
 
 
-def _steps(record: Mapping[str, Any]) -> StepTimesView | None:
+def steps_view(record: Mapping[str, Any]) -> StepTimesView | None:
     """Return the view of a record of step times; None if it is empty."""
     if not record:
         return None
@@ -208,7 +209,20 @@ def _steps(record: Mapping[str, Any]) -> StepTimesView | None:
         record["step_s"],
         dict(record["shares"]),
         record["advice"],
-        tuple(RankTimesView(*each) for each in record["ranks"]),
+        tuple(_rank_view(RankTimes(*each)) for each in record["ranks"]),
+        record.get("cause", ""),
+    )
+
+
+def _rank_view(mean: RankTimes) -> RankTimesView:
+    return RankTimesView(
+        mean.rank,
+        mean.node,
+        mean.step_s,
+        mean.data_s,
+        mean.exchange_s,
+        mean.snapshot_s,
+        mean.computing_s,
     )
 
 
@@ -360,7 +374,7 @@ class JobViews:
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
             tuple(
-                RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds, _steps(o.step_times))
+                RateView(o.nodes, o.rate, o.spread, o.samples, o.seconds, steps_view(o.step_times))
                 for o in observations
             ),
             tuple(
@@ -397,9 +411,9 @@ class JobViews:
         if run is not None and run.nodes:
             now = step_times_record(run.steps.ranks(run.rounds.generation))
             if now:
-                return _steps(now)
+                return steps_view(now)
         newest = max(observations, key=lambda each: each.time, default=None)
-        return None if newest is None else _steps(newest.step_times)
+        return None if newest is None else steps_view(newest.step_times)
 
     def share(self, party: str) -> ShareView | None:
         """Return the share of a party; None if shares are not counted."""

@@ -265,7 +265,9 @@ class ActiveJob:
 
 
 MAX_STORED_RANKS = 64
-"""Maximum number of ranks whose step times are stored. Those that come last to exchanges are."""
+"""Maximum number of ranks whose step times are stored: those that come last to exchanges, or wait
+longest for data if exchanges are not measured.
+"""
 
 
 def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
@@ -277,14 +279,15 @@ def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
     whole = breakdown(ranks)
     if whole is None:
         return {}
-    slowest = sorted(ranks, key=lambda rank: rank.exchange_s or 0.0)[:MAX_STORED_RANKS]
+    last_first = sorted(ranks, key=lambda rank: (rank.exchange_s or 0.0, -(rank.data_s or 0.0)))
     return {
         "step_s": whole.step_s,
         "shares": dict(whole.shares),
+        "cause": whole.cause.value,
         "advice": whole.advice(),
         "ranks": [
             [rank.rank, rank.node, rank.step_s, rank.data_s, rank.exchange_s, rank.snapshot_s]
-            for rank in sorted(slowest, key=lambda rank: rank.rank)
+            for rank in sorted(last_first[:MAX_STORED_RANKS], key=lambda rank: rank.rank)
         ],
     }
 

@@ -21,7 +21,6 @@ from malletrain.core.events import (
     GapsSeen,
     LeaseDeferred,
     LeaseNotTaken,
-    PricesChanged,
 )
 from malletrain.core.restraint import EVERY_NODE, Restraint
 from malletrain.daemon.engine.sickbay import slow_node_policy
@@ -44,9 +43,9 @@ from malletrain.daemon.leases.silent_leases import (
     likely_cause,
     node_problem,
 )
+from malletrain.daemon.leases.slot_prices import SlotPrices
 from malletrain.daemon.site.backends import output_dir
 from malletrain.daemon.site.clock import happens
-from malletrain.daemon.site.settings import slot_prices
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -136,6 +135,7 @@ class LeaseReconciler:
         self._overstaying = SilentLeases(_report_limit_s(state.config))
         self._scheduler_health = SchedulerHealth(state, transactions)
         self.restraints = Restraints(state)
+        self.slot_prices = SlotPrices(state, transactions)
         self._absent: set[str] = set()
         """Leases that are missing from the newest poll."""
         self.polls = PollWatch(state.config.scheduler.poll_interval)
@@ -262,11 +262,7 @@ class LeaseReconciler:
         self.last_poll = poll
         self._state.rounds.nodes_in_all = poll.total_nodes
         self._state.metrics.polled(poll.time, poll.idle_nodes)
-        prices = slot_prices(self._state.config, poll.kind_parts)
-        if prices != self._state.prices:
-            self._state.prices = prices
-            with self._transactions.begin():
-                self._state.events.append(PricesChanged(prices))
+        self.slot_prices.update(poll.kind_parts)
         self._state.lease_ends.update(
             {lease.id: lease.ends_by for lease in poll.leases if lease.ends_by is not None}
         )

@@ -82,6 +82,8 @@ class Farm:
     """Durations of the last tasks, seconds."""
     busy: frozenset[str] = frozenset()
     """The nodes that have tasks, as far as the controller knows."""
+    unwanted: set[str] = field(default_factory=set)
+    """Rejected nodes that are given back once the farm has more nodes than its minimum."""
     valued_at: float = 0.0
 
     @property
@@ -107,17 +109,19 @@ def remember(history: TaskHistory, row: TaskProgress) -> None:
 
 
 def failing_sentence(trust: Trust, count: int) -> str:
-    """Return why a node gets no tasks of a farm.
+    """Return why a node gets only a task from time to time of a farm.
 
     Args:
         trust: the trust in the node.
         count: number of tasks in a row that failed on it.
     """
     if trust is Trust.REJECTED:
-        rest = "at least one of them succeeds on another node. It gets no more tasks of this farm."
+        rest = "at least one of them succeeds on another node."
     else:
-        rest = "they run again on other nodes. Until one has ended there it gets no more tasks."
-    return f"{count} tasks in a row failed on the node, and {rest}"
+        rest = "they run again on other nodes."
+    return (
+        f"{count} tasks in a row failed on the node, and {rest} It gets one task from time to time."
+    )
 
 
 class Farms:
@@ -206,7 +210,7 @@ class Farms:
                 if outcome.suspected:
                     self._suspected(run, farm, node)
                 for rejected in outcome.rejected:
-                    self._rejected(run, farm, rejected, now)
+                    self._rejected(run, farm, rejected, node, now)
                 for worker, other in outcome.obsolete:
                     state.agents.tell(worker, messages.TaskStop(job, (other,)))
                 if outcome.state is None:
@@ -233,8 +237,14 @@ class Farms:
                     )
                 )
             state.store.tasks.finish(job, changes)
-            state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in excused])
-            state.store.tasks.put_back(job, back)
+            # A later result of the message may have completed an excused or returned task.
+            still = [each for each in excused if queue.state(each.number) is each.state]
+            state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in still])
+            waiting = [number for number in back if queue.state(number) is TaskState.WAITING]
+            state.store.tasks.put_back(job, waiting)
+            if any(result.code for result in message.results):
+                self._fails_again(farm, node)
+            self._give_back(run, farm)
             farm.history.put_back(sum(each.had_failed for each in excused), now)
             reached(FaultPoint.DAEMON_COUNTS)
             acknowledged = tuple((r.number, r.attempt) for r in message.results)
@@ -275,6 +285,7 @@ class Farms:
                     state.store.tasks.put_back(run.row.id, farm.queue.lose(node, now))
                 if gone:
                     self._hand_out(run, farm, now)
+                self._give_back(run, farm)
                 self._revalue(run, farm, now)
                 self._note_failing(run, farm)
                 if not farm.queue.unfinished:
@@ -327,7 +338,9 @@ class Farms:
             count = min(session.capacity - queue.count_of(node), farm.at_once)
             if count <= 0 or session.sent is not None or not self._holds(node, job):
                 continue
-            alone = queue.failing.has_excused and not self._others(run, node)
+            failing = queue.failing
+            concerned = failing.has_excused or failing.trust(node) is not Trust.TRUSTED
+            alone = concerned and not self._others(run, node)
             attempts = queue.hand_out(node, count, now, lasts[node], longest_s, alone)
             if not attempts:
                 continue
@@ -348,28 +361,47 @@ class Farms:
     # --- nodes on which tasks fail ---
 
     def _suspected(self, run: ActiveJob, farm: Farm, node: str) -> None:
-        """Record that a node gets no more tasks of a farm for now."""
+        """Record that a node gets only a task from time to time of a farm."""
         sentence = failing_sentence(Trust.SUSPECTED, farm.queue.failing.untrusted()[node][1])
         self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
 
-    def _rejected(self, run: ActiveJob, farm: Farm, node: str, now: float) -> None:
-        """Give a node back on which tasks fail that succeed elsewhere, unless the farm would have
-        fewer nodes than its minimum. If other jobs fail on it, too, it is sick.
+    def _rejected(self, run: ActiveJob, farm: Farm, node: str, works_on: str, now: float) -> None:
+        """Record that tasks fail on a node that succeed on the node ``works_on``. If other jobs
+        fail on it, too, it is sick.
         """
         if not self._holds(node, run.row.id):
             return
-        sentence = failing_sentence(Trust.REJECTED, farm.queue.failing.untrusted()[node][1])
-        others = [member for member in run.rounds.members if member != node]
-        self._state.failing.works(run.spec.script, others)
+        self._state.failing.works(run.spec.script, [works_on])
         self._state.failing.failed(run.row.id, run.spec.script, node, now)
-        if len(run.nodes) <= run.spec.min_nodes:
-            self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
+        sentence = failing_sentence(Trust.REJECTED, farm.queue.failing.untrusted()[node][1])
+        self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
+        farm.unwanted.add(node)
+
+    def _fails_again(self, farm: Farm, node: str) -> None:
+        """Want a rejected node no more on which a task has failed since it came back."""
+        if farm.queue.failing.trust(node) is Trust.REJECTED:
+            farm.unwanted.add(node)
+
+    def _give_back(self, run: ActiveJob, farm: Farm) -> None:
+        """Give back the unwanted nodes of a farm, as many as it has beyond its minimum."""
+        if not farm.unwanted:
             return
-        self._state.audit.record(EventKind.NODE_REJECTED, sentence, job=run.row.id, node=node)
-        self._transactions.feed(NodeRejected(node))
+        job, untrusted = run.row.id, farm.queue.failing.untrusted()
+        present = set(run.nodes).intersection(self._state.controller.jobs[job].nodes)
+        spare = len(present) - run.spec.min_nodes
+        for node in sorted(farm.unwanted):
+            trust, count = untrusted.get(node, (Trust.TRUSTED, 0))
+            if trust is not Trust.REJECTED or node not in present:
+                farm.unwanted.discard(node)
+            elif spare > 0:
+                spare -= 1
+                farm.unwanted.discard(node)
+                sentence = failing_sentence(Trust.REJECTED, count)
+                self._state.audit.record(EventKind.NODE_REJECTED, sentence, job=job, node=node)
+                self._transactions.feed(NodeRejected(node))
 
     def _note_failing(self, run: ActiveJob, farm: Farm) -> None:
-        """Update the sentences about nodes that get no tasks."""
+        """Update the sentences about nodes on which tasks fail."""
         job, notes = run.row.id, self._state.failing_tasks
         untrusted = farm.queue.failing.untrusted()
         for node, (trust, count) in untrusted.items():

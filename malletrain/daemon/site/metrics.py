@@ -16,6 +16,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from malletrain.config.model import Config
+from malletrain.core.step_times import SHARES
 
 _RESCALE_BUCKETS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 12, 18, 25, 40, 60, 120)
 _PLAN_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 2, 5)
@@ -31,7 +32,6 @@ MAX_SHOWN_JOBS = 200
 """Maximum number of jobs with a label of their own in each metric. More would burden a site's
 Prometheus.
 """
-STEP_PARTS = ("data", "computing", "others", "transfer", "snapshot")
 JOB_STATES = ("queued", "profiling", "running", "suspended", "completed", "failed", "cancelled")
 
 
@@ -256,8 +256,8 @@ class Metrics:
         for state in JOB_STATES:
             self._jobs.labels(state).set(by_state.get(state, 0))
 
-    def job(self, job: str, rate: float, nodes: int, samples: float) -> None:
-        """Set the gauges of one job.
+    def job(self, job: str, rate: float, nodes: int, samples: float) -> bool:
+        """Set the gauges of one job. Returns whether it is shown.
 
         Args:
             job: id of the job.
@@ -266,11 +266,12 @@ class Metrics:
             samples: samples processed so far.
         """
         if job not in self._shown and len(self._shown) >= MAX_SHOWN_JOBS:
-            return
+            return False
         self._shown.add(job)
         self._rate.labels(job).set(rate)
         self._job_nodes.labels(job).set(nodes)
         self._job_samples.labels(job).set(samples)
+        return True
 
     def step_shares(self, by_job: Mapping[str, Mapping[str, float]]) -> None:
         """Set job → part of a step → its share. Only jobs with other gauges are shown."""
@@ -319,7 +320,7 @@ class Metrics:
         for metric in (self._rate, self._job_nodes, self._job_samples):
             with contextlib.suppress(KeyError):  # a job that never ran has no gauges
                 metric.remove(job)
-        for part in STEP_PARTS:
+        for part in SHARES:
             with contextlib.suppress(KeyError):
                 self._step_share.remove(job, part)
 

@@ -155,6 +155,14 @@ def slot_prices(config: Config, parts: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+def unpriced_slots(config: Config, parts: Mapping[str, float]) -> frozenset[str]:
+    """Return the kinds of slots whose price is not known yet. Arguments as for
+    :func:`slot_prices`.
+    """
+    sections = config.scheduler.table.slot_sections
+    return frozenset(kind.name for kind in sections if not kind.price and kind.name not in parts)
+
+
 def share_settings(config: Config) -> ShareSettings | None:
     """Return the settings of shares; None if shares are not counted."""
     shares = config.shares

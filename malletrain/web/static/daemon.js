@@ -65,6 +65,7 @@ export function follow() {
   connect();
 }
 
+/** Sends a request. An error is `refused` if the same request would be refused again. */
 async function request(path, options) {
   const answer = await fetch(`api/v1/${path}`, { cache: "no-store", ...options });
   const text = await answer.text();
@@ -74,7 +75,7 @@ async function request(path, options) {
   } catch {
     data = { error: text || `The server answered ${answer.status}.` };
   }
-  if (!answer.ok) throw new Error(data.error);
+  if (!answer.ok) throw Object.assign(new Error(data.error), { refused: answer.status < 500 });
   return data;
 }
 

@@ -39,7 +39,9 @@ export function farm(id) {
       draw(view, history);
       if (last) return; // nothing changes any more
     } catch (error) {
-      if (!over && !places.counts.childElementCount) replace(places.counts, h("p", { class: "none", role: "alert" }, error.message));
+      if (over) return;
+      if (error.refused || !places.counts.childElementCount) replace(places.counts, h("p", { class: "none", role: "alert" }, error.message));
+      if (error.refused) return;
     }
     if (!over) askLater();
   }

@@ -42,6 +42,14 @@ def place(tmp_path, outside, **fields):
     return JobPlace(tmp_path, "ipc:///l", "/w", environment=outside, **values)
 
 
+@pytest.mark.parametrize(("memory_bytes", "named"), [(300 << 20, "300"), (None, None)])
+def test_the_launcher_learns_the_memory_of_its_slot(tmp_path, memory_bytes, named):
+    outside = {"MALLETRAIN_SLOT_MEMORY_MB": "1"}
+    on = place(tmp_path, outside, memory_bytes=memory_bytes)
+    inside = job_environment(on, order(tmp_path), flags="/f")
+    assert inside.get("MALLETRAIN_SLOT_MEMORY_MB") == named
+
+
 @pytest.mark.parametrize(
     ("outside", "own", "chosen", "network"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from malletrain.agent.sharing import (
     lease_bytes,
     watch_of,
 )
+from malletrain.launch import cores
 from malletrain.memory import folder
 from malletrain.protocol import messages
 from malletrain.protocol.sharing import SharingRules, read, written
@@ -117,31 +119,59 @@ def test_snapshots_have_a_part_of_the_slots_memory():
 
 @pytest.mark.parametrize(
     ("cpus", "processes", "own", "threads"),
-    [(8, 2, {}, "4"), (8, 1, {}, "8"), (2, 4, {}, "1"), (0, 2, {}, None),
+    [(8, 2, {}, "4"), (8, 1, {}, "8"), (2, 4, {}, "1"), (0, 2, {}, "32"),
      (8, 2, {"OMP_NUM_THREADS": "3"}, "3")],
 )  # fmt: skip
-def test_threads_of_a_process(tmp_path, cpus, processes, own, threads):
+def test_threads_of_a_process(tmp_path, monkeypatch, cpus, processes, own, threads):
+    """The launcher decides, from the slot's number that the agent passes on."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(cores, "_siblings", lambda _: {})
+    monkeypatch.setattr(cores, "_quotas", list)
     launch = order(tmp_path, nproc_per_node=processes, env=own)
     inside = job_environment(place(tmp_path, {}, cpus=cpus), launch, flags="/f")
-    assert inside.get("OMP_NUM_THREADS") == threads
+    assert inside.get("OMP_NUM_THREADS") == own.get("OMP_NUM_THREADS")
+    cores.set_threads(processes, inside)
+    assert inside["OMP_NUM_THREADS"] == threads
 
 
 RESTRICTED = """
-import os, sys
+import os, subprocess, sys
 from malletrain.agent.sharing import SlotBounds, restrict
 from malletrain.protocol.sharing import SharingRules
+def refuse(*_):
+    raise PermissionError(1, "Operation not permitted")
+for name in sys.argv[3:]:
+    setattr(os, name, refuse)
 restrict(SlotBounds(1, 1 << 30, SharingRules(7, "idle")), "c1/gpu.1")
-print(len(os.sched_getaffinity(0)), os.nice(0), flush=True)
-os.system("ionice -p $$ 2>/dev/null || echo idle")
+subprocess.run([sys.executable, "-c", *sys.argv[1:3]], check=True)
 """
+LIMITS = """
+import ctypes, os, sys
+word = ctypes.CDLL(None).syscall(int(sys.argv[1]), 1, 0)
+print(len(os.sched_getaffinity(0)), os.nice(0), word >> 13)
+"""
+IOPRIO_GET = {"x86_64": 252, "aarch64": 31, "ppc64le": 274, "riscv64": 31, "s390x": 283}
+"""Number of the system call ioprio_get(2) by architecture."""
+IDLE_CLASS = 3
 
 
-def test_what_a_lease_does_to_itself_holds_for_what_it_starts():
-    before = os.nice(0)
+@pytest.mark.skipif(platform.machine() not in IOPRIO_GET, reason="number of ioprio_get unknown")
+@pytest.mark.parametrize("refused", [[], ["sched_setaffinity"], ["nice"]])
+def test_what_a_lease_does_to_itself_holds_for_what_it_starts(refused):
+    """What the kernel refuses changes nothing of the rest."""
+    number = str(IOPRIO_GET[platform.machine()])
     made = subprocess.run(
-        [sys.executable, "-c", RESTRICTED], capture_output=True, text=True, check=True
+        [sys.executable, "-c", RESTRICTED, LIMITS, number, *refused],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert made.stdout.split() == ["1", str(min(19, before + 7)), "idle"]
+    cpus, niceness, io_class = map(int, made.stdout.split())
+    confined = "sched_setaffinity" not in refused
+    assert cpus == (1 if confined else len(os.sched_getaffinity(0)))
+    assert niceness == min(19, os.nice(0) + (0 if "nice" in refused else 7))
+    assert io_class == IDLE_CLASS
+    assert made.stderr.count("the lease goes on without the limit of") == len(refused)
 
 
 GREEDY = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+import random
+
 import pytest
 
 from malletrain.core.failing_workers import (
@@ -13,6 +16,7 @@ from malletrain.core.failing_workers import (
     Trust,
     TrustEvent,
 )
+from malletrain.core.task_queue import TaskQueue, TaskState
 
 
 def others() -> bool:
@@ -63,6 +67,18 @@ def test_a_suspected_worker_gets_one_task_from_time_to_time(suspecting):
         assert suspecting.failed("bad", number, others, now) == {number: 1}
 
 
+def test_a_suspected_worker_that_is_left_alone_gets_all_tasks_and_its_failures_count(suspecting):
+    assert suspecting.allowed("bad", 8, True, 0.0) == 0
+    assert suspecting.allowed("bad", 8, True, 0.0, alone=True) == 8
+    suspecting.note_hand_out("bad", 0.0, alone=True)
+    assert suspecting.allowed("bad", 8, False, FIRST_TRIAL_S) == 1, "that was no trial"
+    assert suspecting.failed("bad", 20, nobody, 0.0) == {}
+    assert suspecting.failed("bad", 20, others, 0.0) == {20: 1}
+    suspecting.succeeded("good", 3)
+    assert suspecting.allowed("bad", 8, True, 0.0, alone=True) == 0
+    assert suspecting.failed("bad", 21, nobody, 0.0) == {21: 1}, "it is known to be the worker"
+
+
 def test_a_task_that_succeeds_elsewhere_convicts_the_worker(suspecting):
     assert suspecting.failed_on("bad", 3)
     assert not suspecting.failed_on("good", 3)
@@ -75,14 +91,19 @@ def test_a_task_that_succeeds_elsewhere_convicts_the_worker(suspecting):
     assert suspecting.untrusted() == {}
 
 
-def test_a_task_that_fails_elsewhere_too_acquits_it(suspecting):
+def test_a_task_that_fails_elsewhere_too_acquits_it_once_another_succeeds_there(suspecting):
     assert suspecting.failed("good", 3, others, 0.0) == {}
+    assert suspecting.untrusted() == {"bad": (Trust.SUSPECTED, 5)}
+    assert suspecting.succeeded("good", 11) == []
     assert suspecting.untrusted() == {}
     assert fail(suspecting, "bad", *range(20, 29)) == {}, "the next suspicion needs ten"
     assert fail(suspecting, "bad", 29) == dict.fromkeys(range(20, 30), 1)
 
 
-def test_a_worker_on_which_nothing_has_succeeded_acquits_nobody(suspecting):
+@pytest.mark.parametrize("has_succeeded", [False, True])
+def test_a_worker_on_which_nothing_succeeds_any_more_acquits_nobody(suspecting, has_succeeded):
+    if has_succeeded:
+        suspecting.succeeded("new", 12)
     assert fail(suspecting, "new", 0, 1, 2, 3) == {}
     assert suspecting.trust("bad") is Trust.SUSPECTED
     assert fail(suspecting, "new", 4) == dict.fromkeys(range(5), 1)
@@ -115,3 +136,58 @@ def test_a_task_is_excused_a_few_times_only():
     workers = FailingWorkers(needed=1)
     answers = [workers.failed(f"n{k}", 7, others, 0.0) for k in range(4)]
     assert answers == [{7: 1}, {7: 1}, {7: 1}, {}]
+
+
+TASK_S, FAILURE_S = 10.0, 0.2
+"""Mean durations of a task that succeeds and of one that fails, seconds."""
+
+
+def failed_tasks(nodes, total, cut_off=0, recover_at=1e9, broken=(), seed=0) -> tuple[int, int]:
+    """How many tasks of a farm have failed at its end, and the number of attempts.
+
+    Args:
+        nodes: number of workers, each with one task at a time.
+        total: number of tasks.
+        cut_off: number of workers on which every task fails that begins after 50 s.
+        recover_at: time at which these can run tasks again, seconds.
+        broken: tasks that fail everywhere.
+        seed: seed of the durations.
+    """
+    durations, queue, now, attempts = random.Random(seed), TaskQueue(total), 0.0, 0
+    workers = [f"n{k}" for k in range(nodes)]
+    ends: list[tuple] = []
+
+    def has_others(worker):
+        trust = queue.failing.trust
+        return any(each != worker and trust(each) is Trust.TRUSTED for each in workers)
+
+    while queue.unfinished:
+        for k, worker in enumerate(workers):
+            count = 1 - queue.count_of(worker)
+            for each in queue.hand_out(worker, count, now, alone=not has_others(worker)):
+                attempts += 1
+                success = each.number not in broken
+                success &= k >= cut_off or not 50.0 <= now < recover_at
+                mean_s = TASK_S if success else FAILURE_S
+                heapq.heappush(ends, (now + durations.uniform(0.5, 1.5) * mean_s, k, each, success))
+        now, k, each, success = heapq.heappop(ends)
+        worker = workers[k]
+        queue.finish(worker, each, success, 1.0, now, lambda of=worker: has_others(of))
+    return queue.counts()[TaskState.FAILED], attempts
+
+
+@pytest.mark.parametrize("recover_at", [250.0, 1e9])
+@pytest.mark.parametrize(("nodes", "cut_off"), [(10, 2), (10, 3), (4, 2)])
+@pytest.mark.parametrize("seed", range(2))
+def test_workers_that_lose_a_file_system_together_use_up_no_task(nodes, cut_off, recover_at, seed):
+    failed, attempts = failed_tasks(nodes, 1000, cut_off, recover_at, seed=seed)
+    assert failed == 0
+    assert attempts < 1100
+
+
+@pytest.mark.parametrize("nodes", [4, 10])
+@pytest.mark.parametrize("broken", [range(300, 500), range(0, 1000, 5), range(1000)])
+def test_tasks_that_fail_everywhere_fail_after_few_attempts(nodes, broken):
+    failed, attempts = failed_tasks(nodes, 1000, broken=broken)
+    assert failed == len(broken)
+    assert attempts < 1100

@@ -204,6 +204,15 @@ def test_met_and_missed():
         assert standings(commands).count(standing) == 1
 
 
+def test_a_missed_deadline_is_announced_at_the_deadline():
+    for deadline in (2.0, 1000.0):
+        c = controller()
+        play(c, [(0.0, due(deadline, 1e5, high=1)), *nodes("a"), (deadline - 0.5, Tick())])
+        commands = play(c, [(deadline, Tick())])
+        assert standings(commands) == ["missed"]
+        assert c.next_wakeup() > deadline + 1.0, "it is not reviewed all the time"
+
+
 def test_a_missed_deadline_can_be_extended():
     c = controller()
     commands = play(c, [(0.0, due(1000.0, 1e5, high=1)), *nodes("a"), (3000.0, Tick())])

@@ -6,7 +6,7 @@ import pytest
 
 from allocator import ScalingCurve
 from malletrain.core.commands import Start, Suspend, TakeLeases
-from malletrain.core.events import GapsSeen, NodeJoined, PricesChanged, Tick
+from malletrain.core.events import GapsSeen, NodeJoined, NodeLost, PricesChanged, Tick
 from malletrain.core.goals import OwnerGoals
 from malletrain.core.settings import ShareSettings
 from tests.malletrain.core.controller_script import controller, job, nodes, play
@@ -99,6 +99,32 @@ def test_a_price_that_becomes_known_later_counts_from_the_beginning():
     script = [(0.0, budgeted(600.0)), *joined, (1.0, Tick()), (100.0, PRICES)]
     c = controller()
     assert suspended_at(c, script) == pytest.approx(2401.0)
+
+
+UNKNOWN = PricesChanged({"gpu": 1.0, "cpu": 0.5}, frozenset({"gpu"}))
+
+
+def test_no_job_is_suspended_for_a_price_that_is_not_known():
+    # At price 1 the budget would be spent at 601 s, before the price 0.25 is known.
+    joined = nodes("a", node_class="gpu")
+    script = [(0.0, UNKNOWN), (0.0, budgeted(600.0)), *joined, (1.0, Tick()), (700.0, Tick())]
+    c = controller()
+    for time, event in script:
+        assert not any(isinstance(each, Suspend) for each in c.handle(event, time))
+    assert c.goals.records["j"].account.charged(700.0) == 0.0
+    assert c.goals.least_budget_s(1, "gpu") == c.goals.least_budget_s(1) == 0.0
+    assert suspended_at(c, [(700.0, PRICES)]) == pytest.approx(2401.0)
+    assert c.goals.records["j"].account.charged(1e6) == pytest.approx(600.0)
+
+
+def test_a_node_that_left_before_its_price_was_known_costs_nothing():
+    c = controller()
+    joined = nodes("a", node_class="gpu")
+    for time, event in [(0.0, UNKNOWN), (0.0, budgeted(600.0)), *joined, (1.0, Tick())]:
+        c.handle(event, time)
+    c.handle(NodeLost("a"), 100.0)
+    c.handle(PRICES, 200.0)
+    assert c.goals.records["j"].account.charged(300.0) == 0.0
 
 
 def test_a_budget_that_pays_for_a_slot_need_not_pay_for_a_node():

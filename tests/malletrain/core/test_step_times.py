@@ -69,6 +69,11 @@ def test_there_are_no_shares_without_steps():
         # a slow network
         ([rank(0, 1.0, 0.1, 0.45), rank(1, 1.0, 0.1, 0.4)], Bottleneck.TRANSFER, 0.4, ""),
         ([rank(0, 1.0, 0.1, 0.75), rank(1, 1.0, 0.1, 0.7)], Bottleneck.MOSTLY_TRANSFER, 0.7, ""),
+        # exchanges that are not measured: waits for others look like computing
+        ([rank(0, 1.0, 0.05), rank(1, 1.0, 0.4)], Bottleneck.DATA_OF_ONE_RANK, 0.4, "rank 1 on n1"),
+        ([rank(0, 1.0, 0.01), rank(1, 1.0, 0.05)], Bottleneck.NOTHING, 0.97, ""),
+        ([rank(0, 1.0, None, None, 0.04), rank(1, 1.0)], Bottleneck.NOTHING, 0.98, ""),
+        ([rank(0, 0.8), rank(1, 1.0)], Bottleneck.NOTHING, 1.0, ""),
         # several causes: the largest counts
         ([rank(0, 1.0, 0.3, 0.2), rank(1, 1.0, 0.3, 0.2)], Bottleneck.DATA, 0.3, ""),
         ([rank(0, 1.0, 0.2, 0.3), rank(1, 1.0, 0.2, 0.3)], Bottleneck.TRANSFER, 0.3, ""),

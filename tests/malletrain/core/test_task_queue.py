@@ -212,6 +212,17 @@ def test_the_tasks_that_fail_on_a_suspected_worker_wait_again():
     assert queue.finish("bad", attempts[6], True, 1.0, 3.0).state is DONE
 
 
+def test_a_worker_becomes_suspected_though_no_failure_of_its_tasks_is_excused():
+    queue = TaskQueue(7)
+    for worker in ("n0", "n1", "n2"):
+        assert fail(queue, worker, queue.hand_out(worker, 5, 0.0)).suspected
+    *failed, unbegun = queue.hand_out("n3", 6, 0.0)
+    outcome = fail(queue, "n3", failed)
+    assert (outcome.state, outcome.excused) == (FAILED, ())
+    assert outcome.suspected
+    assert (outcome.back, outcome.obsolete) == ((unbegun.number,), (("n3", unbegun),))
+
+
 def test_without_another_worker_failures_count():
     queue = TaskQueue(20)
     assert not fail(queue, "a", queue.hand_out("a", 10, 0.0), others=False).suspected
@@ -234,9 +245,33 @@ def test_a_worker_that_is_left_alone_tries_its_failed_tasks_again():
     queue = TaskQueue(5)
     fail(queue, "bad", queue.hand_out("bad", 5, 0.0))
     assert queue.hand_out("bad", 5, 1000.0) == []
-    [trial] = queue.hand_out("bad", 5, 1000.0, alone=True)
-    assert queue.hand_out("bad", 5, 1001.0, alone=True) == []
+    [trial] = queue.hand_out("bad", 1, 1000.0, alone=True)
+    assert [a.number for a in queue.hand_out("bad", 5, 1001.0, alone=True)] == [1, 2, 3, 4]
     assert queue.finish("bad", trial, False, 1.0, 1002.0).state is FAILED, "it counts now"
+
+
+def test_a_suspected_worker_that_is_left_alone_ends_the_farm_without_trials():
+    queue = TaskQueue(50)
+    now = 0.0
+    fail(queue, "bad", queue.hand_out("bad", 5, now))
+    while attempts := queue.hand_out("bad", 5, now, alone=True):
+        now += 1.0
+        for attempt in attempts:
+            outcome = queue.finish("bad", attempt, False, 1.0, now)
+            assert (outcome.state, outcome.excused) == (FAILED, ())
+    assert (queue.counts()[FAILED], now) == (50, 10.0)
+
+
+def test_a_rejected_worker_that_is_left_alone_gets_trials_only():
+    queue = TaskQueue(20)
+    attempts = queue.hand_out("bad", 5, 0.0)
+    fail(queue, "bad", attempts)
+    queue.finish("good", *queue.hand_out("good", 1, 0.0), True, 1.0, 1.0)
+    assert queue.hand_out("bad", 5, 1.0, alone=True) == []
+    [trial] = queue.hand_out("bad", 5, 1000.0, alone=True)
+    assert queue.hand_out("bad", 5, 1000.0, alone=True) == []
+    queue.finish("bad", trial, True, 1.0, 1001.0)
+    assert len(queue.hand_out("bad", 5, 1001.0, alone=True)) == 5
 
 
 def test_a_million_tasks_take_little_memory():

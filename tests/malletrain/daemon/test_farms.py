@@ -8,8 +8,10 @@ import pytest
 
 from malletrain.client import operations
 from malletrain.client.errors import ClientError
+from malletrain.daemon import compose
 from malletrain.daemon.api import farm_operations
 from malletrain.daemon.jobs.admission import problem_of
+from malletrain.daemon.nodes.farms import Farms
 from malletrain.launch.farm import RESULTS_AT_ONCE
 from malletrain.protocol import messages, wire
 from malletrain.protocol.farm import (
@@ -43,11 +45,12 @@ def farm(total: int, **fields) -> FarmSpec:
 class Site:
     """A daemon, a farm of Ann, and the agents of the nodes that it has."""
 
-    def __init__(self, folder, total=4, nodes=1, **fields):
+    def __init__(self, folder, total=4, nodes=1, min_nodes=1, **fields):
         self.folder = folder
         self.machine = Imagined(*(f"n{k}" for k in range(nodes)))
         self.daemon = RunningDaemon(folder, self.machine)
-        self.job = self.daemon.submit("ann", farm=farm(total, **fields), max_nodes=nodes, **FIELDS)
+        sizes = {"min_nodes": min_nodes, "max_nodes": nodes}
+        self.job = self.daemon.submit("ann", farm=farm(total, **fields), **sizes, **FIELDS)
         self.do(operations.add_tasks(self.job, 0, [[f"v{k}"] for k in range(total)]))
         leases = until(
             lambda: len(self.machine.of("ann")) == nodes and self.machine.of("ann"), "leases"
@@ -207,13 +210,36 @@ def failures(*attempts, code=7):
     return tuple(TaskResult(n, attempt, code, now - 1, now, "no mount") for n, attempt in attempts)
 
 
+def test_tasks_done_in_the_message_that_makes_the_node_suspected_stay_done(tmp_path):
+    site = Site(tmp_path, total=12, nodes=2)
+    try:
+        site.pull(1, capacity=2)
+        site.items(1)
+        site.pull(0, capacity=8)
+        attempts = [(number, attempt) for number, attempt, _ in site.items(0)[1]]
+        results = failures(*attempts[:5]) + failures(*attempts[5:], code=0)
+        site.agents[0].say(messages.TaskResults(site.job, "s", results, 0, 1))
+        site.agents[0].hear(messages.TaskAck)
+        assert "tasks-failing" in site.kinds()
+        assert site.counts() == {"done": 3, "waiting": 9}
+        site.restart_daemon()
+        assert site.counts() == {"done": 3, "waiting": 9}
+        done = site.do(operations.tasks(site.job, state="done")).tasks
+        assert [task.number for task in done] == [number for number, _ in attempts[5:]]
+    finally:
+        site.close()
+
+
 def test_the_tasks_that_fail_on_one_node_run_on_another(tmp_path):
     site = bad_and_good(tmp_path)
     try:
         until(lambda: site.counts() == {"waiting": 12}, "no failure counts")
         bad, good = (agent.node for agent in site.agents)
         [sentence] = site.do(operations.tasks(site.job)).failing
-        assert sentence.startswith(f"{bad}: 5 tasks in a row failed on the node, and they run")
+        assert sentence == (
+            f"{bad}: 5 tasks in a row failed on the node, and they run again on other nodes. It "
+            "gets one task from time to time."
+        )
         until(lambda: site.rules(bad, "tasks"), "nodes --explain says it")
         assert "5 tasks in a row failed" in site.rules(bad, "tasks")[0]
         site.pull(0, capacity=9, received=1)
@@ -235,6 +261,75 @@ def test_the_tasks_that_fail_on_one_node_run_on_another(tmp_path):
         site.close()
 
 
+def test_a_suspected_node_that_is_left_alone_gets_all_tasks(tmp_path):
+    site = bad_and_good(tmp_path)
+    try:
+        site.finish((0, 1), (1, 1), agent=1)
+        site.agents[1].say(messages.Leaving(600.0))
+        generation = site.agents[1].hear(messages.Round).generation
+        site.agents[1].say(messages.Drained(site.job, generation, True))
+        site.agents[1].hear(messages.Release)
+        site.agents[1].say(messages.Released(site.job))
+        leased = site.daemon.components.state.agents
+        gone = site.agents[1].node
+        until(lambda: leased.on(gone) is None or not leased.on(gone).holds, "the node has no job")
+        site.pull(0, capacity=9, received=1)
+        serial, items = site.items(0)
+        assert (serial, [number for number, *_ in items]) == (2, [2, 3, 4, 5, 6, 7, 8, 9, 10])
+    finally:
+        site.close()
+
+
+def test_a_rejected_node_is_given_back_once_the_farm_can_do_without_it(tmp_path):
+    site = bad_and_good(tmp_path, min_nodes=2)
+    try:
+        bad, good = (agent.node for agent in site.agents)
+        praised = []
+        failing = site.daemon.components.state.failing
+        failing.works = lambda script, nodes: praised.extend(nodes)
+        site.finish((0, 1), (1, 1), agent=1, capacity=12)
+        site.items(1)
+        site.finish((2, 2), agent=1, received=2)
+        rejected = "at least one of them succeeds on another node"
+        until(
+            lambda: any(rejected in text for text in site.rules(bad, "tasks")),
+            "the node is rejected",
+        )
+        assert "node-rejected" not in site.kinds(), "the farm needs two nodes"
+        assert praised == [good], "where the task succeeded, and no other"
+        site.do(operations.scale(site.job, 1, 2))
+        until(lambda: "lease-released" in site.kinds(), "the node is given back")
+        rejected = [event for event in site.daemon.events() if event.kind == "node-rejected"]
+        assert [event.node for event in rejected] == [bad]
+    finally:
+        site.close()
+
+
+def test_a_rejected_node_that_came_back_is_given_back_if_a_task_fails_again(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(compose, "Farms", lambda *parts: made.append(Farms(*parts)) or made[-1])
+    site = Site(tmp_path, total=12, nodes=2, min_nodes=2)
+    try:
+        site.pull(1, capacity=2)
+        site.items(1)
+        site.pull(0, capacity=7)
+        site.items(0)
+        started = [(n, 1) for n in range(2, 9)]
+        site.pull(0, capacity=7, present=started, received=1)
+        site.finish(*started[:6], agent=0, code=7)
+        site.finish((0, 1), (1, 1), agent=1, capacity=12)
+        site.items(1)
+        site.finish((2, 2), agent=1, received=2)
+        farm = made[0].of(site.daemon.components.state.runs[site.job])
+        assert farm.unwanted == {site.agents[0].node}
+        farm.unwanted.clear()  # it left and came back
+        site.do(operations.scale(site.job, 1, 2))
+        site.finish((8, 1), agent=0, code=7)
+        until(lambda: "node-rejected" in site.kinds(), "the node is given back")
+    finally:
+        site.close()
+
+
 def test_tasks_that_fail_on_both_nodes_have_failed(tmp_path):
     site = bad_and_good(tmp_path)
     try:
@@ -242,8 +337,10 @@ def test_tasks_that_fail_on_both_nodes_have_failed(tmp_path):
         site.items(1)
         site.finish((2, 2), agent=1, received=2, code=7)
         assert site.counts() == {"done": 2, "failed": 1, "waiting": 9}
-        assert site.do(operations.tasks(site.job)).failing == ()
+        assert len(site.do(operations.tasks(site.job)).failing) == 1
         site.finish(*((n, 2) for n in range(3, 7)), agent=1, received=2, code=7)
+        site.finish((9, 1), agent=1, received=2)
+        assert site.do(operations.tasks(site.job)).failing == ()
         [*failed] = site.do(operations.tasks(site.job, state="failed")).tasks
         assert [(task.number, task.tries) for task in failed] == [(n, 1) for n in range(2, 7)]
         assert "node-rejected" not in site.kinds()

@@ -50,6 +50,13 @@ def test_shares_of_a_step_are_those_of_current_jobs_with_gauges():
     assert value(metrics, "job_step_share", job="j1", part="computing") is None
 
 
+def test_the_caller_learns_which_jobs_are_shown():
+    metrics = Metrics()
+    shown = [metrics.job(f"j{number}", 1.0, 1, 1.0) for number in range(MAX_SHOWN_JOBS + 1)]
+    assert shown == [True] * MAX_SHOWN_JOBS + [False]
+    assert metrics.job("j0", 2.0, 1, 1.0)
+
+
 def test_counters_count():
     metrics = Metrics()
     metrics.samples(10)

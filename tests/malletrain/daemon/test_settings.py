@@ -8,7 +8,7 @@ import pytest
 
 from malletrain.config.model import Config, parse_config
 from malletrain.core.settings import ControllerSettings, ProfilingSettings
-from malletrain.daemon.site.settings import controller_settings, slot_prices
+from malletrain.daemon.site.settings import controller_settings, slot_prices, unpriced_slots
 
 
 def site(text: str = "") -> Config:
@@ -59,3 +59,8 @@ def test_a_slot_costs_its_part_of_a_host_unless_the_site_says_what_it_costs():
     assert slot_prices(site(KINDS), {"gpu": 0.25, "cpu": 0.5}) == {"gpu": 0.25, "cpu": 0.1}
     assert slot_prices(site(KINDS), {}) == {"gpu": 1.0, "cpu": 0.1}
     assert slot_prices(site(), {}) == {}
+
+
+def test_a_price_is_known_once_the_site_or_a_poll_says_it():
+    assert unpriced_slots(site(KINDS), {}) == {"gpu"}
+    assert unpriced_slots(site(KINDS), {"gpu": 0.25}) == set()

@@ -3,8 +3,15 @@
 import pytest
 
 from malletrain.core.step_times import Bottleneck
+from malletrain.daemon.api.job_views import steps_view
 from malletrain.daemon.jobs.repository import MAX_STORED_RANKS, step_times_record
-from malletrain.daemon.jobs.step_windows import MARK_S, MARKS, MIN_STEPS, StepWindows
+from malletrain.daemon.jobs.step_windows import (
+    MARK_S,
+    MARKS,
+    MIN_STEPS,
+    REFRESH_S,
+    StepWindows,
+)
 from malletrain.protocol.messages import Progress
 
 
@@ -122,11 +129,70 @@ def test_a_new_round_and_a_new_process_begin_anew():
 def test_repeated_and_overtaken_counts_change_nothing():
     ranks = Ranks()
     ranks.step(5, *EVEN)
-    before = ranks.windows.ranks(1)
     ranks.report()
     counts = (8.0, 1, 8.0, 1000.0, 1000.5, None, 9.0)
     ranks.windows.add("n0", Progress("j1", 1, 0, 7, *counts))
-    assert ranks.windows.ranks(1) == before
+    undisturbed = Ranks()
+    undisturbed.step(5, *EVEN)
+    assert ranks.windows.ranks(1) == undisturbed.windows.ranks(1)
+
+
+def test_the_averages_of_many_ranks_are_not_computed_at_each_request():
+    ranks = Ranks()
+    ranks.step(60, *EVEN)
+    means = ranks.windows.ranks(1)
+    ranks.step(round(REFRESH_S) - 1, (0.08, 0.01, None), (0.08, 0.01, None))
+    assert ranks.windows.ranks(1) is means
+    ranks.step(1, (0.08, 0.01, None), (0.08, 0.01, None))
+    # 61 seconds since the first counts: 59 with 0.04, 2 with 0.08
+    assert ranks.windows.ranks(1)[0].data_s == pytest.approx((59 * 0.04 + 2 * 0.08) / 61)
+
+
+@pytest.mark.parametrize("average", ["ranks", "recent"])
+def test_an_average_of_the_first_steps_is_not_kept(average):
+    """A request soon after the start must not hide what the next steps show."""
+    ranks = Ranks()
+    ranks.step(2, *EVEN)
+    assert getattr(ranks.windows, average)(1)
+    ranks.step(1, (0.01, 0.01, 0.06), (0.01, 0.07, None))
+    if average == "ranks":
+        assert ranks.windows.ranks(1)[0].snapshot_s == pytest.approx(0.06 / 2)
+    else:
+        assert ranks.windows.recent(1).cause is Bottleneck.SNAPSHOT
+
+
+def test_an_average_without_one_of_the_ranks_is_not_kept():
+    ranks = Ranks()
+    ranks.counts.append([0, None, None, None])
+    ranks.step(5, *EVEN, (None, None, None))
+    assert len(ranks.windows.ranks(1)) == 2
+    ranks.step(1, *EVEN, (0.01, None, None))
+    assert len(ranks.windows.ranks(1)) == 3
+
+
+def test_a_rank_that_measures_nothing_costs_no_memory_and_its_first_part_is_averaged():
+    ranks = Ranks(1)
+    ranks.step(200, (None, None, None))
+    ((_, rank),) = ranks.windows._ranks.items()  # noqa: SLF001 (what is kept is the point)
+    assert len(rank.marks) == 1
+    ranks.step(1, (None, None, 0.05))
+    (mean,) = ranks.windows.ranks(1)
+    assert mean.snapshot_s == pytest.approx(0.05 / (ranks.now - rank.marks[0].last))
+
+
+def test_the_view_has_the_cause_and_what_is_left_of_a_step():
+    ranks = Ranks()
+    ranks.step(5, *EVEN)
+    record = step_times_record(ranks.windows.ranks(1))
+    view = steps_view(record)
+    assert view is not None
+    assert view.cause == Bottleneck.DATA.value
+    assert view.ranks[0].computing_s == pytest.approx(0.05)
+    del record["cause"]  # as an earlier version stored it
+    older = steps_view(record)
+    assert older is not None
+    assert (older.cause, older.advice) == ("", view.advice)
+    assert steps_view({}) is None
 
 
 def test_the_stored_ranks_are_those_that_come_last():
@@ -136,3 +202,12 @@ def test_the_stored_ranks_are_those_that_come_last():
     record = step_times_record(ranks.windows.ranks(1))
     assert [row[0] for row in record["ranks"]] == list(range(6, MAX_STORED_RANKS + 6))
     assert step_times_record(()) == {}
+
+
+def test_the_rank_that_the_advice_names_is_stored_without_exchanges_too():
+    ranks = Ranks(MAX_STORED_RANKS + 6)
+    late = MAX_STORED_RANKS + 5
+    ranks.step(3, *((0.05 if number == late else 0.01, None, None) for number in range(late + 1)))
+    record = step_times_record(ranks.windows.ranks(1))
+    assert f"rank {late} on" in record["advice"]
+    assert late in [row[0] for row in record["ranks"]]

@@ -13,7 +13,14 @@ import malletrain.elastic as elastic
 from malletrain import ElasticSampler
 from malletrain.elastic.state import Holder
 from malletrain.elastic.state_policy import reopens_epoch, source_and_needy
-from malletrain.elastic.training import Standing, StateBeforeStep, StateCopy, Training
+from malletrain.elastic.training import (
+    Standing,
+    StateBeforeStep,
+    StateCopy,
+    Training,
+    epoch_end_bytes,
+)
+from malletrain.training import report
 
 standings = st.builds(Standing, st.booleans(), st.integers(0, 3), st.integers(0, 3), st.booleans())
 
@@ -143,12 +150,42 @@ def test_the_copy_of_an_epochs_end_is_left_out_where_memory_is_short():
     model = torch.nn.Linear(2, 2)
     copy = StateCopy(Holder({"model": model}, torch.device("cpu")))
     size = sum(t.nbytes for t in copy._state.pack({})[1])  # noqa: SLF001
-    copy.keep_in_host_memory({"steps": 3}, size - 1)
+    assert not copy.keep_in_host_memory({"steps": 3}, size - 1)
     assert copy.restore() is None
     before = model.weight.detach().clone()
-    copy.keep_in_host_memory({"steps": 3}, size)
+    assert copy.keep_in_host_memory({"steps": 3}, size)
     with torch.no_grad():
         model.weight.add_(1)
     assert copy.restore() == {"steps": 3}
     assert torch.equal(model.weight, before)
     assert copy.restore() is None, "once"
+
+
+@pytest.mark.parametrize(
+    ("free", "lease", "processes", "expected"),
+    [
+        (80, 100, 1, 40),  # half of what is free
+        (80, 30, 1, 30),  # the lease has less
+        (80, 100, 4, 10),  # four processes copy at the same time
+        (80, 30, 4, 7),
+        (0, 100, 8, 0),
+    ],
+)
+def test_the_copies_of_all_processes_of_a_node_have_room(free, lease, processes, expected):
+    assert epoch_end_bytes(free, lease, processes) == expected
+
+
+def test_without_room_the_copy_is_left_out_and_the_user_is_told_once(monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr("malletrain.elastic.training.available", lambda: 8)
+    report.sentence_keys.clear()
+    sampler = ElasticSampler(2, global_batch_size=2)
+    model = torch.nn.Linear(2, 2)
+    training = Training({"model": model, "sampler": sampler}, torch.device("cpu"), None, 60.0)
+    training.copies_epoch_ends = True
+    for _ in sampler.epochs(2):
+        for _batch in sampler:
+            training.begin_step(1)
+            training.commit(0, 2, 1, False)
+    log = capsys.readouterr().err
+    assert log.count("too little free memory for a copy of the state") == 1

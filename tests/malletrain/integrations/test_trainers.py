@@ -69,6 +69,7 @@ def launched(monkeypatch, at_step=3):
     knows of that.
     """
     monkeypatch.setattr("malletrain.training.report.SEND_INTERVAL_S", 0.0)
+    monkeypatch.setenv("MALLETRAIN_STEP_TIMES", "1")
     with as_worker(monkeypatch) as agent:
         launcher = Launcher(agent, at_step)
         forward, begun = Net.forward, itertools.count(1)
@@ -89,8 +90,16 @@ def launched(monkeypatch, at_step=3):
                 launcher.stop()
 
 
+def check_parts(launcher):
+    """The waits for batches and the checkpoint are measured."""
+    newest = max(launcher.of(WorkerProgress), key=lambda progress: progress.steps)
+    assert newest.data is not None
+    assert newest.snapshot is not None
+
+
 def check(launcher, steps, samples):
     """What every trainer must have told."""
+    check_parts(launcher)
     assert launcher.answered.is_set()
     assert launcher.of(Capable)
     assert all(m.saved and m.number == 7 for m in launcher.of(DrainDone))
@@ -149,6 +158,8 @@ def test_lightning(tmp_path, monkeypatch):
 
         def training_step(self, batch, _):
             self.calls.append(None)
+            with torch.inference_mode():
+                self.last = torch.ones(1)  # as the output of an evaluation
             return self.net(**batch)["loss"]
 
         def configure_optimizers(self):
@@ -209,12 +220,14 @@ def test_accelerate(tmp_path, monkeypatch):
             optimizer.step()
             saved += guard.step()
             if saved and stop_after:
+                report.report(0)  # the parts of a step are told with the next one
                 break
         return resumed, saved, net.layer.weight.detach().clone(), guard
 
     with launched(monkeypatch) as launcher:
         resumed, saved, weight, guard = train(stop_after=True)
     assert (resumed, saved) == (False, 1)
+    check_parts(launcher)
     assert launcher.of(Capable)
     assert launcher.answered.is_set()
     assert guard.newest().endswith("state-a")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from malletrain.launch.farm import slots_of
+from malletrain.launch.farm import slot_bytes, slots_of
 from malletrain.launch.task_process import array_variables
 from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec, TaskItem
@@ -225,6 +225,23 @@ def test_a_node_that_is_too_small_is_unfit(tmp_path):
 )
 def test_slots_of_a_node(fields, slots):
     assert slots_of(spec_of("x", **fields), 16, 4, 100) == slots
+
+
+def test_memory_of_a_slot():
+    assert slot_bytes({"MALLETRAIN_SLOT_MEMORY_MB": "300"}) == 300 << 20
+    assert slot_bytes({"MALLETRAIN_SLOT_MEMORY_MB": ""}) is slot_bytes({}) is None
+
+
+def test_tasks_on_a_slot_that_nothing_confines_share_its_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("MALLETRAIN_SLOT_MEMORY_MB", "300")
+    mib = 1 << 20
+    farm = spec_of("true", gpus=1, memory_bytes=100 * mib)
+    with node(tmp_path, farm, devices=("0", "1", "2", "3")) as launcher:
+        launcher.begin()
+        launcher.agent.say(messages.TaskQuery("j1"))
+        assert launcher.hear(TaskPull).slots == 3
+    with node(tmp_path, spec_of("true", memory_bytes=301 * mib)) as launcher:
+        assert launcher.process.wait(PATIENCE_S) == 78
 
 
 def test_results_are_repeated_until_they_are_acknowledged(tmp_path):

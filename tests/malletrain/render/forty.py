@@ -157,9 +157,9 @@ STEPS_OF_3 = StepTimesView(
     "18 % of a step waits for data. Give the loader more workers (num_workers), or keep the data "
     "in the memory of the nodes (infinicache).",
     (
-        RankTimesView(0, "n64", 0.21, 0.0378, 0.0231, 0.0021),
-        RankTimesView(1, "n65", 0.21, 0.0378, 0.0084, None),
-        RankTimesView(2, "n66", 0.21, 0.0378, 0.042, None),
+        RankTimesView(0, "n64", 0.21, 0.0378, 0.0231, 0.0021, 0.147),
+        RankTimesView(1, "n65", 0.21, 0.0378, 0.0084, None, 0.1638),
+        RankTimesView(2, "n66", 0.21, 0.0378, 0.042, None, 0.1302),
     ),
 )
 

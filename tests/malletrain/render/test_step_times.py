@@ -14,9 +14,9 @@ def test_the_shares_are_a_sentence():
 
 def test_words_are_those_of_the_parts():
     from malletrain.core.step_times import SHARES
-    from malletrain.web.history import STEP_PARTS
+    from malletrain.web.history import STACKED
 
-    assert set(WORDS) == set(SHARES) == set(STEP_PARTS)
+    assert set(WORDS) == set(SHARES) == set(STACKED)
 
 
 @pytest.mark.parametrize(

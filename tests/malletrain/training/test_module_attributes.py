@@ -83,6 +83,41 @@ def test_a_weight_that_each_forward_pass_computes_is_not_named():
     assert attributes.changed() == []
 
 
+def test_an_output_of_an_evaluation_is_named_and_saves_go_on(tmp_path, capsys):
+    """A tensor that was made in inference mode has no count of changes."""
+    net = Net()
+    snapshot = malletrain.Snapshot(tmp_path / "run.pt", every_s=0.0, net=net)
+    snapshot.restore()
+    with torch.inference_mode():
+        net.last = net.inner(torch.ones(1, 2))
+    snapshot.step()
+    assert snapshot.save()
+    log = capsys.readouterr().err
+    assert "Snapshot does not save net.last: " in log
+    assert "could not be" not in log
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_attributes_that_cannot_be_read_stop_nothing(capsys, at_start):
+    class Odd(nn.Module):
+        broken = at_start
+
+        def named_modules(self, *args, **kwargs):
+            if self.broken:
+                raise RuntimeError("not yet")
+            return super().named_modules(*args, **kwargs)
+
+    net = Odd()
+    net.outputs = []
+    attributes = ModuleAttributes("Snapshot", {"net": net})
+    net.outputs.append(1)
+    net.broken = not at_start
+    attributes.tell_changed()
+    net.broken = False
+    attributes.tell_changed()
+    assert "does not save" not in capsys.readouterr().err
+
+
 def test_a_snapshot_names_them_once(tmp_path, capsys):
     net = Net()
     snapshot = malletrain.Snapshot(tmp_path / "run.pt", every_s=0.0, net=net)

@@ -104,6 +104,37 @@ def test_a_search_for_the_rate_before_training_is_not_meant(tmp_path, capsys):
     assert "was not given the optimizer" not in capsys.readouterr().err
 
 
+def train_in_phases(path, steps):
+    """As :func:`train`, with a new optimizer for each of ``steps``, which makes so many steps."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    snapshot = malletrain.Snapshot(path, every_s=3600.0, model=model)
+    snapshot.restore()
+
+    def phase(count):
+        optimizer = Adam(model.parameters())
+        for _ in range(count):
+            model.zero_grad()
+            model(torch.ones(2, 2)).sum().backward()
+            optimizer.step()
+            snapshot.step()
+
+    for count in steps:
+        phase(count)
+    snapshot.save()
+
+
+def test_one_that_is_made_new_in_each_step_is_not_meant(tmp_path, capsys):
+    for _ in range(2):
+        train_in_phases(tmp_path / "run.pt", [1, 1, 1])
+    assert "was not given the optimizer" not in capsys.readouterr().err
+
+
+def test_one_whose_phase_is_over_loses_nothing(tmp_path):
+    for _ in range(2):
+        train_in_phases(tmp_path / "run.pt", [3, 3])
+
+
 def test_one_that_the_script_restores_itself_goes_on(tmp_path):
     own = tmp_path / "own.pt"
 

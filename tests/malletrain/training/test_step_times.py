@@ -121,14 +121,27 @@ class Stream:
         self.reached = []
         self.now = 0.0
         self.capturing = False
+        self.device = 0
+        self.error = None
+
+    def current_device(self):
+        return self.device
 
     def is_current_stream_capturing(self):
         return self.capturing
 
     def Event(self, enable_timing):
         assert enable_timing
-        event = SimpleNamespace(at=None)
-        event.record = lambda: setattr(event, "at", self.now)
+        event = SimpleNamespace(at=None, device=None)
+
+        def record():
+            if self.error is not None:
+                raise self.error
+            if event.device not in (None, self.device):
+                raise RuntimeError("Event device does not match recording stream's device")
+            event.at, event.device = self.now, self.device
+
+        event.record = record
         event.query = lambda: event.at in self.reached
         event.elapsed_time = lambda other: other.at - event.at
         event.synchronize = lambda: pytest.fail("a step waits for the GPU")
@@ -150,6 +163,43 @@ def test_on_a_gpu_the_time_is_that_between_two_events_once_they_have_occurred(st
     assert clock.read() == (0.0, None, None), "the stream is not there yet"
     stream.reached = [0.0, 250.0]
     assert clock.read() == (0.25, None, None)
+
+
+def test_events_are_recorded_again_on_their_own_gpu_only(stream):
+    clock = step_times.start()
+    stream.reached = [1000.0 * at for at in range(20)]
+    for device in (0, 1, 0, 1):
+        stream.device = device
+        with StepSection("data"):
+            stream.now += 1000.0
+        clock.read()
+    assert clock.read() == (4.0, None, None)
+    with StepSection("exchange"):
+        stream.device = 0  # the script changes the GPU within a part, which is not counted
+    with StepSection("data"):
+        stream.now += 1000.0
+    assert clock.read() == (5.0, 0.0, None)
+
+
+@pytest.mark.parametrize("when", ["begin", "end", "read"])
+def test_an_error_of_the_gpu_stops_the_measurement_and_not_the_script(stream, capsys, when):
+    report.sentence_keys.clear()
+    clock = step_times.start()
+    error = RuntimeError("CUDA error: an illegal memory access\nCompile with …")
+
+    def fail():
+        raise error
+
+    for _ in range(2):
+        stream.error = error if when == "begin" else None
+        with StepSection("data"):
+            stream.now += 1.0
+            stream.error = error if when == "end" else None
+        if when == "read":
+            clock._pending and setattr(clock._pending[0][3], "query", fail)  # noqa: SLF001
+        assert clock.read() == (None, None, None)
+    log = capsys.readouterr().err
+    assert log.count("not measured any more: CUDA error: an illegal memory access\n") == 1
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured(stream):
@@ -199,12 +249,28 @@ def test_a_data_loader_is_measured_without_a_change_to_the_script(hands, hooks):
     assert clock.read() == (6.0, None, None)
 
 
+def test_an_evaluation_between_two_steps_counts_as_its_parts(hands, hooks, monkeypatch):
+    loader = hooks.utils.data.DataLoader(range(3), collate_fn=lambda _: hands.pass_by(1.0))
+    report.forget()
+    with as_worker(monkeypatch):
+        monkeypatch.setattr(report, "SEND_INTERVAL_S", 0.0)
+        monkeypatch.setenv("MALLETRAIN_STEP_TIMES", "1")
+        malletrain.report(1)
+        clock = step_times.current()
+        report.between_epochs(True)
+        for _ in loader:
+            hands.pass_by(10.0)
+        report.between_epochs(False)
+        assert clock.read() == (3.0, None, None)
+
+
 def test_waits_for_collectives_are_exchange(hands, hooks, monkeypatch):
     dist = hooks.distributed
     work = dist.Work
 
     class Late(work):
         def wait(self, *_):  # a class of a backend, which overrides it
+            hands.pass_by(8.0)
             return True
 
     clock = step_times.start()
@@ -216,6 +282,7 @@ def test_waits_for_collectives_are_exchange(hands, hooks, monkeypatch):
         dist.destroy_process_group()
     assert clock.read()[1] == 0.0
     assert Late().wait()
+    assert clock.read()[1] == 0.0, "its wait is not counted, as the page says"
 
 
 @pytest.mark.parametrize(("ranks", "exchange"), [(2, 4.0), (1, None)])
@@ -240,6 +307,58 @@ def test_the_end_of_a_backward_pass_is_exchange_if_there_are_peers(
     assert clock.read() == (None, exchange, None)
     hooks.autograd.backward([(weight * 2.0).sum()])  # several roots: not measured, not in the way
     assert weight.grad.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_the_broadcast_of_buffers_is_exchange(hands, hooks, monkeypatch):
+    """A rank whose model has buffers waits for rank 0 before each forward pass."""
+    parallel = hooks.nn.parallel.DistributedDataParallel
+    monkeypatch.setattr(parallel, "_sync_module_buffers", lambda *_: hands.pass_by(4.0))
+    store = hooks.distributed.HashStore()
+    hooks.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = parallel(hooks.nn.BatchNorm1d(2))
+        clock = step_times.start()
+        model(hooks.ones(4, 2))
+    finally:
+        hooks.distributed.destroy_process_group()
+    assert clock.read() == (None, 4.0, None)
+
+
+@pytest.mark.parametrize(("on_gpu", "exchange"), [(True, None), (False, 2.0)])
+def test_exchanges_of_a_sharded_model_on_gpus_are_not_known(hands, hooks, on_gpu, exchange):
+    from malletrain.training import step_hooks
+
+    fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+    dist = hooks.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = hooks.nn.Linear(2, 2)
+        fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        step_hooks.install()
+        clock = step_times.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_times, "uses_gpu", lambda: on_gpu)
+            model(hooks.ones(1, 2))
+        with StepSection("exchange"):
+            hands.pass_by(2.0)
+    finally:
+        dist.destroy_process_group()
+    assert clock.read()[1] == exchange
+
+
+def test_a_backward_pass_of_another_thread_is_not_counted(hands, hooks, monkeypatch):
+    """For example that of a model that another thread evaluates."""
+    monkeypatch.setattr(hooks.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(hooks.distributed, "get_world_size", lambda: 2)
+    engine = hooks.autograd.Variable._execution_engine  # noqa: SLF001 (as torch does)
+    weight = hooks.ones(1, requires_grad=True)
+    weight.register_hook(lambda _: engine.queue_callback(lambda: hands.pass_by(4.0)))
+    clock = step_times.start()
+    thread = threading.Thread(target=lambda: (weight * 2.0).sum().backward())
+    thread.start()
+    thread.join()
+    assert weight.grad.tolist() == [2.0]
+    assert clock.read() == (None, None, None)
 
 
 def test_an_error_in_a_backward_pass_ends_the_exchange(hands, hooks, monkeypatch):

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from malletrain.web.history import STEP_PARTS, SeenHistory, ThinnedSeries
+from malletrain.web.history import STACKED, SeenHistory, ThinnedSeries
 from tests.malletrain.render.forty import job
 
 
@@ -51,6 +51,6 @@ def test_shares_of_a_step_are_kept_where_they_are_measured():
     history.feed([msgspec.structs.replace(running, step_shares=shares)], 12.0)
     view = history.view(running.id)
     assert [point[0] for point in view.points] == [10.0, 12.0]
-    assert view.parts == STEP_PARTS
+    assert view.parts == STACKED
     assert view.steps == [(12.0, 0.4, 0.1, 0.0, 0.0, 0.5)]
     assert history.view("j999").steps == []

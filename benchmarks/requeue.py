@@ -224,7 +224,7 @@ COLUMNS = (
     ("idle time trained on", "trained_share", "{:.1%}"),
     ("in gaps > 60 s", "long_trained_share", "{:.1%}"),
     ("thrown away, node-s", "thrown_away_node_s", "{:.0f}"),
-    ("samples", "thrown_away_samples", "{:,}"),
+    ("thrown away, samples", "thrown_away_samples", "{:,}"),
     ("downtime, s", "downtime_s", "{:.0f}"),
     ("release to first step, s", "first_step_median_s", "{:.1f}"),
     ("p90", "first_step_p90_s", "{:.1f}"),

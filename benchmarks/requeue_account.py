@@ -63,11 +63,11 @@ class Account:
     """Those of the training that came furthest."""
     idle_node_s: float
     """Node-seconds without a main job."""
-    trained_share: float
-    """Share of them in steps that counted."""
+    trained_share: float | None
+    """Share of them in steps that counted. None: there are none."""
     long_idle_node_s: float
     """Node-seconds of gaps longer than LONG_GAP_S."""
-    long_trained_share: float
+    long_trained_share: float | None
     thrown_away_samples: int
     """Samples of steps that were finished, and repeated later."""
     thrown_away_node_s: float
@@ -225,10 +225,10 @@ def added_wait(beside: Sequence[float], alone: Sequence[float]) -> tuple[float, 
     return (statistics.fmean(added), max(added)) if added else (0.0, 0.0)
 
 
-def _share(gaps: Mapping[str, Intervals], trained: Mapping[str, Intervals]) -> float:
+def _share(gaps: Mapping[str, Intervals], trained: Mapping[str, Intervals]) -> float | None:
     offered_s = sum(map(length, gaps.values()))
     used_s = sum(length(both(its_gaps, trained.get(node, ()))) for node, its_gaps in gaps.items())
-    return used_s / offered_s if offered_s else 0.0
+    return used_s / offered_s if offered_s else None
 
 
 def _first_steps(

@@ -46,7 +46,7 @@ def test_two_steps_on_one_of_two_idle_nodes():
         idle_node_s=20.0,
         trained_share=0.1,
         long_idle_node_s=0.0,  # gaps of 10 s
-        long_trained_share=0.0,
+        long_trained_share=None,
         thrown_away_samples=0,
         thrown_away_node_s=0.0,
         downtime_s=8.0,

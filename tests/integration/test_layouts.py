@@ -219,6 +219,7 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
         ended(embedded, job)
 
 
+@pytest.mark.thorough
 @needs_two_cores
 def test_a_sharded_model_is_sharded_anew_for_each_layout(tmp_path):
     limit = 'enabled = false\nlayout_time = "15 s"'  # its exchanges may take as long as its steps
@@ -269,6 +270,7 @@ def test_batches_of_each_process_keep_the_number_of_processes(tmp_path):
         assert not embedded.events("layout-changed", job)
 
 
+@pytest.mark.thorough
 def test_loader_workers_are_found_too(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
         job = submit(embedded, nproc_per_node=1, tuned=("loader-workers", "threads"))

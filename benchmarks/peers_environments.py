@@ -20,6 +20,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "ray": ("ray[train]==2.60.0",),
     "tune": ("ray[tune]==2.60.0",),
     "hyperqueue": ("hyperqueue==0.27.0",),
+    "submitit": ("submitit==1.5.4",),
 }
 """What is installed for each, with versions."""
 TIMEOUT_S = 900.0

@@ -2,9 +2,9 @@
 
 Training scripts do ``import malletrain``, so importing this package imports only the standard
 library; other modules are imported when one of their names is used. The training-side library:
-:func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`, :class:`Snapshot`,
-:class:`ElasticSampler`, :class:`ElasticStream`. They run in the user's process. :class:`Client`
-submits jobs from Python, :class:`AsyncClient` from asyncio.
+:func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
+:func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`. They run
+in the user's process. :class:`Client` submits jobs from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from malletrain.api.aio import AsyncClient
     from malletrain.api.client import Client
+    from malletrain.training.loader_workers import loader_workers
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
     from malletrain.training.snapshot import Snapshot, SnapshotError
@@ -32,6 +33,7 @@ __all__ = [
     "SnapshotError",
     "__version__",
     "describe",
+    "loader_workers",
     "mark",
     "metric",
     "report",
@@ -46,6 +48,7 @@ _MODULE_OF = {
     "Snapshot": "malletrain.training.snapshot",
     "SnapshotError": "malletrain.training.snapshot",
     "describe": "malletrain.training.report",
+    "loader_workers": "malletrain.training.loader_workers",
     "mark": "malletrain.training.report",
     "metric": "malletrain.training.report",
     "report": "malletrain.training.report",
@@ -70,3 +73,4 @@ if (
     "MALLETRAIN_SOCKET" in os.environ and "RANK" in os.environ
 ):  # A worker of a job reports the time of this import, which is part of a rescale's cost.
     import_module("malletrain.training.report").mark_import()
+    import_module("malletrain.training.loader_workers").install()

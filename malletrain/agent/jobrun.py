@@ -162,7 +162,7 @@ class NodeJob:
         """Failures of workers here in that round."""
         self.address = ""
         """Address that the launcher has reported, for the other nodes."""
-        self.reports = WorkerReports(assign.job, send)
+        self.reports = WorkerReports(assign.job, send, tuned=bool(assign.spec.tuned))
         self.ended = False
         """No process of the job is left, and this has been reported to the daemon."""
         self.drain_wait = False
@@ -264,8 +264,13 @@ class NodeJob:
         )
         self._waited_s = 0.0
         if self._assign.spec.mode == "live":
-            # Live workers switch rounds themselves, but not while they wait in a drain.
-            self._cancel_drain()
+            entered = self._rounds.get(self.generation)
+            if entered is not None and message.layout != entered.layout:
+                # Other workers go on from the snapshot for which these wait.
+                self._add_first_logs(self._processes_in(message))
+            else:
+                # Live workers switch rounds themselves, but not while they wait in a drain.
+                self._cancel_drain()
         if self._process is None and self.phase is AssignmentPhase.SUCCEEDED:
             self._start()  # torchrun ended with its workers, which are needed again
         self._tell(message)
@@ -350,7 +355,7 @@ class NodeJob:
         if self._process is None or self.releasing:
             return
         entered = self._rounds.get(self.generation)
-        rank = entered.group_rank * self._assign.spec.nproc_per_node if entered else 0
+        rank = entered.group_rank * self._processes_in(entered) if entered else 0
         self._last_failures = (Failure(rank, -signal.SIGKILL, time.time(), cause=sentence),)
         self._servers.sweep(1.0)  # the next step finds that the launcher has ended
 
@@ -461,10 +466,8 @@ class NodeJob:
         self._rounds = {pending.generation: pending} if pending else {}
         self.generation, self.address, self._last_failures = 0, "", ()
         self._cancel_drain()
-        if spec.mode == "live":  # logs of the workers before the first round
-            for rank in range(spec.nproc_per_node):
-                path = self._log_dir / rank_log_name(0, rank)
-                self._logs.add(self.job, 0, f"rank{rank}", path)
+        if spec.mode == "live":
+            self._add_first_logs(spec.nproc_per_node)
         try:
             self._process = start_launcher(
                 self._assign,
@@ -482,6 +485,12 @@ class NodeJob:
             self._process = None
             self._report_exit(f"The launcher cannot be started: {error}.")
 
+    def _add_first_logs(self, processes: int) -> None:
+        """Forward the logs that live workers have before their first round."""
+        for rank in range(processes):
+            path = self._log_dir / rank_log_name(0, rank)
+            self._logs.add(self.job, 0, f"rank{rank}", path)
+
     def _pending_round(self) -> Round | None:
         """Returns the newest round if the launcher has not joined it yet, else None."""
         newest = max(self._rounds, default=0)
@@ -494,7 +503,7 @@ class NodeJob:
         self._cancel_drain()
         self._rounds = {g: r for g, r in self._rounds.items() if g >= entered.generation}
         self._logs.mark_complete(self.job, before_generation=entered.generation)
-        count = 0 if self._is_farm else self._assign.spec.nproc_per_node
+        count = 0 if self._is_farm else self._processes_in(entered)
         first = entered.group_rank * count
         for rank in range(first, first + count):
             path = self._log_dir / rank_log_name(entered.generation, rank)
@@ -513,9 +522,14 @@ class NodeJob:
     def _stock_failures(self) -> tuple[Failure, ...]:
         entered = self._rounds.get(self.generation)
         group_rank = entered.group_rank if entered else 0
-        return stock_failures(
-            tail(self._launcher_log), group_rank, self._assign.spec.nproc_per_node, time.time()
-        )
+        processes = self._processes_in(entered)
+        return stock_failures(tail(self._launcher_log), group_rank, processes, time.time())
+
+    def _processes_in(self, entered: Round | None) -> int:
+        """Returns the number of worker processes on this node in a round."""
+        if entered is not None and entered.layout is not None:
+            return entered.layout.processes
+        return self._assign.spec.nproc_per_node
 
     def _on_launcher_end(self, code: int) -> None:
         self._process = None

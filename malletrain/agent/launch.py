@@ -114,6 +114,7 @@ def job_environment(
     key: str = "",
     memory_bytes: int = 0,
     hand_over_bytes: int = 0,
+    max_processes: int = 0,
 ) -> dict[str, str]:
     """Returns the environment of the launcher and its workers.
 
@@ -124,6 +125,7 @@ def job_environment(
         key: the job's secret; empty for none.
         memory_bytes: size limit of the snapshots in memory, bytes; 0 for none.
         hand_over_bytes: size of the snapshots that a leaving node can hand over, bytes.
+        max_processes: maximum number of processes on a node in any round; 0: as in the order.
     """
     spec = order.spec
     environment = base_environment(place.environment, spec.env)
@@ -147,6 +149,8 @@ def job_environment(
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, round(order.stop_grace_s))),
         }
     )
+    if max_processes:
+        environment[env.MAX_WORLD_SIZE_OF_LAYOUTS] = str(spec.largest * max_processes)
     if place.cpus:
         environment[env.SLOT_CPUS] = str(place.cpus)
     if key:

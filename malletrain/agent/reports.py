@@ -57,10 +57,14 @@ class WorkerReports:
     Args:
         job: id of the job.
         send: sends a message to the daemon. Returns False if the daemon is away.
+        tuned: whether the daemon needs the facts on which the layouts depend that the job may get.
     """
 
-    def __init__(self, job: str, send: Callable[[messages.Message], bool]) -> None:
+    def __init__(
+        self, job: str, send: Callable[[messages.Message], bool], *, tuned: bool = False
+    ) -> None:
         self.job = job
+        self._tuned = tuned
         self.capable: set[int] = set()
         """Rounds in which a worker here takes snapshots on request."""
         self._send = send
@@ -163,12 +167,20 @@ class WorkerReports:
                     self._between.pop(key, None)
             case local.Capable():
                 self.capable.add(sender.generation)
+                self._send_layout_fact(sender, {"saves": True})
+            case local.BatchFacts():
+                self._send_layout_fact(sender, {"global_batch": datagram.global_batch})
             case local.DrainDone():
                 reached(FaultPoint.AGENT_DRAINED)
                 return DrainServed(
                     sender.generation, datagram.number, datagram.saved, datagram.sentence
                 )
         return None
+
+    def _send_layout_fact(self, sender: local.Sender, facts: dict[str, bounds.Fact]) -> None:
+        if self._tuned:
+            facts["generation"] = sender.generation
+            self._send_or_queue(messages.Notice(self.job, sender.rank, "layout", "", facts))
 
     def ranks(self, generation: int) -> dict[int, int]:
         """Returns the rank of each worker of a round that has reported, by process id."""

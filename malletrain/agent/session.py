@@ -35,6 +35,7 @@ from malletrain.agent.reports import FLUSH_INTERVAL_S, WorkerSocket
 from malletrain.agent.run_dir import private_directory
 from malletrain.agent.sharing import CHECK_EVERY_S, lease_bytes, watch_of
 from malletrain.agent.stacks import StackReader
+from malletrain.launch.cores import allowed_cores
 from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.farm import TaskAck, TaskItems, TaskStop
@@ -163,10 +164,16 @@ class NodeAgent:
             assignment=self._hello_assignment,
             shipping=self._logs.unfinished_jobs(),
             networks=networks(),
+            cores=self._cores(),
             sick=self._fitness.sick,
             warm=self._servers.settled(),
             version=__version__,
         )
+
+    def _cores(self) -> int:
+        """Returns the number of cores that the processes of a job may use here."""
+        slot = self._config.slot
+        return allowed_cores({env.SLOT_CPUS: str(slot.cpus)} if slot else {})
 
     def _warm_bytes(self) -> int:
         return self._servers.memory_bytes()

@@ -117,6 +117,7 @@ def start_launcher(
         key=assign.key,
         memory_bytes=memory_bytes,
         hand_over_bytes=int(assign.hand_over_bytes),
+        max_processes=assign.max_processes,
     )
     if spec.farm is not None:
         setting = task_setting(spec, place, environment)

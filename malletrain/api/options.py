@@ -32,8 +32,16 @@ class SubmitOptions(TypedDict, total=False):
     """Nodes the job can use: ``4``, ``"1:16"`` or ``(1, 16)``. Default: 1."""
     kind: str
     """Kind of slots, or class of nodes, on which the job runs. Default: any."""
-    nproc_per_node: int
-    """Worker processes on each node. Default: one for each GPU, one without GPUs."""
+    nproc_per_node: int | str
+    """Worker processes on each node, or ``"auto"``: found by measuring. Default: one for each GPU,
+    one without GPUs.
+    """
+    threads: int | str
+    """Threads of each process, or ``"auto"``. Default: the cores divided by the processes."""
+    loader_workers: int | str
+    """Loader workers of each process, for DataLoaders that name no number, or ``"auto"``. Default:
+    none.
+    """
     weight: float
     """How much the job counts beside the others. Default: 1."""
     goal: str

@@ -123,9 +123,21 @@ def _file_of(params: dict[str, Any]) -> str:
 @kind_option
 @click.option(
     "--nproc-per-node",
-    metavar="N",
-    type=int,
-    help="Worker processes on each node. Default: one for each GPU, one without GPUs.",
+    metavar="N|auto",
+    help="Worker processes on each node. auto: found by measuring in the first minute. Default: "
+    "one for each GPU, one without GPUs.",
+)
+@click.option(
+    "--threads",
+    metavar="N|auto",
+    help="Threads of each process. auto: found by measuring. Default: the node's cores divided "
+    "by its processes, or OMP_NUM_THREADS.",
+)
+@click.option(
+    "--loader-workers",
+    metavar="N|auto",
+    help="Loader workers of each process, for DataLoaders that name no num_workers. auto: found "
+    "by measuring. Default: none.",
 )
 @weight_option
 @click.option(

@@ -32,6 +32,13 @@ class ProfilingSection(Section):
         "share of the nodes. false: every job is profiled once, as soon as it has "
         "nodes.",
     )
+    layout_time: Duration = _key(
+        format_duration(defaults.LAYOUT_S),
+        gt=0,
+        description="Maximum time of the search for the best layout of a job's nodes "
+        "(`--nproc-per-node auto`, `--threads auto`, `--loader-workers auto`), without the time "
+        "in which the job has no nodes.",
+    )
     every_size_up_to: int = _key(
         defaults.EVERY_SIZE_UP_TO,
         ge=1,

@@ -186,6 +186,9 @@ def _kind(annotation: Any) -> str:
     ):
         members = (each for each in typing.get_args(annotation) if each is not types.NoneType)
         return " or ".join(_kind(each) for each in members)
+    if typing.get_origin(annotation) is typing.Annotated:
+        whole, field = typing.get_args(annotation)
+        return _kind(whole) + "".join(_bound(mark, None) for mark in field.metadata)
     if typing.get_origin(annotation) is dict:
         return "a table"
     words: dict[Any, str] = {

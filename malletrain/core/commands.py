@@ -59,6 +59,8 @@ class Rescale:
     nodes: tuple[str, ...]
     within_s: float | None = None
     """Seconds until the first node of the old set is gone; None for no time limit."""
+    new_layout: bool = False
+    """Whether the workers are restarted on the same nodes, which are used in another layout."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ from malletrain.core.events import (
     JobCompleted,
     JobState,
     JobSubmitted,
+    LayoutDue,
+    LayoutFound,
     LeaseDeferred,
     LeaseNotTaken,
     LeaseUnheard,
@@ -149,6 +151,8 @@ class Controller:
             CurveChanged: self._curve_changed,
             NodesBusy: self._nodes_busy,
             RescaleFinished: self._rescale_finished,
+            LayoutDue: self._layout_due,
+            LayoutFound: self._layout_found,
             Progressed: self.profiles.progressed,
             RescaleCostMeasured: self.profiles.rescale_cost_measured,
             RoundFormed: self.profiles.formed,
@@ -355,6 +359,23 @@ class Controller:
             self.state.plan_soon(now + wait)
         return [*self.profiles.rescaled(job, now), *self._losses.resumed(job)]
 
+    def _layout_due(self, event: LayoutDue, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        busy = job.rescaling or job.broken or not job.nodes or self.profiles.holds(job)
+        if job.state.ended or busy or not self.state.none_leaves(job.nodes):
+            return ()
+        return self.state.change_layout(job, now)
+
+    def _layout_found(self, event: LayoutFound, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        if job.state.ended or not job.seeks_layout:
+            return ()
+        self.state.layout_found(job)
+        self._bids_changed(now)  # it may be profiled now
+        if event.changed:
+            self.profiles.another_layout(job, event.changed)
+        return ()
+
     def _end(self, name: str, state: JobState, reason: str, now: float) -> Iterable[Command]:
         job = self.jobs[name]
         if job.state.ended:
@@ -385,7 +406,11 @@ class Controller:
         profile.
         """
         admitted = self.queue.admitted(+self.state.usable_by_pool, shared=False)
-        jobs = [job for job in admitted if self.profiles.holds(job) or self.quotas.may_profile(job)]
+        jobs = [
+            job
+            for job in admitted
+            if self.profiles.holds(job) or (self.quotas.may_profile(job) and not job.seeks_layout)
+        ]
         return self.profiles.review(jobs, self.gaps.comes(self.nodes), now)
 
     def _plan(self, now: float) -> list[Command]:

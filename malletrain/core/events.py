@@ -179,6 +179,8 @@ class JobSubmitted:
         quotas: its limits.
         trainer: trainer whose plan it is in; empty if there is only one plan.
         node_class: class of nodes, or kind of slots, on which it runs; empty: any one class.
+        seeks_layout: whether the best layout of its nodes is being looked for, until
+            :class:`LayoutFound`. It is not profiled meanwhile.
     """
 
     job: str
@@ -204,6 +206,7 @@ class JobSubmitted:
     quotas: tuple[Quota, ...] = ()
     trainer: str = ""
     node_class: str = ""
+    seeks_layout: bool = False
 
 
 @dataclass(frozen=True)
@@ -335,6 +338,24 @@ class ModelChanged:
 
 
 @dataclass(frozen=True)
+class LayoutDue:
+    """The job should use its nodes in another layout. Ignored while its nodes change."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class LayoutFound:
+    """The layout of the job's nodes is no longer being looked for. ``changed``: name of the layout
+    that it has now, if it is not the one in which the job began; empty if it is. A change starts a
+    new phase of the scaling curve.
+    """
+
+    job: str
+    changed: str = ""
+
+
+@dataclass(frozen=True)
 class RescaleFinished:
     """The job processes samples at its new scale (or its start-up time limit passed)."""
 
@@ -372,6 +393,8 @@ Event = (
     | RoundFormed
     | PriorSuggested
     | ModelChanged
+    | LayoutDue
+    | LayoutFound
     | RescaleFinished
     | GoalsChanged
     | WorkReported

@@ -149,7 +149,7 @@ class ProfileRunner:
     def progressed(self, event: Progressed, now: float) -> list[Command]:
         """Pass progress to the profile, or to the observation of the running job."""
         job = self._state.unfinished.get(event.job)
-        if not self._on or job is None or job.rescaling or job.broken:
+        if not self._on or job is None or job.rescaling or job.broken or job.seeks_layout:
             return []
         if not job.nodes or event.nodes != len(job.nodes):
             return []
@@ -163,6 +163,11 @@ class ProfileRunner:
         if self._on and job is not None:
             self.profiler.another_model(job, event.name)
         return []
+
+    def another_layout(self, job: JobRecord, name: str) -> None:
+        """Start a new phase, because the job uses its nodes in another layout."""
+        if self._on:
+            self.profiler.another_layout(job, name)
 
     def formed(self, event: RoundFormed, now: float) -> list[Command]:
         """Note that all workers of the newest round have been started."""

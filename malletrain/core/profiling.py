@@ -11,7 +11,8 @@ changes permanently at the same number of nodes. The smaller last batch of an ep
 nor does another batch size at another scale, because a job may keep its batch size per node. A
 phase is named after its batch size relative to the first phase (``batch x2``), so its name is the
 same at every scale. A change of the model ends a phase too and is added to the name (``batch x2,
-model 3e+06``).
+model 3e+06``), and so does a change of the layout of the nodes (``batch x2, layout 4 processes × 2
+threads``).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ WINDOW = 15
 """Number of reports whose median is the batch size."""
 _TOLERANCE = 0.02
 _MODEL = ", model "
+_LAYOUT = ", layout "
 
 
 class PhaseTracker:
@@ -62,7 +64,8 @@ class PhaseTracker:
     """
 
     def __init__(self, phase: str = DEFAULT_PHASE) -> None:
-        self._batch, _, self._model = phase.partition(_MODEL)
+        rest, _, self._layout = phase.partition(_LAYOUT)
+        self._batch, _, self._model = rest.partition(_MODEL)
         self._ratio = _ratio_of(self._batch)
         self._nodes = 0
         self._reference: dict[int, float] = {}
@@ -71,11 +74,17 @@ class PhaseTracker:
     @property
     def phase(self) -> str:
         """The job's current phase."""
-        return f"{self._batch}{_MODEL}{self._model}" if self._model else self._batch
+        model = f"{_MODEL}{self._model}" if self._model else ""
+        layout = f"{_LAYOUT}{self._layout}" if self._layout else ""
+        return f"{self._batch}{model}{layout}"
 
     def another_model(self, name: str) -> None:
         """Start a phase with another model, as the script reports."""
         self._model = name
+
+    def another_layout(self, name: str) -> None:
+        """Start a phase in another layout of the nodes."""
+        self._layout = name
 
     def feed(self, nodes: int, batch: float) -> str:
         """Add the batch size of one report at a scale of ``nodes``. Returns the job's phase."""
@@ -291,6 +300,10 @@ class Profiler:
     def another_model(self, job: JobRecord, name: str) -> None:
         """Note that the job's script trains this model from now on."""
         self._progress_of(job).phases.another_model(name)
+
+    def another_layout(self, job: JobRecord, name: str) -> None:
+        """Note that the job uses its nodes in this layout from now on."""
+        self._progress_of(job).phases.another_layout(name)
 
     def _progress_of(self, job: JobRecord) -> _JobProgress:
         name = job.submitted.job

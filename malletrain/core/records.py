@@ -60,6 +60,8 @@ class JobRecord:
     """Time at which it last gave nodes to a profile; None if never."""
     halted: bool = False
     """Whether its budget is spent, so that it gets no nodes."""
+    seeks_layout: bool = False
+    """Whether the best layout of its nodes is being looked for. It is not profiled meanwhile."""
     pressing: bool = False
     """Whether its deadline moves it to the head of the queue."""
 

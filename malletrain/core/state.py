@@ -222,6 +222,7 @@ class ControllerState:
             tries=event.tries,
             last_failure_at=event.last_failure_at,
             curve=event.curve,
+            seeks_layout=event.seeks_layout,
         )
         self.jobs[event.job] = job
         self._sweeps_over.pop(event.sweep, None)
@@ -310,6 +311,18 @@ class ControllerState:
         self.leases_due = True
         self.moves += 1
         return commands
+
+    def change_layout(self, job: JobRecord, now: float) -> list[Start | Rescale | Suspend]:
+        """Restart the workers of the job on its nodes, in another layout. It counts as no rescale:
+        a plan may move the job at once. Returns the commands that follow.
+        """
+        commands = self.assign({job.submitted.job: job.nodes}, now)
+        job.forced = True
+        return [replace(c, new_layout=True) if isinstance(c, Rescale) else c for c in commands]
+
+    def layout_found(self, job: JobRecord) -> None:
+        """Note that the layout of the job's nodes is no longer being looked for."""
+        job.seeks_layout = False
 
     def unplanned(self, name: str) -> None:
         """Note that a job that has never run got no nodes from a plan."""

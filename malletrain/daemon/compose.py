@@ -39,6 +39,7 @@ from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.daemon.jobs.goals import JobGoals
+from malletrain.daemon.jobs.layouts import Layouts, NodeShape
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import JobRepository, Retention
 from malletrain.daemon.leases.actions import AgentCommand, LeaseActions
@@ -58,6 +59,7 @@ from malletrain.daemon.site.settings import controller_settings, planner
 from malletrain.identity.keys import KeyPair, KeyRing
 from malletrain.identity.users import Munge
 from malletrain.protocol import env, sharing
+from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.protocol.health import HealthPlan, written
 from malletrain.store.store import Store
 from scavenger.interface import Scavenger, SchedulerError
@@ -130,6 +132,14 @@ class Components:
         self.transactions.close()
 
 
+def shape_of(agents: Agents, node: str) -> NodeShape | None:
+    """Return what a node has for the processes of a job; None if its agent is not connected."""
+    agent = agents.on(node)
+    if agent is None:
+        return None
+    return NodeShape(min(max(1, agent.cores), MAX_PROCESSES), agent.gpus, agent.node_class)
+
+
 def make_site_state(
     config: Config,
     store: Store,
@@ -158,6 +168,17 @@ def make_site_state(
     agents = Agents(outbox.post, accounts.of)
     failing = FailingNodes()
     cost = controller.settings.planning.cost
+    costs = RescaleCosts(cost.up_s, cost.down_s, cost.start_s)
+    curves = Curves(store, clock, controller, costs)
+    layouts = Layouts(
+        store,
+        clock,
+        audit,
+        partial(shape_of, agents),
+        curves,
+        events.append,
+        config.profiling.layout_time,
+    )
     rounds = RoundShell(
         config,
         clock,
@@ -168,6 +189,7 @@ def make_site_state(
         job_key_of,
         controller.state.lasts_s,
         failing,
+        layouts,
     )
     return SiteState(
         config=config,
@@ -179,7 +201,8 @@ def make_site_state(
         controller=controller,
         audit=audit,
         repository=repository,
-        curves=Curves(store, clock, controller, RescaleCosts(cost.up_s, cost.down_s, cost.start_s)),
+        curves=curves,
+        layouts=layouts,
         goals=JobGoals(store, clock, controller, metrics),
         lease_rows=LeaseRows(store),
         shares=ShareKeeper(controller, store),

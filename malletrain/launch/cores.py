@@ -9,7 +9,7 @@ user has chosen is not changed. Standard library only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 
 from malletrain.protocol import env
 
@@ -114,15 +114,6 @@ def threads_per_worker(core_count: int, processes: int, environment: Mapping[str
     if environment.get(THREADS_VARIABLE, "").strip():
         return 0
     return max(1, core_count // max(1, processes))
-
-
-def set_threads(processes: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the number of threads of the workers that this launcher starts, in the environment that
-    they inherit. ``processes``: number of worker processes of the job on the node.
-    """
-    threads = threads_per_worker(allowed_cores(environment), processes, environment)
-    if threads:
-        environment[THREADS_VARIABLE] = str(threads)
 
 
 def apply_threads(environment: Mapping[str, str], torch: object | None) -> None:

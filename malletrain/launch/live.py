@@ -24,6 +24,7 @@ from malletrain.launch import fabric
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
 from malletrain.launch.round_store import ReachedStore, ServedStore
+from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
@@ -36,6 +37,7 @@ from malletrain.protocol.messages import (
     Message,
     Phase,
     Round,
+    RoundLayout,
     StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
@@ -88,16 +90,23 @@ class _Worker:
 class LiveLauncher:
     """The workers of one live job on this node."""
 
-    def __init__(self, order: LaunchOrder, command: list[str]) -> None:
+    def __init__(
+        self, order: LaunchOrder, command: list[str], variables: WorkerVariables | None = None
+    ) -> None:
         """Start the workers.
 
         Args:
             order: the agent's order.
             command: command of one worker.
+            variables: sets the variables of the workers that follow from the layout of the node;
+                None: they stay.
         """
         self.order = order
         self.command = command
         self._loop = LaunchLoop(order)
+        self._variables = variables
+        self._layout = order.spec.layout
+        """Layout of the node for which the workers were started."""
         self._workers: list[_Worker] = []
         self._round: Round | None = None
         self._generation = 0
@@ -120,12 +129,24 @@ class LiveLauncher:
             if self._round is None or message.generation > self._round.generation:
                 self._round = message
                 self._places[message.generation] = message.group_rank
+                self._use_layout(message.layout or self.order.spec.layout)
                 self._announce(message)
         elif isinstance(message, Abort):
             for worker in self._workers:
                 if worker.connection is not None:
                     worker.connection.send({"abort": message.generation})
                     worker.unresponsive_s = worker.unresponsive_s or 0.0
+
+    def _use_layout(self, layout: RoundLayout) -> None:
+        """Stop the workers if the node is used in another layout from now on. They have saved; new
+        ones continue from the snapshot.
+        """
+        if layout == self._layout:
+            return
+        self.stop()
+        self._layout, self._last_phase = layout, (None, 0)
+        if self._variables is not None:
+            self._variables.set(layout)
 
     def _announce(self, message: Round) -> None:
         """Send a round to the workers. Serve its store if this is the node of rank 0."""
@@ -153,7 +174,7 @@ class LiveLauncher:
             return
         reached(FaultPoint.LAUNCHER_INVITES)
         worker.announced_round = message.generation
-        count = self.order.spec.nproc_per_node
+        count = self._layout.processes
         worker.connection.send(
             {
                 "round": message.generation,
@@ -173,7 +194,7 @@ class LiveLauncher:
     # --- the workers ---
 
     def _start_workers(self) -> None:
-        count = self.order.spec.nproc_per_node
+        count = self._layout.processes
         for local_rank in range(count):
             environment = {
                 **os.environ,
@@ -263,7 +284,7 @@ class LiveLauncher:
                 worker.child.process.kill()
 
     def _report_failures(self, failed_workers: list[tuple[_Worker, int]]) -> None:
-        generation, count = self._generation, self.order.spec.nproc_per_node
+        generation, count = self._generation, self._layout.processes
         came_up = all(w.ready for w in self._workers)
         self.stop()
         if not came_up and generation == 0:
@@ -290,7 +311,7 @@ class LiveLauncher:
         enters the round, which it may not have reported before it failed. Before its first round it
         has a separate log.
         """
-        count = self.order.spec.nproc_per_node
+        count = self._layout.processes
         for generation in (worker.announced_round, worker.running, 0):
             place = self._places.get(generation, 0)
             name = rank_log_name(generation, place * count + worker.local_rank)

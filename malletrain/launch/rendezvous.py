@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -44,6 +45,7 @@ from malletrain.protocol.messages import (
     Phase,
     Release,
     Round,
+    RoundLayout,
     StoreUp,
 )
 from malletrain.protocol.phases import AssignmentPhase
@@ -83,6 +85,8 @@ class DaemonRendezvous(RendezvousHandler):
         self._finishing_round = 0
         """Number of the round of which some workers have ended with code 0."""
         self._answered = False
+        self.on_layout: Callable[[RoundLayout | None], None] = lambda layout: None
+        """Called with the layout of the node in each round before it is joined."""
         self._closed = ""
         """Reason why there are no further rounds; empty if there may be."""
         self._agent = LauncherEnd(endpoint)
@@ -267,6 +271,7 @@ class DaemonRendezvous(RendezvousHandler):
         self._close_stores(pending.generation)
         os.environ[env.GENERATION] = str(pending.generation)
         fabric.set_network(os.environ, pending.interface)
+        self.on_layout(pending.layout)
         self._report(AssignmentPhase.RUNNING)
         store_info = RendezvousStoreInfo(USER_ADDRESS, store.local_port)
         return RendezvousInfo(store.store, pending.group_rank, pending.group_size, store_info)

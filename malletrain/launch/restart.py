@@ -24,15 +24,16 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousError
 
 from malletrain.launch import live
-from malletrain.launch.cores import set_threads
 from malletrain.launch.loop import order_from_arguments, stop_signal
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
 from malletrain.launch.script import script_command
+from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.memory.folder import MemoryFolder
 from malletrain.memory.keeper import Keeper
 from malletrain.protocol import env
 from malletrain.protocol.launcher_channel import LaunchOrder
+from malletrain.protocol.payloads import RoundLayout
 from malletrain.training.torch_private import node_agent
 
 MONITOR_INTERVAL_S = 0.05
@@ -64,30 +65,33 @@ def run(order: LaunchOrder) -> int:
     """Run the job's workers on this node, round after round. Returns the exit code. Raises
     SignalException after a stop that a signal requested.
     """
-    spec = order.spec
-    set_threads(spec.nproc_per_node)
+    spec, variables = order.spec, WorkerVariables()
+    variables.set(spec.layout)
     if spec.mode == "live":
-        return live.LiveLauncher(order, worker_command(order)).run()
+        return live.LiveLauncher(order, worker_command(order), variables).run()
     keeper = _keeper(order)
     handler = DaemonRendezvous(
         *(order.job, order.endpoint, order.host, order.join_timeout_s),
         keeper=keeper.address if keeper else "",
     )
     command = worker_command(order)
-    workers = node_agent(
-        WorkerSpec(
-            role="default",
-            local_world_size=spec.nproc_per_node,
-            rdzv_handler=handler,
-            entrypoint=command[0],
-            args=tuple(command[1:]),
-            max_restarts=_UNLIMITED,
-            monitor_interval=MONITOR_INTERVAL_S,
-        ),
-        handler,
-        order.stop_grace_s,
-        stop_signal(),
+    worker_spec = WorkerSpec(
+        role="default",
+        local_world_size=spec.nproc_per_node,
+        rdzv_handler=handler,
+        entrypoint=command[0],
+        args=tuple(command[1:]),
+        max_restarts=_UNLIMITED,
+        monitor_interval=MONITOR_INTERVAL_S,
     )
+
+    def use_layout(layout: RoundLayout | None) -> None:
+        # TorchElastic reads the number when it starts the workers of the round.
+        worker_spec.local_world_size = (layout or spec.layout).processes
+        variables.set(layout or spec.layout)
+
+    handler.on_layout = use_layout
+    workers = node_agent(worker_spec, handler, order.stop_grace_s, stop_signal())
     try:
         workers.run()
     except RendezvousClosedError as error:

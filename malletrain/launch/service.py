@@ -20,10 +20,10 @@ import sys
 import time
 from pathlib import Path
 
-from malletrain.launch.cores import set_threads
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import Child, LaunchLoop, last_words, order_from_arguments, stop_all
 from malletrain.launch.script import script_command
+from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
 from malletrain.protocol.job_files import SERVICE_LOG
 from malletrain.protocol.launcher_channel import LaunchOrder
@@ -153,7 +153,7 @@ def main() -> int:
     )
     if order is None:
         return 2
-    set_threads(order.spec.nproc_per_node)
+    WorkerVariables().set(order.spec.layout)
     return ServiceLauncher(order).run()
 
 

@@ -71,15 +71,15 @@ def main() -> int:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.run import main as torchrun
 
-    from malletrain.launch.cores import set_threads
     from malletrain.launch.loop import order_from_arguments
+    from malletrain.launch.worker_variables import WorkerVariables
 
     order = order_from_arguments(
         "malletrain.launch.torchrun", "Run one job on this node by torchrun."
     )
     if order is None:
         return 2
-    set_threads(order.spec.nproc_per_node)
+    WorkerVariables().set(order.spec.layout)
     rendezvous_handler_registry.register("malletrain", create_handler)
     torchrun(stock_arguments(order, Path(order.log_dir).with_name("torchrun")))
     return 0

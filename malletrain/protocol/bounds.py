@@ -14,6 +14,8 @@ import msgspec
 
 MAX_NODES = 100_000
 """Maximum number of nodes of a job."""
+MAX_PROCESSES = 4096
+"""Maximum number of processes of a job on one node, and of threads of one process."""
 MAX_ITEMS = 256
 """Maximum number of values of one metric in a message, and of nodes in one network probe."""
 MAX_FAILURES = 4096

@@ -21,6 +21,7 @@ PRIVATE: dict[str, str] = {
     EventKind.JOB_NOTICE: "The job's owner was told something.",
     EventKind.WORKERS_FAILED: "A round of the job broke.",
     EventKind.JOB_FAILED: "The job failed.",
+    EventKind.LAYOUT_FAILED: "The job failed in a layout of its nodes.",
     EventKind.JOB_HUNG: "Workers of the job hang.",
     EventKind.DRAIN_WITHOUT_SNAPSHOT: "The job stopped without a snapshot.",
     EventKind.COMMAND_RUN: "The job's owner ran a command on a node.",

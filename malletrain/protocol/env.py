@@ -33,9 +33,11 @@ LAUNCHER_PID = "MALLETRAIN_LAUNCHER_PID"
 LEASE = "MALLETRAIN_LEASE"
 LEASE_KEY = "MALLETRAIN_LEASE_KEY"
 LIVE = "MALLETRAIN_LIVE"
+LOADER_WORKERS = "MALLETRAIN_LOADER_WORKERS"
 LOG_DIR = "MALLETRAIN_LOG_DIR"
 LOG_LEVEL = "MALLETRAIN_LOG_LEVEL"
 MAX_WORLD_SIZE = "MALLETRAIN_MAX_WORLD_SIZE"
+MAX_WORLD_SIZE_OF_LAYOUTS = "MALLETRAIN_MAX_WORLD_SIZE_OF_LAYOUTS"
 MEMORY = "MALLETRAIN_MEMORY"
 MEMORY_LIMIT = "MALLETRAIN_MEMORY_LIMIT"
 MUNGE_SOCKET = "MALLETRAIN_MUNGE_SOCKET"
@@ -128,6 +130,10 @@ TABLE = (
     (FLAGS, "File that holds the number of the requested drain.", "agent", "training"),
     (MAX_WORLD_SIZE, "Number of the job's processes at its maximum number of nodes.", "agent",
      "training"),
+    (MAX_WORLD_SIZE_OF_LAYOUTS, "The same number in the layout of a node with the most processes, "
+     "if that is found by measuring (`--nproc-per-node auto`).", "agent", "training"),
+    (LOADER_WORKERS, "Number of loader workers of each process, for DataLoaders of the script that "
+     "name none (`--loader-workers`).", "launch", "training, script"),
     (AGENT, "Socket on which the agent talks with the launcher.", "agent", "launch"),
     (GENERATION, "Number of the round that a worker was started for.", "launch",
      "training, elastic"),

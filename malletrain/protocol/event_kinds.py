@@ -159,6 +159,23 @@ class EventKind(Word):
     JOB_SUBMITTED = ("job-submitted", "A user submitted a job; it waits in the admission queue.")
     JOB_STARTED = ("job-started", "A job without nodes gets nodes.")
     JOB_RESCALED = ("job-rescaled", "A running job gets more, fewer or other nodes.")
+    LAYOUT_CHANGED = (
+        "layout-changed",
+        "The processes of a job are started again on the same nodes, with other numbers of "
+        "processes, threads or loader workers (`layout`).",
+    )
+    LAYOUT_FOUND = (
+        "layout-found",
+        "The search for the best layout of a job's nodes has ended, or an earlier job had found "
+        "it; the sentence says why this one. The data have the layout, the default, the seconds of "
+        "the search, and the throughput in each layout that was measured (`rates`: processes, "
+        "threads, loader workers, samples/s).",
+    )
+    LAYOUT_FAILED = (
+        "layout-failed",
+        "The processes of a job failed in a layout other than the default. The layout is not tried "
+        "again, and the failure does not count.",
+    )
     JOB_SUSPENDED = (
         "job-suspended",
         "The job has fewer nodes than its minimum. It keeps its place and continues later.",

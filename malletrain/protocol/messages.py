@@ -17,6 +17,7 @@ import msgspec
 
 from malletrain.protocol.bounds import (
     MAX_ITEMS,
+    MAX_PROCESSES,
     MAX_WORTH_SIZES,
     Amount,
     Count,
@@ -61,6 +62,7 @@ from malletrain.protocol.payloads import MetricSample as MetricSample
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
 from malletrain.protocol.payloads import Notification as Notification
 from malletrain.protocol.payloads import Peer as Peer
+from malletrain.protocol.payloads import RoundLayout as RoundLayout
 from malletrain.protocol.payloads import SoftwareEnvironment as SoftwareEnvironment
 from malletrain.protocol.stacks import ShowStacks as ShowStacks
 from malletrain.protocol.stacks import Stacks as Stacks
@@ -143,6 +145,8 @@ class Hello(Message, frozen=True):
     """Keys of interpreters, as in Warm; None: this agent warms up none."""
     again: bool = False
     """Whether it repeats the last Hello on this connection, because no answer has arrived."""
+    cores: Rank = 0
+    """Number of cores that the processes of a job may use on the node; 0: not known."""
     version: Name | None = None
     """Version of the agent's malletrain; None: an earlier version that does not report it."""
 
@@ -346,6 +350,9 @@ class Assign(Message, frozen=True):
     host: str = ""
     memory_share: Amount = 0.0
     hand_over_bytes: Amount = 0.0
+    max_processes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROCESSES)] = 0
+    """Maximum number of the job's processes on a node in any of its rounds; 0: the number in its
+    specification."""
 
 
 class Round(Message, frozen=True):
@@ -365,6 +372,8 @@ class Round(Message, frozen=True):
     interface: str = ""
     address: str = ""
     members: tuple[Peer, ...] = ()
+    layout: RoundLayout | None = None
+    """How the job uses each of its nodes in this round; None: as its specification says."""
 
 
 class Drain(Message, frozen=True):

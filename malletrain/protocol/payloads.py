@@ -11,6 +11,7 @@ import msgspec
 
 from malletrain.protocol.bounds import (
     MAX_FAILURES,
+    MAX_PROCESSES,
     Amount,
     Code,
     Count,
@@ -24,6 +25,9 @@ from malletrain.protocol.bounds import (
 )
 from malletrain.protocol.farm import FarmSpec
 from malletrain.protocol.phases import AssignmentPhase
+
+TUNABLE = ("processes", "threads", "loader-workers")
+"""Parts of the layout of a node that can be found by measuring."""
 
 
 class SoftwareEnvironment(
@@ -61,6 +65,17 @@ class Notification(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """``mail``, ``webhook`` or ``command``."""
     on: tuple[str, ...]
     """Events to notify of: the job's ``start``, ``end``, ``failure``."""
+
+
+class RoundLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How the processes of a job use one node, the same on all nodes of a round."""
+
+    processes: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
+    """Number of worker processes on the node."""
+    threads: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROCESSES)] = 0
+    """Number of threads of each process; 0: the node's cores divided by the processes."""
+    loader_workers: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROCESSES)] = 0
+    """Number of loader workers of each process; 0: as the script has it."""
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,6 +139,20 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Class of nodes, or kind of slots, on which it runs; empty: any one class."""
     farm: FarmSpec | None = None
     """The tasks of a farm; None for other jobs."""
+    threads: int = 0
+    """Threads of each process; 0: the node's cores divided by the processes, unless the job's
+    environment names a number."""
+    loader_workers: int = 0
+    """Loader workers of each process for DataLoaders of the script that name no number; 0: none."""
+    tuned: tuple[str, ...] = ()
+    """Parts of the layout of a node that are found by measuring, of :data:`TUNABLE`."""
+
+    @property
+    def layout(self) -> RoundLayout:
+        """The layout of a node that the job asks for. An agent replaces 0 processes by the number
+        of its GPUs.
+        """
+        return RoundLayout(max(1, self.nproc_per_node), self.threads, self.loader_workers)
 
     @property
     def trains(self) -> bool:

@@ -244,6 +244,37 @@ class ShareView(View, frozen=True):
     """A sentence for users, if it got more or less than was due."""
 
 
+class TriedLayoutView(View, frozen=True):
+    """One layout of a node that is or was tried. ``rate``: samples/s with the half width of its
+    99 % interval; None before it is measured, or if it was measured at another scale. ``result``:
+    what became of it, as words.
+    """
+
+    processes: int
+    threads: int
+    loader_workers: int
+    rate: float | None
+    half_width: float | None
+    result: str
+
+
+class LayoutView(View, frozen=True):
+    """How a job uses each of its nodes, and how that was found."""
+
+    layout: str
+    """The layout of its newest round, as words."""
+    sentence: str
+    """How it was found, or how far the search is."""
+    searching: bool
+    """Whether the best layout is still being looked for."""
+    seconds: float
+    """Duration of the search so far."""
+    source: str
+    """Job that found the layout with which it began; empty if it began with the default."""
+    tried: tuple[TriedLayoutView, ...] = ()
+    """The layouts, the default first."""
+
+
 class JobDetail(View, frozen=True):
     """``malletrain show JOB``."""
 
@@ -268,6 +299,8 @@ class JobDetail(View, frozen=True):
     """Trainer in whose plan it is, as a phrase; empty if there is only one plan."""
     steps: StepTimesView | None = None
     """Where the time of its steps goes at its newest scale; None if not measured."""
+    layout: LayoutView | None = None
+    """Layout of its nodes; None if its owner has not asked for the best one."""
 
 
 class SeriesView(View, frozen=True):

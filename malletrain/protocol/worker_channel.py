@@ -162,6 +162,16 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class BatchFacts:
+    """How the training's samples are shared by the ranks. ``global_batch``: samples per step over
+    all ranks, the same at any number of ranks; None if each rank has a batch of its own.
+    """
+
+    sender: Sender
+    global_batch: int | None = None
+
+
+@dataclass(frozen=True)
 class WorkLeft:
     """Number of samples until the end of the training, over all ranks, from the sampler."""
 
@@ -187,6 +197,7 @@ Datagram = (
     | DrainDone
     | ScriptMetric
     | ModelFacts
+    | BatchFacts
     | WorkLeft
     | BetweenEpochs
 )
@@ -199,6 +210,7 @@ KINDS: dict[str, type[Any]] = {
     "drained": DrainDone,
     "metric": ScriptMetric,
     "profile": ModelFacts,
+    "batch": BatchFacts,
     "work": WorkLeft,
     "epoch": BetweenEpochs,
 }

@@ -36,6 +36,7 @@ from malletrain.protocol.views import (
 from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.hosts import host_sentences
+from malletrain.render.layouts import layouts
 from malletrain.render.palette import STATE_STYLES
 from malletrain.render.step_times import step_times
 from malletrain.render.text import (
@@ -308,6 +309,7 @@ def job(detail: JobDetail) -> RenderableType:
     parts: list[RenderableType] = [_facts(detail)]
     if not detail.spec.get("farm"):  # its tasks do not depend on each other: nothing is measured
         parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
+        parts += layouts(detail)
         parts += step_times(detail)
     if detail.rescales:
         parts += _steps(detail.rescales)
@@ -350,11 +352,18 @@ def _facts(detail: JobDetail) -> Table:
     for label, value in _software(spec.get("software") or {}):
         fact(label, value)
     processes = int(spec.get("nproc_per_node", 0))
+    tuned = "processes" in spec.get("tuned", ())
     shown = (
         f"{processes} process{'es' if processes > 1 else ''} each"
         if processes
+        else "the fastest number of processes"
+        if tuned
         else "a process for each GPU"
     )
+    for name in ("threads", "loader_workers"):
+        if number := int(spec.get(name, 0)):
+            noun = name.replace("_", " ").removesuffix("s")
+            shown += f", {number} {noun}{'s' if number > 1 else ''}"
     if farm:
         cores = int(farm.get("cpus", 0))
         shown = f"{cores} core{'s' if cores > 1 else ''} a task" if cores else "a task a node"

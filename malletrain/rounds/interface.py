@@ -227,6 +227,11 @@ class Rounds(Protocol):
         their reports.
         """
 
+    def outdate(self) -> None:
+        """Form a new round with the next plan, even if its nodes are the members of the newest
+        round: they are used in another layout.
+        """
+
     def tick(self, now: float) -> list[Action]:
         """Handle the time limits that have passed."""
 

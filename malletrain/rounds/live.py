@@ -256,8 +256,11 @@ class LiveRounds(RestartRounds):
     # --- steps: the state ---
 
     def drain(self, occurrence: Occurrence) -> list[Action]:
-        """Form the next round without a drain, unless no member stays."""
-        return self.form(occurrence) if self.survivors() else super().drain(occurrence)
+        """Form the next round without a drain, unless no member stays or all processes are
+        started again.
+        """
+        continues = self.survivors() and not self.outdated
+        return self.form(occurrence) if continues else super().drain(occurrence)
 
     def limit_hand_over(self, occurrence: Occurrence) -> list[Action]:
         """Limit the time for the round in which leavers pass on the state."""

@@ -61,6 +61,8 @@ class RestartRounds(RoundMachine):
     """Current maximum time of a drain, seconds."""
     lost_member: bool = False
     """Whether a member was lost since the newest round was formed."""
+    outdated: bool = False
+    """Whether the members of the newest round need another one although they stay the same."""
     view: View = ()
     failure: FailureGrace = field(default_factory=FailureGrace)
     ends: ScriptEnds = field(default_factory=ScriptEnds)
@@ -115,6 +117,10 @@ class RestartRounds(RoundMachine):
         self.lost_member = True
         self.failure.give_up(self.members, self.generation)
         return []
+
+    def outdate(self) -> None:
+        """Form a new round with the next plan, even if its nodes are the members."""
+        self.outdated = True
 
     # --- reports of the agents ---
 
@@ -395,6 +401,7 @@ class RestartRounds(RoundMachine):
         if too_few:
             return actions  # the controller plans again after the rejection, or these nodes must do
         same = set(ready) == set(self.members) and not coming and self.whole()
+        same = same and not self.outdated
         event = RoundEvent.ROUND_SUFFICES if same else RoundEvent.JOINERS_READY
         return actions + self.handle(occurrence.then(event))
 
@@ -467,7 +474,7 @@ class RestartRounds(RoundMachine):
         if not ready:
             self.stage = IDLE
             return actions
-        self.generation, self.stage = self.generation + 1, FORMING
+        self.generation, self.stage, self.outdated = self.generation + 1, FORMING, False
         self.deadline = occurrence.now + self.settings.join_s
         return [*actions, SaveRound(self.generation, ready, because_lost), *self._invite(ready[0])]
 

@@ -215,6 +215,9 @@ class ServiceRounds:
             self.deadline = now + self.settings.warmup_s if self.holdings.occupied else None
         return actions + self._announce() + self._settled()
 
+    def outdate(self) -> None:
+        """Do nothing: the processes of a service are independent."""
+
     def give_up(self) -> list[Action]:
         """Do nothing: members of a service make no steps."""
         return []

@@ -285,6 +285,46 @@ class CurveRow:
 
 
 @dataclass(frozen=True)
+class LayoutSearchRow:
+    """How one job looks for the best layout of its nodes."""
+
+    job: str
+    """Id of the job."""
+    node_class: str
+    """Class of the nodes."""
+    max_processes: int
+    """Maximum number of processes on a node in any of its layouts."""
+    search: Mapping[str, Any]
+    """A :class:`jpa.layout.LayoutSearch` as a mapping."""
+    layout: Mapping[str, int]
+    """Layout of its newest round: ``processes``, ``threads``, ``loader_workers``."""
+    facts: Mapping[str, Any]
+    """What its script has reported: ``saves``, ``global_batch``, ``own_batches``."""
+    source: str = ""
+    """Job that found the layout with which it began; empty if it began with the default."""
+
+
+@dataclass(frozen=True)
+class LayoutRow:
+    """Best layout of a node for a kind of jobs, for later jobs of that kind."""
+
+    key: str
+    """Profile key of the kind of jobs."""
+    node_class: str
+    """Class of the nodes."""
+    cores: int
+    """Number of cores of a node for which it was found."""
+    layout: Mapping[str, int]
+    """The layout: ``processes``, ``threads``, ``loader_workers``."""
+    facts: Mapping[str, Any]
+    """What the script of the job has reported."""
+    job: str
+    """Job that found it."""
+    updated: float
+    """Time at which the row was written."""
+
+
+@dataclass(frozen=True)
 class GoalRow:
     """Deadline, budget and work of a job, and their standing."""
 

@@ -18,6 +18,8 @@ from malletrain.store.records import (
     EventRow,
     GoalRow,
     JobRow,
+    LayoutRow,
+    LayoutSearchRow,
     LeaseRow,
     MetricRow,
     NodeSpanRow,
@@ -37,6 +39,8 @@ Row = TypeVar(
     RescaleRow,
     ProfileRow,
     CurveRow,
+    LayoutSearchRow,
+    LayoutRow,
     MetricRow,
     GoalRow,
     NodeSpanRow,
@@ -60,6 +64,9 @@ _JSON = frozenset(
         "learned",
         "interruptions",
         "arguments",
+        "search",
+        "layout",
+        "facts",
     }
 )
 NAN = -sys.float_info.max

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0007"
+HEAD = "0008"
 """The newest schema version: the revision of the last file in ``migrations/versions``.
 """
 
@@ -184,6 +184,30 @@ curves = Table(
     Column("flops", Float(53)),
     Column("job", _Id, nullable=False),
     Column("updated", Float(53), nullable=False, index=True),
+)
+
+layout_searches = Table(
+    "layout_searches",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("node_class", _Name, nullable=False),
+    Column("max_processes", Integer, nullable=False),
+    Column("search", Text, nullable=False),
+    Column("layout", Text, nullable=False),
+    Column("facts", Text, nullable=False),
+    Column("source", _Id, nullable=False),
+)
+
+layouts = Table(
+    "layouts",
+    metadata,
+    Column("key", _Id, primary_key=True),
+    Column("node_class", _Name, nullable=False),
+    Column("cores", Integer, nullable=False),
+    Column("layout", Text, nullable=False),
+    Column("facts", Text, nullable=False),
+    Column("job", _Id, nullable=False),
+    Column("updated", Float(53), nullable=False),
 )
 
 goals = Table(

@@ -38,6 +38,8 @@ from malletrain.store.records import (
     EventRow,
     GoalRow,
     JobRow,
+    LayoutRow,
+    LayoutSearchRow,
     LeaseRow,
     NodeSpanRow,
     ObservationRow,
@@ -154,6 +156,7 @@ JOB_TABLES = (
     schema.profiles,
     schema.metric_points,
     schema.goals,
+    schema.layout_searches,
 )
 
 
@@ -540,6 +543,25 @@ class Store:
         return self._db.all(
             query.order_by(table.c.updated.desc(), table.c.key).limit(limit), CurveRow
         )
+
+    def put_layout_search(self, row: LayoutSearchRow) -> LayoutSearchRow:
+        """Store how a job looks for its layout: insert or replace its row."""
+        self._db.put(schema.layout_searches, encode(row))
+        return row
+
+    def layout_search(self, job_id: str) -> LayoutSearchRow | None:
+        """Return how a job looks for its layout; None if it does not."""
+        table = schema.layout_searches
+        return self._db.one(select(table).where(table.c.job == job_id), LayoutSearchRow)
+
+    def put_layout(self, row: LayoutRow) -> None:
+        """Store the best layout of a node for a kind of jobs."""
+        self._db.put(schema.layouts, encode(row))
+
+    def layout(self, key: str) -> LayoutRow | None:
+        """Return the best layout of a node for this profile key; None if there is none."""
+        table = schema.layouts
+        return self._db.one(select(table).where(table.c.key == key), LayoutRow)
 
     # --- retention and totals ---
 

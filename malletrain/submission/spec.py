@@ -22,6 +22,7 @@ from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironm
 from malletrain.submission.curve_file import AUTO, VALUE_HELP, read_curve, read_value, span
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
+from malletrain.submission.layout import Choice, layout_choice
 from malletrain.submission.script import module_of, script_of
 from malletrain.submission.software import SoftwareOptions, software_of
 
@@ -140,7 +141,7 @@ def _service_value(
     live: bool,
     launcher: str,
     curve: Path | None,
-    nproc: int | None,
+    nproc: Choice,
 ) -> dict[str, float] | None:
     """Returns the value of nodes to a service; None for other jobs."""
     if not service:
@@ -153,7 +154,7 @@ def _service_value(
         raise SpecError(
             f"A service says what nodes are worth to it: --value FILE; accepted is {VALUE_HELP}."
         )
-    if live or launcher != "builtin" or curve is not None or (nproc or 1) > 1:
+    if live or launcher != "builtin" or curve is not None or nproc not in (None, 1, "1"):
         raise SpecError("A service runs one process on each node and is valued by --value; "
                         "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
@@ -247,7 +248,9 @@ def build(
     name: str | None = None,
     nodes: str | None = None,
     kind: str | None = None,
-    nproc_per_node: int | None = None,
+    nproc_per_node: Choice = None,
+    threads: Choice = None,
+    loader_workers: Choice = None,
     weight: float = 1.0,
     goal: str | None = None,
     curve: Path | None = None,
@@ -305,12 +308,6 @@ def build(
     else:
         name = checked_name(name, path.stem)
     weight = checked_weight(weight)
-    if nproc_per_node is not None and nproc_per_node < 1:
-        raise SpecError(
-            f"{nproc_per_node} processes per node is not possible; accepted is 1 or more. Leave "
-            "--nproc-per-node out for one on each GPU.",
-            "nproc_per_node",
-        )
     if live and launcher != "builtin":
         raise SpecError(
             "--live needs the builtin launcher: torchrun starts its workers anew in every round.",
@@ -320,6 +317,14 @@ def build(
     directory = working_directory(workdir)
     with about("env"):
         variables = parse_env(env)
+    mode = "service" if service else "live" if live else "restart"
+    layout = layout_choice(
+        *(nproc_per_node, threads, loader_workers),
+        mode=mode,
+        launcher=launcher,
+        has_curve=curve is not None,
+        variables=variables,
+    )
     with about("time_limit"):
         limit_s = time_limit_of(time_limit)
     with about("notify"):
@@ -359,12 +364,12 @@ def build(
         setup=setup or None,
         min_nodes=low,
         max_nodes=high,
-        nproc_per_node=1 if service else nproc_per_node or 0,
+        nproc_per_node=1 if service else layout.processes,
         weight=weight,
         goal="throughput" if service else goal or "",
         curve=rates,
         launcher=launcher,
-        mode="service" if service else "live" if live else "restart",
+        mode=mode,
         profile=profile and not service,
         profile_sizes=sizes,
         profile_key=profile_key or "",
@@ -380,4 +385,7 @@ def build(
         flops=flops,
         module=script if as_module else "",
         node_class=kind or "",
+        threads=layout.threads,
+        loader_workers=layout.loader_workers,
+        tuned=layout.tuned,
     )

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from malletrain.config.base import (
@@ -26,6 +26,7 @@ from malletrain.config.base import (
 )
 from malletrain.config.tomlfile import read_toml
 from malletrain.config.validation import problems_of
+from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.sweep.space import NAME as PARAMETER
 from malletrain.sweep.space import (
     TRIAL,
@@ -37,6 +38,8 @@ from malletrain.sweep.space import (
 )
 
 Direction = Literal["minimize", "maximize"]
+PositiveOrAuto = Annotated[int, Field(ge=1, le=MAX_PROCESSES)] | Literal["auto"]
+CountOrAuto = Annotated[int, Field(ge=0, le=MAX_PROCESSES)] | Literal["auto"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,47}")
 """Form of a sweep's name; the names of its trials' jobs append a number."""
 STORED = "stored"
@@ -144,7 +147,15 @@ class JobSection(Section):
     kind: str | None = key(
         None, description="Kind of slots, or class of nodes, on which trials run; not given: any."
     )
-    nproc_per_node: int | None = key(None, ge=1, description="Worker processes on each node.")
+    nproc_per_node: PositiveOrAuto | None = key(
+        None, description='Worker processes on each node, or "auto": found by measuring.'
+    )
+    threads: PositiveOrAuto | None = key(None, description='Threads of each process, or "auto".')
+    loader_workers: CountOrAuto | None = key(
+        None,
+        description="Loader workers of each process, for DataLoaders that name no number, or "
+        '"auto".',
+    )
     weight: float = key(
         1.0, gt=0, description="Weight of the most promising trial relative to other jobs."
     )

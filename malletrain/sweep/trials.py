@@ -58,6 +58,8 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
             nodes=job.nodes,
             kind=job.kind,
             nproc_per_node=job.nproc_per_node,
+            threads=job.threads,
+            loader_workers=job.loader_workers,
             weight=job.weight,
             goal=job.goal,
             setup=job.setup,

@@ -34,15 +34,20 @@ def nodes() -> int:
         return 1
 
 
-def max_world(world_size: int | None = None) -> int:
+def max_world(world_size: int | None = None, global_batch_size: int | None = None) -> int:
     """Return the job's maximum number of ranks, as set by the agent; outside MalleTrain
     ``world_size``.
 
     Args:
         world_size: current number of ranks. Default: that of :func:`rank_and_world`.
+        global_batch_size: samples per step over all ranks. If the number of processes of a node is
+            found by measuring, layouts with more ranks than these samples are left out. None if
+            each rank has a batch of its own: such layouts are all left out.
     """
     current = rank_and_world()[1] if world_size is None else world_size
     try:
-        return max(current, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
+        most = max(current, int(os.environ.get(env.MAX_WORLD_SIZE, "1")))
+        most_of_layouts = int(os.environ.get(env.MAX_WORLD_SIZE_OF_LAYOUTS, "0"))
     except ValueError:
         return current
+    return max(most, min(most_of_layouts, global_batch_size or 0))

@@ -30,6 +30,7 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.flags import FlagsReader
 from malletrain.protocol.job_files import STACKS_FILE, STACKS_SIGNAL
 from malletrain.protocol.worker_channel import (
+    BatchFacts,
     BetweenEpochs,
     Datagram,
     ModelFacts,
@@ -406,6 +407,17 @@ def describe(parameters: int | None = None, flops_per_sample: float | None = Non
     worker = _worker or _connect()
     if worker is not None:
         worker.put(ModelFacts(worker.sender, parameters, flops_per_sample))
+
+
+def tell_batch(rank: int, global_batch_size: int | None) -> None:
+    """Report how the ranks share the samples of a step, once for each sampler.
+
+    Args:
+        rank: rank of this process; rank 0 reports.
+        global_batch_size: samples per step over all ranks; None if each rank has its own batch.
+    """
+    if rank == 0:
+        send(BatchFacts, global_batch=global_batch_size)
 
 
 def flush() -> None:

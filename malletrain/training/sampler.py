@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from malletrain.training import loader_workers
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
-from malletrain.training.report import tell
+from malletrain.training.report import tell, tell_batch
 
 _STATE_VERSION = 1
 
@@ -72,7 +73,7 @@ class ElasticSampler(CountedEpochs):
         self.rank = default_rank if rank is None else rank
         self.world_size = default_world_size if world_size is None else world_size
         if max_world_size is None:
-            max_world_size = max_world(self.world_size)
+            max_world_size = max_world(self.world_size, global_batch_size)
         self.max_world_size = max_world_size
         self.num_samples = num_samples
         self.seed = seed
@@ -94,6 +95,8 @@ class ElasticSampler(CountedEpochs):
         self._iteration_start = (0, 0)
         """Epoch and position at which this iteration began."""
         super().__init__()
+        tell_batch(self.rank, global_batch_size)
+        loader_workers.install()
         self._order: tuple[tuple[int, int], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

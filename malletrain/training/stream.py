@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 from malletrain.training.epoch_plan import order, piece, whole_number
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
-from malletrain.training.report import tell
+from malletrain.training.report import tell, tell_batch
 from malletrain.training.side_group import new_side_group
 from malletrain.training.step_times import waits_counted
 from malletrain.training.stream_deal import Cursor, Deal, StreamPosition, deal
@@ -319,7 +319,7 @@ class ElasticStream(CountedEpochs):
         default_rank, default_world_size = rank_and_world()
         self.rank = default_rank if rank is None else rank
         self.world_size = default_world_size if world_size is None else world_size
-        self.max_world_size = max_world_size or max_world(self.world_size)
+        self.max_world_size = max_world_size or max_world(self.world_size, global_batch_size)
         if (global_batch_size is None) == (batch_size is None):
             raise ValueError(
                 "ElasticStream needs exactly one of global_batch_size (over all ranks) and "
@@ -337,6 +337,7 @@ class ElasticStream(CountedEpochs):
                 f"{self.max_world_size} ranks the job may have. Raise global_batch_size or submit "
                 "the job with fewer nodes at most."
             )
+        tell_batch(self.rank, global_batch_size)
         self.shards = shards
         self.seed, self.shuffle = seed, shuffle
         self.num_workers = num_workers

@@ -24,7 +24,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -132,7 +132,12 @@ class SubmitForm(BaseModel):
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     kind: Annotated[str, Field(max_length=64)] | None = None
     """Kind of slots, or class of nodes."""
-    nproc_per_node: Annotated[int, Field(ge=1, le=4096)] | None = None
+    nproc_per_node: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] | None = None
+    """Processes on each node; `auto`: found by measuring."""
+    threads: Annotated[int, Field(ge=1, le=4096)] | Literal["auto"] | None = None
+    """Threads of each process."""
+    loader_workers: Annotated[int, Field(ge=0, le=4096)] | Literal["auto"] | None = None
+    """Loader workers of each process, for DataLoaders that name no number."""
     venv: Text | None = None
     conda: Text | None = None
     container: Text | None = None
@@ -158,6 +163,8 @@ class SubmitForm(BaseModel):
             weight=self.weight,
             kind=self.kind,
             nproc_per_node=self.nproc_per_node,
+            threads=self.threads,
+            loader_workers=self.loader_workers,
             software=software,
         )
         return with_snapshots_bound(spec)

@@ -19,7 +19,13 @@ from tests.benchmarks.test_help import MODULES, is_command
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = sorted(
-    {*needs.JOBSCRIPTS, "ray", "torchft", *(m for each in needs.EXTRAS.values() for m in each)}
+    {
+        *needs.JOBSCRIPTS,
+        "ray",
+        "submitit",
+        "torchft",
+        *(m for each in needs.EXTRAS.values() for m in each),
+    }
 )
 BLOCKER = f"""
 import sys

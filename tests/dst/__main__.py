@@ -30,10 +30,14 @@ def main() -> int:
     parser.add_argument(
         "--profiles", action=argparse.BooleanOptionalAction, help="of sites that profile only"
     )
+    parser.add_argument(
+        "--layouts", action="store_true", help="jobs in restart mode look for the best layout"
+    )
     options = parser.parse_args()
+    chosen = (options.modes, options.profiles, options.layouts)
     if options.seed is not None:
         shown = print if options.trace else None
-        outcome = live(options.seed, options.only, shown, options.modes, options.profiles)
+        outcome = live(options.seed, options.only, shown, *chosen)
         print(
             f"seed {outcome.seed}: {outcome.trace[:16]}, {outcome.lasted_s:.1f} s, "
             f"{outcome.jobs}, {outcome.happened}"
@@ -46,7 +50,7 @@ def main() -> int:
     for seed in range(first, first + options.seeds):
         if options.seconds is not None and time.monotonic() - began > options.seconds:
             break
-        outcome = live(seed, options.only, None, options.modes, options.profiles)
+        outcome = live(seed, options.only, None, *chosen)
         done, virtual_s = done + 1, virtual_s + outcome.lasted_s
         if outcome.broken:
             failed.append(seed)

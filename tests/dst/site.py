@@ -283,6 +283,7 @@ class Site:
             (session, "become_subreaper", nothing),
             (session, "sweep", lambda: NoForkServers().sweep(0.0)),
             (session, "networks", tuple),
+            (session, "allowed_cores", lambda environment: 4),
             (session, "interface_of", lambda *args: ""),
             (jobrun, "FlagsWriter", self._flags),
             (jobrun, "start_launcher", self._launcher),

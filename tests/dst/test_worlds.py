@@ -18,6 +18,7 @@ from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.parties import Accounts
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.engine.state import TransactionOutbox
+from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.leases.silent_leases import Strays
 from malletrain.rounds.holdings import Holdings
 from malletrain.rounds.interface import RoundSettings
@@ -55,6 +56,26 @@ def test_nothing_is_lost_whatever_goes_wrong(part, any_seed, monkeypatch):
         assert not outcome.broken, (
             f"{outcome.broken[0]}\nagain: python -m tests.dst --seed {seed} --trace"
         )
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_nothing_is_lost_in_searches_for_a_layout(part, any_seed, monkeypatch):
+    check_transitions(monkeypatch)
+    changes, enter = [], Layouts.enter
+
+    def counted(layouts, run):
+        changes.extend([run.row.id] if run.tuner is not None and run.tuner.must_change else [])
+        enter(layouts, run)
+
+    monkeypatch.setattr(Layouts, "enter", counted)
+    first = any_seed(777_000 + part * 1000)
+    for seed in range(first, first + SEEDS_EACH):
+        outcome = live(seed, modes=("restart",), layouts=True)
+        assert not outcome.broken, (
+            f"{outcome.broken[0]}\nagain: python -m tests.dst --seed {seed} --modes restart "
+            "--layouts --trace"
+        )
+    assert changes, "no job has changed its layout"
 
 
 # A service of which one process had done its work; leases of a user without jobs; an agent's answer

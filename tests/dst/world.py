@@ -64,7 +64,7 @@ class Outcome:
 class World:
     """A site. ``kinds``: of faults that may happen, None: all. ``shown`` takes the lines of the
     trace; ``modes``: of the jobs, None: any; ``profiles``: whether they are profiled, None: as
-    drawn.
+    drawn; ``layouts``: whether jobs in restart mode look for the best layout of their nodes.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class World:
         shown: Any = None,
         modes: Collection[str] | None = None,
         profiles: bool | None = None,
+        layouts: bool = False,
     ) -> None:
         self.seed, self.kinds, self._shown, self.modes = seed, kinds, shown, modes
+        self._layouts = layouts
         self.rng = rng = Random(seed)
         self.apart = Random(f"{seed} apart")
         """What is drawn from it changes nothing of what else is drawn."""
@@ -152,6 +154,7 @@ class World:
             profile=self.profiles,
             profile_key=name,
             key=f"submission-{number}",
+            tuned=("loader-workers",) if self._layouts and mode == "restart" else (),
         )
 
     # --- what happened ---
@@ -277,6 +280,7 @@ def live(
     shown: Any = None,
     modes: Collection[str] | None = None,
     profiles: bool | None = None,
+    layouts: bool = False,
 ) -> Outcome:
     """The day of this seed."""
-    return World(seed, kinds, shown, modes, profiles).run()
+    return World(seed, kinds, shown, modes, profiles, layouts).run()

@@ -120,7 +120,9 @@ class CommandOperations:
         for name in run.rounds.members:
             agent = self._state.agents.on(name)
             gpus = agent.gpus if agent is not None else 0
-            count += run.spec.nproc_per_node or max(1, gpus)
+            layout = self._state.layouts.of_round(run)
+            own = run.spec.nproc_per_node if layout is None else layout.processes
+            count += own or max(1, gpus)
             if rank < count:
                 if agent in agents and agent is not None:
                     return agent

@@ -23,6 +23,7 @@ from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import RankTimes
 from malletrain.core.trainers import Trainer
+from malletrain.daemon.api.layout_view import layout_view
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
@@ -35,6 +36,7 @@ from malletrain.protocol.views import (
     InterruptionView,
     JobDetail,
     JobView,
+    LayoutView,
     ProfileView,
     RankTimesView,
     RateView,
@@ -400,6 +402,7 @@ class JobViews:
             self._slow(row),
             of_job(self._state, row.id),
             self._step_times(row, observations),
+            self._layout(row, spec),
         )
         return detail if may_manage else detail_for_others(detail)
 
@@ -414,6 +417,13 @@ class JobViews:
                 return steps_view(now)
         newest = max(observations, key=lambda each: each.time, default=None)
         return None if newest is None else steps_view(newest.step_times)
+
+    def _layout(self, row: JobRow, spec: messages.JobSpec) -> LayoutView | None:
+        """Return the layout of its nodes and the search for it."""
+        run = self._state.runs.get(row.id)
+        if run is not None and run.tuner is not None:
+            return layout_view(run.tuner.row, run.tuner.search)
+        return layout_view(self._state.store.layout_search(row.id) if spec.tuned else None, None)
 
     def share(self, party: str) -> ShareView | None:
         """Return the share of a party; None if shares are not counted."""

@@ -83,6 +83,8 @@ class LeasedAgent:
     """Networks of the node."""
     gpus: int = 0
     """Number of GPUs of the node."""
+    cores: int = 0
+    """Number of cores that the processes of a job may use there; 0 if unknown."""
     outdated: str = ""
     """Why the agent is replaced as soon as it has no job, as a sentence: it has another version of
     malletrain. Empty if it has the daemon's version.

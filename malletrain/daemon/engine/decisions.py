@@ -27,6 +27,7 @@ from malletrain.core.commands import (
 from malletrain.core.events import JobState, Tick
 from malletrain.daemon.engine.reachability import Reachability
 from malletrain.daemon.engine.state import SiteState
+from malletrain.daemon.jobs.layout_tuner import layout_record
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
@@ -204,6 +205,15 @@ class Decisions:
             started=now if run.row.started is None else run.row.started,
         )
         self._state.goals.charge(run.row.id)
+        if isinstance(command, Rescale) and command.new_layout and run.tuner is not None:
+            run.rounds.outdate()
+            layout = run.tuner.search.layout
+            sentence = f"Its processes are started again on the same nodes, each as {layout}."
+            self._state.audit.record(
+                EventKind.LAYOUT_CHANGED, sentence, job=run.row.id, layout=layout_record(layout)
+            )
+            self._move(run, command.nodes, now, command.within_s)
+            return
         within = command.within_s if isinstance(command, Rescale) else None
         self._state.audit.record(
             EventKind.JOB_STARTED if isinstance(command, Start) else EventKind.JOB_RESCALED,

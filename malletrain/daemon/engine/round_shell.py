@@ -23,6 +23,7 @@ from malletrain.core.fabric import Fabric, choose
 from malletrain.core.sick_nodes import FailingNodes
 from malletrain.core.state_memory import HandOverTime
 from malletrain.daemon.engine.agents import Agents
+from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.backends import notice_of
@@ -71,6 +72,7 @@ class RoundShell:
         job_key_of: returns the secret that a job's processes share, as hexadecimal text.
         lasts_of: returns for how long a node is expected to last, seconds; None if unknown.
         failing: counts failures by node.
+        layouts: decides the layout of the nodes of each round.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class RoundShell:
         job_key_of: Callable[[str], str],
         lasts_of: Callable[[str], float | None],
         failing: FailingNodes,
+        layouts: Layouts,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -94,6 +97,7 @@ class RoundShell:
         self.job_key_of = job_key_of
         self._lasts_of = lasts_of
         self._failing = failing
+        self._layouts = layouts
         self.measured: dict[str, NetworkView] = {}
         """Class of nodes → measurement of its network."""
         self.nodes_in_all: int | None = None
@@ -131,6 +135,7 @@ class RoundShell:
                         run.row.members, action.members, self._clock.now(), lost=True
                     )
                 run.monitor.forming(action.generation, action.members, self._clock.now())
+                self._layouts.enter(run)
                 self._repository.save(run, generation=action.generation, members=action.members)
                 self._audit.record(
                     EventKind.ROUND_FORMED,
@@ -194,6 +199,9 @@ class RoundShell:
         if action.expected:
             self._feed(RoundInterrupted(run.row.id))
             return
+        if self._layouts.failed(run, action.sentence[:MAX_REASON_LENGTH]):
+            self._feed(RoundInterrupted(run.row.id))
+            return
         first = action.failures[0] if action.failures else None
         if len(failed_nodes := self._nodes_of(run, action)) == 1:
             name, [node] = run.spec.sweep or run.row.id, failed_nodes
@@ -216,24 +224,26 @@ class RoundShell:
         )
         self._feed(WorkersFailed(run.row.id, sentence))
 
-    @staticmethod
-    def _nodes_of(run: ActiveJob, action: Broke) -> set[str]:
+    def _nodes_of(self, run: ActiveJob, action: Broke) -> set[str]:
         """Return the nodes on which workers failed by themselves."""
-        each, members = run.spec.nproc_per_node, run.rounds.members
+        layout, members = self._layouts.of_round(run), run.rounds.members
+        each = run.spec.nproc_per_node if layout is None else layout.processes
         places = {f.rank // each for f in action.failures if each and not secondary(f)}
         return {members[place] for place in places if 0 <= place < len(members)}
 
     def _assign(self, run: ActiveJob, node: str) -> messages.Assign:
         jobs, chosen = self._config.jobs, self.networks([node])
+        max_processes = self._layouts.max_processes(run, node)
         return messages.Assign(
             run.row.id,
-            run.spec,
+            self._layouts.with_layout(run),
             stop_grace_s=jobs.stop_grace,
             join_timeout_s=jobs.join_timeout,
             key=self.job_key_of(run.row.id),
             host=chosen.places[node].address if chosen and node in chosen.places else "",
             memory_share=jobs.snapshot_memory,
             hand_over_bytes=self.hand_over([node]).bytes,
+            max_processes=max_processes,
         )
 
     def hand_over(self, nodes: Sequence[str]) -> HandOverTime:
@@ -256,6 +266,7 @@ class RoundShell:
             port,
             interface=interface,
             address=address,
+            layout=self._layouts.of_round(run),
         )
 
     def place(self, run: ActiveJob, node: str) -> tuple[str, str]:

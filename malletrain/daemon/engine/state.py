@@ -24,6 +24,7 @@ from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.jobs.curves import Curves
 from malletrain.daemon.jobs.goals import JobGoals
+from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
 from malletrain.daemon.site.audit_log import AuditLog
 from malletrain.daemon.site.clock import Clock, happens
@@ -204,6 +205,7 @@ class SiteState:
     audit: AuditLog
     repository: JobRepository
     curves: Curves
+    layouts: Layouts
     goals: JobGoals
     lease_rows: LeaseRows
     shares: ShareKeeper

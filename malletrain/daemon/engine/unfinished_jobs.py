@@ -145,6 +145,7 @@ class UnfinishedJobs:
             JobMonitor(row.samples, row.samples_before, row.generation),
             checkpointed_at=state.clock.now(),
         )
+        run.tuner = state.layouts.restore(row.id, spec)
         state.runs[row.id] = run
         curve = ScalingCurve.of((int(k), v) for k, v in spec.curve.items()) if spec.curve else None
         quotas = state.parties.quotas(spec.owner)
@@ -174,6 +175,7 @@ class UnfinishedJobs:
                 quotas=quotas,
                 trainer=state.parties.trainer(spec.owner),
                 node_class=spec.node_class,
+                seeks_layout=bool(spec.tuned) and not (run.tuner and run.tuner.is_announced),
             )
         )
         if not spec.trains and curve is not None:
@@ -227,7 +229,12 @@ class UnfinishedJobs:
         return run
 
     def progressed(self, run: ActiveJob, record: messages.Progress) -> None:
-        """Pass a job's progress to the controller, at the interval of its state."""
+        """Pass a job's progress to the search for its layout, and to the controller at the interval
+        of the job's state.
+        """
+        if self._state.layouts.measure(run, record):
+            with self._transactions.begin():
+                self._state.layouts.follow(run)
         if not self._state.config.profiling.enabled:
             return
         run.counts.add_report(record)

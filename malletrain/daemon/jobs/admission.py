@@ -22,9 +22,10 @@ from malletrain.config.containers import ContainersSection
 from malletrain.core.events import BY_ITS_OWNER
 from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
-from malletrain.protocol.bounds import JOB_ID, MAX_NODES
+from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
+from malletrain.protocol.payloads import TUNABLE
 from malletrain.protocol.task_template import OUTPUT, expand, problems
 
 
@@ -52,7 +53,6 @@ def with_site_software(spec: JobSpec, site: ContainersSection) -> JobSpec:
     return msgspec.structs.replace(spec, software=software, python=python)
 
 
-MAX_PROCESSES = 4096
 """Maximum number of processes of one job on one node."""
 MAX_PROFILE_SIZES = 100
 """Maximum number of sizes to profile at. A profile visits far fewer."""
@@ -309,10 +309,30 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         )
     if spec.mode == "live" and spec.launcher != "builtin":
         return "Live mode needs the builtin launcher: torchrun restarts its workers in every round."
+    if problem := _layout_problem(spec):
+        return problem
     if spec.on_hang not in ("tell", "restart"):
         return f"The action at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    return ""
+
+
+def _layout_problem(spec: messages.JobSpec) -> str:
+    """Return what is wrong with the layout of a node, as a sentence; empty if nothing is."""
+    for number, what in ((spec.threads, "threads"), (spec.loader_workers, "loader workers")):
+        if not 0 <= number <= MAX_PROCESSES:
+            return f"A process has 0 to {MAX_PROCESSES} {what}, not {number}; 0 for the default."
+    unknown = sorted(set(spec.tuned) - set(TUNABLE))
+    if unknown or len(set(spec.tuned)) < len(spec.tuned):
+        return f"What is found by measuring is some of {', '.join(TUNABLE)}, each once."
+    if spec.tuned and (not spec.trains or spec.launcher != "builtin"):
+        return (
+            "The layout of a node is found by measuring only for trainings under the builtin "
+            "launcher; give numbers instead of auto."
+        )
+    if spec.tuned and spec.curve is not None:
+        return "A given curve holds for one layout of the nodes; give numbers instead of auto."
     return ""
 
 

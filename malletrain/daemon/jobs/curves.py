@@ -133,7 +133,7 @@ class Curves:
             for job, spec in jobs:
                 if job not in rows:
                     node_class = self._most_frequent_class()
-                    row = ProfileRow(job, self._key(spec, node_class), node_class)
+                    row = ProfileRow(job, self.key_of(spec, node_class), node_class)
                     rows[job] = self._store.put_profile(row)
         rows_by_key = self._store.many.curves(row.key for row in rows.values() if not row.learned)
         beginnings = []
@@ -187,7 +187,7 @@ class Curves:
             # at its submission there may have been no node
             node_class = self._most_frequent_class()
             if node_class != row.node_class:  # its script is read for that: once
-                row = replace(row, key=self._key(spec, node_class), node_class=node_class)
+                row = replace(row, key=self.key_of(spec, node_class), node_class=node_class)
                 self._store.put_profile(row)
             class_and_processes = node_class, spec.nproc_per_node
             if class_and_processes not in read:
@@ -269,7 +269,7 @@ class Curves:
         )
         if not row.key or node_class == row.node_class:
             return row
-        return replace(row, key=self._key(spec, node_class), node_class=node_class)
+        return replace(row, key=self.key_of(spec, node_class), node_class=node_class)
 
     def _storage(self, row: ProfileRow, spec: messages.JobSpec) -> _Stored:
         now = self._clock.now()
@@ -281,7 +281,8 @@ class Curves:
         return max(nodes_by_class, key=lambda c: (nodes_by_class[c], c), default="default")
 
     @staticmethod
-    def _key(spec: messages.JobSpec, node_class: str) -> str:
+    def key_of(spec: messages.JobSpec, node_class: str) -> str:
+        """Return the profile key of a job on a class of nodes."""
         try:
             with open(spec.script, "rb") as file:
                 script = file.read(MAX_SCRIPT_BYTES)
@@ -295,7 +296,7 @@ class Curves:
             node_class,
             spec.nproc_per_node,
             user_key=user_key,
-            software=_identity(spec.software),
+            software=(*_identity(spec.software), *_layout_identity(spec)),
         )
 
 
@@ -329,6 +330,15 @@ def _identity(software: messages.SoftwareEnvironment | None) -> tuple[str, ...]:
         "modules": " ".join(software.modules),
     }
     return tuple(f"{kind}={value}" for kind, value in named.items() if value)
+
+
+def _layout_identity(spec: messages.JobSpec) -> tuple[str, ...]:
+    """Return the parts of the layout of a node that distinguish two jobs of one script."""
+    return (
+        *((f"threads={spec.threads}",) if spec.threads else ()),
+        *((f"loader workers={spec.loader_workers}",) if spec.loader_workers else ()),
+        *(f"{part}=auto" for part in sorted(spec.tuned)),
+    )
 
 
 def _positive(value: object) -> float | None:

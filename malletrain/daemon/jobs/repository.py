@@ -21,6 +21,7 @@ from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
 from malletrain.core.step_times import RankTimes, breakdown
 from malletrain.core.thinning import MAX_POINTS, thinned, width
+from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, RescaleRecord, SampleCount
 from malletrain.daemon.jobs.step_windows import StepWindows
@@ -240,6 +241,8 @@ class ActiveJob:
     """
     counts: SampleCount = field(default_factory=SampleCount)
     """Samples of its newest round at a common time."""
+    tuner: LayoutTuner | None = None
+    """Search for the layout of its nodes; None if it has not begun or is not requested."""
     steps: StepWindows = field(default_factory=StepWindows)
     """Where the time of its steps goes."""
     series: dict[str, GrowingSeries] = field(default_factory=dict)

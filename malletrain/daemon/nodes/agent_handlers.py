@@ -197,6 +197,9 @@ class AgentHandlers:
                 self._lost(agent, "the connection of its agent ended and did not come back")
         for run in list(state.runs.values()):
             warn_of_silence(state, self._transactions, run, now)
+            if state.layouts.is_silent(run):
+                with self._transactions.begin():
+                    state.layouts.give_up(run)
         with self._transactions.begin():
             self.arrivals.look(now)
         self.probes.tick(now)
@@ -283,7 +286,8 @@ class AgentHandlers:
                     )
             self._seen(agent, peer)
             agent.host, agent.networks = hello.host, with_addresses(hello.networks)
-            agent.gpus, agent.outdated = hello.gpus, _outdated_reason(hello.version)
+            agent.gpus, agent.cores = hello.gpus, hello.cores
+            agent.outdated = _outdated_reason(hello.version)
             self._commands.interrupted(lease)
             if new:
                 agent.warm = hello.warm

@@ -23,6 +23,7 @@ from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
 from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
 from malletrain.protocol import messages
+from malletrain.protocol.bounds import MAX_PROCESSES
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.rows import stored_text
 
@@ -138,6 +139,8 @@ class AgentReports:
                 state.repository.notice(run, message.sentence)
             if message.kind == "snapshot" and message.data:
                 state.repository.save(run, snapshot=message.data)
+            elif message.kind == "layout":
+                state.layouts.learned(run, message.data)
             elif message.kind == "work":
                 for event in state.goals.work_left(run, message.data):
                     self._transactions.feed(event)
@@ -225,4 +228,6 @@ class AgentReports:
 
 
 def _ranks(spec: messages.JobSpec) -> int:
+    if "processes" in spec.tuned:
+        return spec.largest * MAX_PROCESSES
     return spec.largest * (spec.nproc_per_node or MAX_GPUS)

@@ -135,7 +135,12 @@ export function job(main, [id = ""]) {
 
   function steps() {
     const names = history.parts.map((part) => PARTS[part] ?? part);
-    replace(places.steps, detail.steps && h("p", {}, detail.steps.advice),
+    const { layout } = detail;
+    const tried = layout?.tried.filter((each) => each.rate !== null) ?? [];
+    replace(places.steps, layout && h("p", {}, `Each node: ${layout.layout}. ${layout.sentence}`),
+      tried.length ? table("Layouts of a node", [["Processes", "number"], ["Threads", "number"], ["Loader workers", "number"], ["Samples/s", "number"], ["Result", ""]],
+        tried.map((each) => [each.processes, each.threads, each.loader_workers, rate(each.rate), each.result])) : "",
+      detail.steps && h("p", {}, detail.steps.advice),
       history.steps.length ? shares("Share of a step over time, since this page is served", history.steps, names)
         : h("p", { class: "none" }, "Not measured yet."));
   }

@@ -129,6 +129,21 @@ def test_drains_and_the_ability_to_serve_them(reports, daemon):
     assert daemon.got == []
 
 
+def test_facts_about_layouts_are_sent_for_jobs_that_look_for_one(reports, daemon):
+    facts = (local.Capable(sender()), local.BatchFacts(sender(), 64), local.BatchFacts(sender()))
+    for fact in facts:
+        reports.take(fact)
+    assert daemon.got == []
+    tuned = WorkerReports("j1", daemon.send, tuned=True)
+    for fact in facts:
+        tuned.take(fact)
+    assert [(m.kind, m.data) for m in daemon.got] == [
+        ("layout", {"saves": True, "generation": 1}),
+        ("layout", {"global_batch": 64, "generation": 1}),
+        ("layout", {"global_batch": None, "generation": 1}),
+    ]
+
+
 def test_training_without_anything_to_save_is_noticed(reports):
     assert not reports.trains_unsaved(1), "nobody has begun"
     reports.take(progress(1))

@@ -18,8 +18,10 @@ from malletrain.agent.sharing import (
     watch_of,
 )
 from malletrain.launch import cores
+from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.memory import folder
 from malletrain.protocol import messages
+from malletrain.protocol.payloads import RoundLayout
 from malletrain.protocol.sharing import SharingRules, read, written
 from tests.malletrain.agent.launchers import OBEDIENT, running
 from tests.malletrain.agent.test_launch import order, place
@@ -130,7 +132,7 @@ def test_threads_of_a_process(tmp_path, monkeypatch, cpus, processes, own, threa
     launch = order(tmp_path, nproc_per_node=processes, env=own)
     inside = job_environment(place(tmp_path, {}, cpus=cpus), launch, flags="/f")
     assert inside.get("OMP_NUM_THREADS") == own.get("OMP_NUM_THREADS")
-    cores.set_threads(processes, inside)
+    WorkerVariables(inside).set(RoundLayout(processes))
     assert inside["OMP_NUM_THREADS"] == threads
 
 

@@ -12,6 +12,8 @@ from malletrain.core.events import (
     JobCancelled,
     JobCompleted,
     JobState,
+    LayoutDue,
+    LayoutFound,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -341,3 +343,24 @@ def test_a_wake_up_is_never_at_a_time_that_rounding_has_not_reached(start):
         for name, record in c.jobs.items():
             if record.rescaling:
                 c.handle(RescaleFinished(name), now)
+
+
+# --- the layout of the nodes ---
+
+
+def test_another_layout_restarts_the_workers_on_the_same_nodes():
+    c = controller()
+    now = running(c)
+    again = [Rescale("j", ("a", "b"), new_layout=True)]
+    play(c, [(now, LayoutDue("j"), again), (now + 1, LayoutDue("j"), [])])  # it has begun
+    play(c, [(now + 3, RescaleFinished("j")), (now + 4, LayoutDue("j"), again)])
+    assert c.jobs["j"].tries == 0
+
+
+def test_a_layout_does_not_change_while_the_nodes_do():
+    c = controller()
+    now = running(c)
+    play(c, [(now, NodeLeaving("b", 60.0)), (now, LayoutDue("j"), [])])
+    play(c, [(now + 3, Tick(), [Rescale("j", ("a",), 59.0)]), (now + 3, LayoutDue("j"), [])])
+    play(c, [(now + 5, JobCompleted("j"), [Stop("j", JobState.COMPLETED, "")])])
+    play(c, [(now + 6, LayoutDue("j"), []), (now + 6, LayoutFound("j", "2 × 1"), [])])

@@ -16,6 +16,7 @@ from malletrain.core.events import (
     JobCancelled,
     JobCompleted,
     JobSubmitted,
+    LayoutDue,
     NodeLeaving,
     NodeRejected,
     RescaleFinished,
@@ -36,6 +37,7 @@ NEWS = [
     "curve",
     "completed",
     "cancelled",
+    "layout",
 ]
 
 
@@ -166,6 +168,8 @@ class ControllerMachine(RuleBasedStateMachine):
             w.do(WorkersFailed(job, "its script crashed"))
         elif what == "interrupted":
             w.do(RoundInterrupted(job))
+        elif what == "layout":
+            w.do(LayoutDue(job))
         elif what == "curve":
             w.do(
                 CurveChanged(

@@ -54,3 +54,13 @@ def test_another_model_is_another_phase_at_every_batch_and_survives_a_restart():
     again = PhaseTracker("batch x2, model 3e+06")
     assert feed(again, 2, 64.0) == "batch x2, model 3e+06"
     assert feed(again, 2, 32.0) == "default, model 3e+06"
+
+
+def test_another_layout_is_another_phase_and_survives_a_restart():
+    tracker = PhaseTracker()
+    tracker.another_layout("2 processes × 1 thread")
+    assert feed(tracker, 2, 32.0) == "default, layout 2 processes × 1 thread"
+    tracker.another_model("3e+06")
+    both = "batch x2, model 3e+06, layout 2 processes × 1 thread"
+    assert feed(tracker, 2, 64.0) == both
+    assert feed(PhaseTracker(both), 2, 64.0) == both

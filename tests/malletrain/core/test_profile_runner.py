@@ -15,6 +15,7 @@ from malletrain.core.events import (
     JobCompleted,
     JobState,
     JobSubmitted,
+    LayoutFound,
     NodeLeaving,
     Progressed,
     RescaleCostMeasured,
@@ -298,3 +299,24 @@ def test_a_starving_job_is_served_before_a_profile_begins():
 
 def test_the_settings_of_a_controller_are_off_by_default():
     assert ControllerSettings().profiling is None
+
+
+def test_a_profile_waits_for_the_layout_and_a_change_of_it_is_a_phase():
+    w = world(3, profiled_job(high=3, seeks_layout=True))
+    w.run(60)
+    assert not w.of("profile-started", "a")
+    assert w.controller.jobs["a"].nodes
+    assert not w.controller.jobs["a"].scaling.curve.current.points
+    w.do(LayoutFound("a", "2 processes × 1 thread"))
+    w.until_profiled("a")
+    curve = w.controller.jobs["a"].scaling.curve
+    assert curve.phase == "default, layout 2 processes × 1 thread"
+    assert curve.measured_sizes == (1, 2, 3)
+
+
+def test_a_layout_that_stays_the_default_is_no_phase():
+    w = world(3, profiled_job(high=3, seeks_layout=True))
+    w.run(10)
+    w.do(LayoutFound("a"))
+    w.until_profiled("a")
+    assert w.controller.jobs["a"].scaling.curve.phase == "default"

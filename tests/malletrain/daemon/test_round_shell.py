@@ -17,9 +17,23 @@ RUN = SimpleNamespace(
 )
 
 
+def shell_of(fed, *, layout_failed=False):
+    """A shell whose events for the controller are in ``fed``."""
+    layouts = MagicMock()
+    layouts.failed.return_value, layouts.of_round.return_value = layout_failed, None
+    others = (MagicMock() for _ in range(3))
+    return RoundShell(*(MagicMock() for _ in range(5)), fed.append, *others, layouts)
+
+
+def test_a_failure_of_a_layout_costs_no_try():
+    fed = []
+    shell_of(fed, layout_failed=True).act(RUN, [Broke((), "They failed.")])
+    assert fed == [RoundInterrupted("j1")]
+
+
 def test_workers_that_end_of_a_hang_are_planned_anew_and_cost_no_try():
     fed = []
-    shell = RoundShell(*(MagicMock() for _ in range(5)), fed.append, *(MagicMock(),) * 3)
+    shell = shell_of(fed)
     shell.act(RUN, [Broke((), "They hung.", expected=True)])
     assert fed == [RoundInterrupted("j1")]
     shell.act(RUN, [Broke((), "They failed.")])

@@ -10,7 +10,6 @@ from malletrain.launch.cores import (
     apply_threads,
     cores_within,
     distinct_cores,
-    set_threads,
     threads_per_worker,
 )
 
@@ -100,18 +99,6 @@ def test_hardware_threads_of_a_core_count_once(processors, siblings, cores):
 )
 def test_threads_of_a_worker(cores, processes, environment, threads):
     assert threads_per_worker(cores, processes, environment) == threads
-
-
-def test_the_environment_of_workers_gets_the_number():
-    environment = {}
-    set_threads(1, environment)
-    assert environment == {"OMP_NUM_THREADS": str(allowed_cores())}
-
-
-def test_a_number_of_the_user_stays():
-    environment = {"OMP_NUM_THREADS": "7"}
-    set_threads(2, environment)
-    assert environment == {"OMP_NUM_THREADS": "7"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from malletrain.protocol.flags import FlagsReader, FlagsWriter
 from malletrain.protocol.worker_channel import (
     MAX_DATAGRAM_BYTES,
+    BatchFacts,
     Capable,
     DrainDone,
     ModelFacts,
@@ -36,6 +37,8 @@ EVERY_KIND = [
         SENDER, False, '/spool/\udc80 % " x.pt', 0, 0.25, 640, 10, "Kein Platz für «x»: 磁盘已满"
     ),
     Capable(SENDER),
+    BatchFacts(SENDER, 256),
+    BatchFacts(SENDER, None),
     DrainDone(SENDER, 7, False, "No space left on device"),
     ScriptMetric(SENDER, "log likelihood", -3.5),
     ModelFacts(SENDER, 10_000, None),

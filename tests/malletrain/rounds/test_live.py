@@ -11,6 +11,7 @@ from malletrain.rounds.actions import (
     Formed,
     NodesRejected,
     SendAssign,
+    SendDrain,
     SendRelease,
 )
 from malletrain.rounds.interface import RoundStage
@@ -57,6 +58,22 @@ def test_a_lost_node_in_the_group_breaks_it_and_a_lost_joiner_does_not():
     actions = live.rounds.gone("b", live.now)
     assert {("a", 1), ("a", 2), ("a", 3)} == aborts(actions)
     assert rounds(actions) == [("a",)]
+
+
+def test_workers_that_get_another_layout_save_first_and_are_all_started_again():
+    live = Live("a", "b")
+    live.rounds.outdate()
+    actions = live.rounds.move(("a", "b"), live.now)
+    assert [drain.node for drain in of(SendDrain, actions)] == ["a"]
+    assert live.rounds.stage is RoundStage.DRAINING
+    actions = live.rounds.drained("a", 1, live.now)
+    assert rounds(actions) == [("a", "b")]
+    live.says("a", "ready", 0)
+    live.says("b", "ready", 0)
+    assert (live.rounds.generation, live.rounds.stage) == (2, RoundStage.FORMING)
+    assert of(Formed, live.run())
+    assert not live.rounds.outdated
+    assert rounds(live.rounds.move(("a",), live.now)) == [("a",)]  # as ever, without a snapshot
 
 
 def test_a_node_that_goes_while_a_round_is_formed_hands_its_state_over_in_it():

@@ -330,3 +330,33 @@ def test_a_round_lost_on_the_way_is_told_again_when_the_agent_says_where_it_stan
     assert says(r, 2.0, "ready", "b") == [], "the store is not up yet"
     r.store_up("a", 1, *STORE)
     assert says(r, 3.0, "ready", "b") == [SendRound("b", 1, 1, 2, STORE)]
+
+
+# --- another layout on the same nodes ---
+
+
+def test_the_same_nodes_get_a_new_round_after_a_snapshot_once_they_are_outdated():
+    r = running("a", "b")
+    assert r.move(("a", "b"), 105.0) == [Formed(1, ("a", "b"))]
+    r.outdate()
+    assert r.move(("a", "b"), 110.0) == [SendDrain("a", 1, 1)]
+    assert r.drained("a", 1, 111.0, 1) == [
+        SaveRound(2, ("a", "b")),
+        SendRound("a", 2, 0, 2, None),
+    ]
+    assert r.store_up("a", 2, *STORE) == [SendRound("b", 2, 1, 2, STORE)]
+    assert says(r, 118.0, "running", "a", "b") == [Formed(2, ("a", "b"))]
+    assert r.move(("a", "b"), 120.0) == [Formed(2, ("a", "b"))]
+
+
+def test_a_change_of_nodes_meanwhile_is_one_round_with_it():
+    r = running("a", "b", "c")
+    r.outdate()
+    assert r.move(("a", "b", "c"), 110.0) == [SendDrain("a", 1, 1)]
+    assert r.move(("a", "b"), 110.5, within_s=30.0) == []
+    assert r.drained("a", 1, 111.0, 1)[-2:] == [
+        SaveRound(2, ("a", "b")),
+        SendRound("a", 2, 0, 2, None),
+    ]
+    assert r.stage is RoundStage.FORMING
+    assert not r.outdated

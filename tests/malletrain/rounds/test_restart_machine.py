@@ -58,6 +58,14 @@ class RoundsMachine(RuleBasedStateMachine):
             w.handler_failures += 1
         getattr(agent, step)()
 
+    @precondition(lambda self: self.world.planned_nodes and not self.world.finished)
+    @rule()
+    def layout_changes(self):
+        """The same nodes are used in another layout."""
+        w = self.world
+        w.rounds.outdate()
+        w.plan()
+
     @rule()
     def everybody_catches_up(self):
         self.world.settle()

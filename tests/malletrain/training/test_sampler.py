@@ -549,3 +549,29 @@ def test_what_a_step_draws_does_not_depend_on_where_the_loader_was_begun(loader,
     assert len(undisturbed) == 8
     for step in range(1, 8):
         assert draws(step) == undisturbed, step
+
+
+@pytest.mark.parametrize(
+    ("usual", "of_layouts", "batches", "most"),
+    [
+        ("2", None, {"global_batch_size": 8}, 2),
+        ("2", "16", {"global_batch_size": 8}, 8),  # layouts with more ranks are left out
+        ("2", "4", {"global_batch_size": 8}, 4),
+        ("4", "2", {"global_batch_size": 8}, 4),
+        ("2", "16", {"batch_size": 8}, 2),
+    ],
+)
+def test_the_most_ranks_cover_the_layouts_that_may_be_tried(
+    monkeypatch, usual, of_layouts, batches, most
+):
+    monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", usual)
+    if of_layouts is not None:
+        monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE_OF_LAYOUTS", of_layouts)
+    assert ElasticSampler(100, **batches).max_world_size == most
+
+
+def test_a_global_batch_below_the_ranks_of_the_default_layout_stays_an_error(monkeypatch):
+    monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE", "8")
+    monkeypatch.setenv("MALLETRAIN_MAX_WORLD_SIZE_OF_LAYOUTS", "16")
+    with pytest.raises(ValueError, match="cannot be shared by the 8 ranks"):
+        ElasticSampler(100, global_batch_size=4)

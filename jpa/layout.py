@@ -1,0 +1,512 @@
+"""The layout of a node: how many processes of a job run on it, with how many threads and loader
+workers each. The candidates, and the search for the fastest one by measuring. Pure.
+
+Decides which layouts are tried, in which order and for how long, and which one is chosen. It does
+not decide when a job may be measured, nor how its processes are started again (the daemon and the
+rounds do).
+
+The search is successive elimination (Even-Dar, Mannor, Mansour, "Action elimination and stopping
+conditions for the multi-armed bandit and reinforcement learning problems", Journal of Machine
+Learning Research 7, 2006) with Welch's t intervals on batch means. A change of layout restarts the
+processes of the job, so a layout is measured for several batches in a row before the next one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+MAX_CANDIDATES = 12
+"""Maximum number of layouts that are tried."""
+MAX_TRIED_PROCESSES = 16
+"""Maximum number of processes that is tried. Each has a copy of the model and of all libraries, and
+a node without memory would lose the job.
+"""
+LOADER_WORKERS = (2, 1, 4, 8)
+"""Numbers of loader workers of one process that are tried, unless the process has fewer cores."""
+
+# Student's t, 99.5 % point, by degrees of freedom 1..30.
+_T995 = (
+    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
+    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
+    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
+)
+_NORMAL995 = 2.576
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    """How a job uses one node."""
+
+    processes: int
+    """Worker processes on the node."""
+    threads: int
+    """Threads of each process."""
+    loader_workers: int = 0
+    """Loader workers of each process; 0: as the script has it."""
+
+    def __str__(self) -> str:
+        words = [f"{self.processes} process{'es' if self.processes != 1 else ''}"]
+        words.append(f"{self.threads} thread{'s' if self.threads != 1 else ''}")
+        if self.loader_workers:
+            plural = "s" if self.loader_workers != 1 else ""
+            words.append(f"{self.loader_workers} loader worker{plural}")
+        return " × ".join(words)
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """What the user has fixed of the layout, and what is to be found by measuring."""
+
+    processes: int = 0
+    """Processes on each node; 0: one for each GPU, one without GPUs."""
+    threads: int = 0
+    """Threads of each process; 0: the node's cores divided by the processes."""
+    loader_workers: int = 0
+    """Loader workers of each process; 0: as the script has it."""
+    tunes_processes: bool = False
+    """Whether the number of processes is found by measuring."""
+    tunes_threads: bool = False
+    """Whether the number of threads is found by measuring."""
+    tunes_loaders: bool = False
+    """Whether the number of loader workers is found by measuring."""
+
+    @property
+    def tunes(self) -> bool:
+        """Whether anything is found by measuring."""
+        return self.tunes_processes or self.tunes_threads or self.tunes_loaders
+
+
+def default_layout(cores: int, gpus: int, request: LayoutRequest) -> NodeLayout:
+    """Return the layout with which a job starts.
+
+    Args:
+        cores: number of cores that a job may use on the node, at least 1.
+        gpus: number of GPUs of the node.
+        request: what the user has fixed.
+    """
+    processes = request.processes or max(1, gpus)
+    threads = request.threads or max(1, cores // processes)
+    return NodeLayout(processes, threads, request.loader_workers)
+
+
+def candidates(cores: int, gpus: int, request: LayoutRequest) -> tuple[NodeLayout, ...]:
+    """Return the layouts that are tried, at most :data:`MAX_CANDIDATES`, the default first.
+
+    On a node with GPUs there is one process for each GPU. No layout has more threads than cores.
+    First come the numbers of processes that share all cores, then other numbers of loader workers
+    and of threads in the default layout, then both together.
+
+    Args:
+        cores: number of cores that a job may use on the node, at least 1.
+        gpus: number of GPUs of the node.
+        request: what the user has fixed, and what is to be found.
+    """
+    default = default_layout(cores, gpus, request)
+    counts = [default.processes]
+    if request.tunes_processes and gpus == 0:
+        most = min(cores, MAX_TRIED_PROCESSES)
+        counts += [n for n in _powers_of_two(most) if n != default.processes]
+
+    def threads(processes: int) -> list[int]:
+        share = max(1, cores // processes)
+        fewer = [1, max(1, share // 2)] if request.tunes_threads else []
+        return [request.threads or share, *fewer]
+
+    def loaders(processes: int) -> list[int]:
+        share = max(1, cores // processes)
+        more = [n for n in LOADER_WORKERS if n <= share] if request.tunes_loaders else []
+        return [request.loader_workers, *more]
+
+    here = default.processes
+    ordered = [
+        default,
+        *(NodeLayout(n, threads(n)[0], request.loader_workers) for n in counts),
+        *(NodeLayout(here, default.threads, n) for n in loaders(here)),
+        *(NodeLayout(here, n, request.loader_workers) for n in threads(here)),
+        *(NodeLayout(n, threads(n)[0], workers) for n in counts for workers in loaders(n)),
+        *(
+            NodeLayout(n, few, workers)
+            for n in counts
+            for few in threads(n)
+            for workers in loaders(n)
+        ),
+    ]
+    return tuple(dict.fromkeys(ordered))[:MAX_CANDIDATES]
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    powers = [1 << exponent for exponent in range(limit.bit_length())]
+    return powers if powers[-1] == limit else [*powers, limit]
+
+
+# --- batch means ---
+
+
+@dataclass
+class BatchMeans:
+    """Cuts the progress of a job in one layout into batches and computes the throughput of each.
+
+    A batch ends with a report, at least ``batch_s`` and ``steps_per_batch`` mean steps after the
+    previous one. The first ``warmup_s``, or two steps if these take longer, are dropped, because
+    caches and allocators fill.
+    """
+
+    batch_s: float = 0.5
+    """Minimum duration of a batch, seconds."""
+    warmup_s: float = 1.0
+    """Time that is dropped at the beginning, seconds."""
+    steps_per_batch: float = 3.0
+    """Minimum duration of a batch, in steps."""
+    _first: float | None = None
+    _begin: tuple[float, float] | None = None
+
+    def feed(self, time: float, samples: float, step_s: float) -> float | None:
+        """Process one report. Return the throughput of the batch that it ends, samples/s; None if
+        it ends none.
+
+        Args:
+            time: time of the last sample, seconds.
+            samples: samples of the round up to then.
+            step_s: mean duration of a step, seconds; 0 if unknown.
+        """
+        if self._first is None:
+            self._first = time
+        length_s = max(self.batch_s, self.steps_per_batch * step_s)
+        if self._begin is None:
+            if time - self._first >= max(self.warmup_s, 2 * step_s):
+                self._begin = (time, samples)
+            return None
+        began, before = self._begin
+        if time - began < length_s:
+            return None
+        self._begin = (time, samples)
+        return max(0.0, samples - before) / (time - began)
+
+
+# --- the search ---
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """When the search ends and what it distinguishes."""
+
+    max_seconds: float = 60.0
+    """Maximum duration of the search, seconds, without the time in which it is paused."""
+    tolerance: float = 0.02
+    """Difference of two throughputs that does not matter, relative to the larger one."""
+    min_batches: int = 4
+    """Batches of a layout before it is judged."""
+    visit_batches: int = 6
+    """Batches for which a layout is measured in a row."""
+    max_batches: int = 30
+    """Maximum number of batches of one layout."""
+    min_deviation: float = 0.01
+    """Lower bound on the standard deviation of a batch, relative to its mean."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One layout and its measurements."""
+
+    layout: NodeLayout
+    count: int = 0
+    """Number of batches at the current scale."""
+    mean: float = 0.0
+    """Mean throughput of the batches, samples/s."""
+    squares: float = 0.0
+    """Sum of the squared deviations from the mean."""
+    out: str = ""
+    """Why it is no longer tried; empty if it is."""
+
+    def with_batch(self, rate: float) -> Arm:
+        """Return the arm with one batch more (Welford's update)."""
+        count = self.count + 1
+        mean = self.mean + (rate - self.mean) / count
+        squares = self.squares + (rate - self.mean) * (rate - mean)
+        return replace(self, count=count, mean=mean, squares=squares)
+
+    def variance_of_mean(self, min_deviation: float) -> float:
+        """Return the variance of the mean. ``min_deviation``: lower bound on the relative standard
+        deviation of a batch.
+        """
+        if self.count < 2:
+            return math.inf
+        variance = self.squares / (self.count - 1)
+        return max(variance, (min_deviation * self.mean) ** 2) / self.count
+
+    def half_width(self, min_deviation: float) -> float:
+        """Return the half width of the 99 % interval of the mean; infinite below two batches."""
+        if self.count < 2:
+            return math.inf
+        return _t995(self.count - 1) * math.sqrt(self.variance_of_mean(min_deviation))
+
+
+def _t995(degrees: float) -> float:
+    if degrees < 1:
+        return _T995[0]
+    index = math.floor(degrees) - 1
+    return _T995[index] if index < len(_T995) else _NORMAL995
+
+
+def difference(a: Arm, b: Arm, min_deviation: float) -> tuple[float, float]:
+    """Return the 99 % interval of the mean of ``a`` minus that of ``b`` (Welch, "The generalization
+    of 'Student's' problem when several different population variances are involved", Biometrika 34,
+    1947).
+    """
+    if min(a.count, b.count) < 2:
+        return -math.inf, math.inf
+    var_a, var_b = a.variance_of_mean(min_deviation), b.variance_of_mean(min_deviation)
+    total = var_a + var_b
+    if total == 0:
+        return a.mean - b.mean, a.mean - b.mean
+    degrees = total**2 / (var_a**2 / (a.count - 1) + var_b**2 / (b.count - 1))
+    width = _t995(degrees) * math.sqrt(total)
+    return a.mean - b.mean - width, a.mean - b.mean + width
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """The end of a search."""
+
+    layout: NodeLayout
+    """The layout that the job has from now on."""
+    reason: str
+    """Why, as a sentence."""
+
+
+SLOWER = "slower"
+NOT_BETTER = "no better"
+FAILED = "its processes failed"
+TIME_OVER = "the time of the search was over"
+
+
+@dataclass(frozen=True)
+class LayoutSearch:
+    """The search of one job. Immutable: every method returns the next state.
+
+    The first arm is the default. The measurements belong to one scale. At another scale they are
+    dropped, and the search goes on with the layouts that were still in, and the default.
+    """
+
+    arms: tuple[Arm, ...]
+    config: SearchConfig = field(default_factory=SearchConfig)
+    current: int = 0
+    """Index of the arm that is measured now."""
+    visit: int = 0
+    """Number of batches since the current arm was last chosen."""
+    seconds: float = 0.0
+    """Duration of the search so far."""
+    nodes: int = 0
+    """Number of nodes of the measurements; 0 before the first."""
+    outcome: SearchOutcome | None = None
+    """How it ended; None while it goes on."""
+
+    @classmethod
+    def of(cls, layouts: Iterable[NodeLayout], config: SearchConfig | None = None) -> LayoutSearch:
+        """Return a search over ``layouts``, the default first."""
+        return cls(tuple(Arm(layout) for layout in layouts), config or SearchConfig())
+
+    @property
+    def layout(self) -> NodeLayout:
+        """The layout that the job should have now."""
+        return self.outcome.layout if self.outcome else self.arms[self.current].layout
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether its end holds for other jobs: it has found a layout that is faster than the
+        default, or has measured all.
+        """
+        if self.outcome is None or self.default.count < self.config.min_batches:
+            return False
+        is_complete = all(arm.out or arm.count >= self.config.min_batches for arm in self.arms)
+        return is_complete or self.outcome.layout != self.default.layout
+
+    @property
+    def default(self) -> Arm:
+        """The arm of the default layout."""
+        return self.arms[0]
+
+    def measured(self, rate: float, nodes: int) -> LayoutSearch:
+        """Add the throughput of one batch of the current layout.
+
+        Args:
+            rate: throughput, samples/s.
+            nodes: number of nodes of the job.
+        """
+        if self.outcome is not None:
+            return self
+        search = _at(self, nodes)
+        search = _with_arm(search, search.current, search.arms[search.current].with_batch(rate))
+        search = _without_beaten(replace(search, visit=search.visit + 1))
+        arm = search.arms[search.current]
+        done = arm.out or search.visit >= search.config.visit_batches
+        return _next(search) if done else search
+
+    def spent(self, seconds: float) -> LayoutSearch:
+        """Count time of the search. It ends when its time is over."""
+        if self.outcome is not None:
+            return self
+        search = replace(self, seconds=self.seconds + max(0.0, seconds))
+        return _finished(search, TIME_OVER) if search.seconds >= self.config.max_seconds else search
+
+    def failed(self) -> LayoutSearch:
+        """Drop the current layout, because the job's processes fail in it; the default stays."""
+        if self.outcome is not None or self.current == 0:
+            return self
+        return _next(_with_arm(self, self.current, replace(self.arms[self.current], out=FAILED)))
+
+    def excluding(self, excluded: Callable[[NodeLayout], bool], reason: str) -> LayoutSearch:
+        """Leave out layouts that are not measured yet. The default stays.
+
+        Args:
+            excluded: whether a layout is left out.
+            reason: why, as words of a table.
+        """
+        if self.outcome is not None:
+            return self
+        arms = tuple(
+            replace(arm, out=reason) if index and not arm.out and excluded(arm.layout) else arm
+            for index, arm in enumerate(self.arms)
+        )
+        search = replace(self, arms=arms)
+        return _next(search) if arms[self.current].out else search
+
+    def ended(self, reason: str) -> LayoutSearch:
+        """End the search with the default layout. ``reason``: why, as a sentence."""
+        return replace(self, outcome=SearchOutcome(self.default.layout, reason))
+
+    # --- storage ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the search as plain numbers and texts."""
+        return {
+            "arms": [
+                [*_numbers(arm.layout), arm.count, arm.mean, arm.squares, arm.out]
+                for arm in self.arms
+            ],
+            "max_seconds": self.config.max_seconds,
+            "current": self.current,
+            "visit": self.visit,
+            "seconds": self.seconds,
+            "nodes": self.nodes,
+            "outcome": [*_numbers(self.outcome.layout), self.outcome.reason]
+            if self.outcome
+            else None,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LayoutSearch:
+        """Return the search of :meth:`to_dict`.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError: the data are not those of a search.
+        """
+        arms = tuple(
+            Arm(_layout(numbers[:3]), int(numbers[3]), float(numbers[4]), float(numbers[5]), out)
+            for *numbers, out in data["arms"]
+        )
+        if not 0 <= int(data["current"]) < len(arms):
+            raise ValueError(f"A search over {len(arms)} layouts has no arm {data['current']}.")
+        outcome = data["outcome"]
+        return cls(
+            arms,
+            SearchConfig(max_seconds=float(data["max_seconds"])),
+            int(data["current"]),
+            int(data["visit"]),
+            float(data["seconds"]),
+            int(data["nodes"]),
+            SearchOutcome(_layout(outcome[:3]), str(outcome[3])) if outcome else None,
+        )
+
+
+# --- steps of the search ---
+
+
+def _at(search: LayoutSearch, nodes: int) -> LayoutSearch:
+    if search.nodes == nodes:
+        return search
+    arms = tuple(
+        Arm(arm.layout, out=arm.out if index else "") for index, arm in enumerate(search.arms)
+    )
+    return replace(search, arms=arms, nodes=nodes, visit=0)
+
+
+def _with_arm(search: LayoutSearch, index: int, arm: Arm) -> LayoutSearch:
+    return replace(search, arms=(*search.arms[:index], arm, *search.arms[index + 1 :]))
+
+
+def _judged(search: LayoutSearch) -> list[int]:
+    arms = enumerate(search.arms)
+    return [i for i, a in arms if a.count >= search.config.min_batches and a.out != FAILED]
+
+
+def _leader(search: LayoutSearch) -> int | None:
+    """Return the fastest of the arms that are in and were measured long enough."""
+    judged = [i for i in _judged(search) if not search.arms[i].out]
+    return max(judged, key=lambda i: search.arms[i].mean, default=None)
+
+
+def _without_beaten(search: LayoutSearch) -> LayoutSearch:
+    leader = _leader(search)
+    if leader is None:
+        return search
+    best = search.arms[leader]
+    margin = search.config.tolerance * best.mean
+    for index in _judged(search):
+        arm = search.arms[index]
+        if index == leader or arm.out:
+            continue
+        low, high = difference(arm, best, search.config.min_deviation)
+        if high < 0:
+            search = _with_arm(search, index, replace(arm, out=SLOWER))
+        elif high < margin and (index > 0 or low > -margin):
+            # The default stays in until it is known by how much it is slower.
+            search = _with_arm(search, index, replace(arm, out=NOT_BETTER))
+    return search
+
+
+def _next(search: LayoutSearch) -> LayoutSearch:
+    """Return the search with the next arm: those that were not measured in their order, then
+    the one with the fewest batches.
+    """
+    config = search.config
+    open_ = [i for i, a in enumerate(search.arms) if not a.out and a.count < config.max_batches]
+    unmeasured = [i for i in open_ if search.arms[i].count < config.min_batches]
+    if (not unmeasured and len([a for a in search.arms if not a.out]) <= 1) or not open_:
+        return _finished(search, "")
+    index = (unmeasured or sorted(open_, key=lambda i: search.arms[i].count))[0]
+    return replace(search, current=index, visit=0)
+
+
+def _finished(search: LayoutSearch, why: str) -> LayoutSearch:
+    judged = _judged(search)
+    best = max(judged, key=lambda i: search.arms[i].mean, default=0)
+    default, winner = search.arms[0], search.arms[best]
+    end = f" ({why})" if why else ""
+    if best == 0 or not default.count:
+        reason = f"No other layout was faster than the default{end}."
+        return replace(search, outcome=SearchOutcome(default.layout, reason))
+    low, _ = difference(winner, default, search.config.min_deviation)
+    gain = winner.mean / default.mean - 1 if default.mean > 0 else math.inf
+    if low <= 0:
+        reason = (
+            f"The fastest layout measured, {winner.layout}, was {gain:.0%} faster than the "
+            f"default, which is within the uncertainty of the measurement{end}."
+        )
+        return replace(search, outcome=SearchOutcome(default.layout, reason))
+    reason = f"It is {gain:.0%} faster than the default, {default.layout}{end}."
+    return replace(search, outcome=SearchOutcome(winner.layout, reason))
+
+
+def _numbers(layout: NodeLayout) -> tuple[int, int, int]:
+    return layout.processes, layout.threads, layout.loader_workers
+
+
+def _layout(numbers: Iterable[Any]) -> NodeLayout:
+    processes, threads, loader_workers = (int(number) for number in numbers)
+    if processes < 1 or threads < 1 or loader_workers < 0:
+        raise ValueError(f"{processes} × {threads} × {loader_workers} is no layout of a node.")
+    return NodeLayout(processes, threads, loader_workers)

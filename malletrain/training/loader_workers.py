@@ -1,0 +1,65 @@
+"""The number of loader workers that a job has, for DataLoaders of the script that name none.
+
+Decides which DataLoaders use it: those over a map-style dataset that are created without
+``num_workers``. An iterable dataset would repeat its data in each worker, unless it shares them out
+itself, which only its author knows. Everything else stays as torch has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from typing import Any
+
+from malletrain.protocol import env
+
+_MARK = "counts_workers_for_malletrain"
+"""Attribute of the replaced method."""
+
+
+def loader_workers() -> int:
+    """Return the number of loader workers of this process that MalleTrain has chosen or the user
+    has given by ``--loader-workers``; 0 if there is none, and outside MalleTrain.
+
+    DataLoaders over map-style datasets without ``num_workers`` use it by themselves, from the
+    import of malletrain or torch on, whichever is later. Pass it to others yourself:
+    ``DataLoader(data, num_workers=malletrain.loader_workers())``.
+    """
+    install()
+    return _number()
+
+
+def _number() -> int:
+    text = os.environ.get(env.LOADER_WORKERS, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def install() -> None:
+    """Make torch's DataLoader use the number, once. Does nothing if there is no number, or if torch
+    is not imported.
+    """
+    module = sys.modules.get("torch.utils.data")
+    loader_class = getattr(module, "DataLoader", None)
+    iterable_class = getattr(module, "IterableDataset", None)
+    if not _number() or loader_class is None or iterable_class is None:
+        return
+    original = loader_class.__init__
+    if hasattr(original, _MARK):
+        return
+    names = list(inspect.signature(original).parameters)[1:]  # without self
+    if "num_workers" not in names:
+        return
+    position = names.index("num_workers")
+
+    @functools.wraps(original)
+    def create(self: Any, *args: Any, **kwargs: Any) -> None:
+        dataset = args[0] if args else kwargs.get("dataset")
+        names_number = "num_workers" in kwargs or len(args) > position
+        if not names_number and not isinstance(dataset, iterable_class):
+            kwargs["num_workers"] = _number()
+        original(self, *args, **kwargs)
+
+    setattr(create, _MARK, True)
+    loader_class.__init__ = create

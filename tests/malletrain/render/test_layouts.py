@@ -1,0 +1,70 @@
+"""The layout of a node, from the row of a search to what ``malletrain show`` prints."""
+
+import io
+
+from rich.console import Console
+
+from jpa.layout import LayoutSearch, NodeLayout
+from malletrain.daemon.api.layout_view import layout_view
+from malletrain.daemon.jobs.layout_tuner import layout_record
+from malletrain.protocol.views import JobDetail
+from malletrain.render.layouts import layouts
+from malletrain.store.records import LayoutSearchRow
+
+ARMS = (NodeLayout(1, 2), NodeLayout(2, 1), NodeLayout(1, 2, 1))
+
+
+def row(search: LayoutSearch, layout: NodeLayout, source: str = "") -> LayoutSearchRow:
+    return LayoutSearchRow("j1", "cpu", 2, search.to_dict(), layout_record(layout), {}, source)
+
+
+def printed(view) -> str:
+    detail = JobDetail(job=None, spec={}, layout=view)
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    for part in layouts(detail):
+        console.print(part)
+    return console.file.getvalue()
+
+
+def measured(rates: dict[NodeLayout, float]) -> LayoutSearch:
+    search = LayoutSearch.of(ARMS)
+    for step in range(200):
+        search = search.measured(rates[search.layout] * (1 + 0.002 * (step % 2)), 1).spent(0.1)
+    return search
+
+
+def test_a_search_that_has_ended():
+    search = measured({ARMS[0]: 100.0, ARMS[1]: 150.0, ARMS[2]: 90.0})
+    view = layout_view(row(search, ARMS[1]), None)
+    assert view is not None
+    assert (view.layout, view.searching) == ("2 processes × 1 thread", False)
+    assert [tried.result for tried in view.tried] == ["slower, default", "chosen", "slower"]
+    text = printed(view)
+    assert "Each node: 2 processes × 1 thread." in text
+    assert "50% faster than the default, 1 process × 2 threads" in text
+    assert "The search took" in text
+    assert "slower, default" in text
+
+
+def test_a_search_under_way():
+    search = LayoutSearch.of(ARMS).measured(100.0, 1).measured(101.0, 1).spent(4.0)
+    view = layout_view(row(search, ARMS[0]), search)
+    assert view is not None
+    assert view.searching
+    assert "1 of 3 are measured, after 4 s of 60 s at most" in view.sentence
+    assert [tried.result for tried in view.tried] == ["measured now, default", "to come", "to come"]
+    assert view.tried[0].rate == 100.5
+    assert view.tried[1].rate is None
+
+
+def test_a_layout_of_an_earlier_job_has_no_table():
+    search = LayoutSearch.of(ARMS).ended("Job j0, of the same kind, found it.")
+    view = layout_view(row(search, ARMS[0], "j0"), None)
+    text = printed(view)
+    assert "Job j0, of the same kind, found it." in text
+    assert "PROCESSES" not in text
+
+
+def test_a_job_that_asks_for_nothing_shows_nothing():
+    assert layout_view(None, None) is None
+    assert printed(None) == ""

@@ -1,0 +1,83 @@
+"""Loader workers of DataLoaders that name none. Each case is a process of its own, because torch's
+class is changed.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+HEAD = """
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return index
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+"""
+IMPORTS = ("import malletrain\nimport torch\n", "import torch\nimport malletrain\n")
+SAMPLER = "sampler = malletrain.ElasticSampler(8, global_batch_size=2)\n"
+
+
+def printed(program: str, number: str = "2") -> str:
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    environment.pop("MALLETRAIN_LOADER_WORKERS", None)
+    if number:
+        environment["MALLETRAIN_LOADER_WORKERS"] = number
+        environment["MALLETRAIN_SOCKET"] = "/nowhere"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split("\n")[0]
+
+
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_a_loader_that_names_no_number_has_the_chosen_one(imports):
+    loader = "loader = DataLoader(Numbers(), batch_sampler=sampler)\n"
+    show = "print(loader.num_workers, sorted(int(i) for batch in loader for i in batch))"
+    program = imports + HEAD + SAMPLER + loader + show
+    assert printed(program) == "2 [0, 1, 2, 3, 4, 5, 6, 7]"
+    assert printed(program, "") == "0 [0, 1, 2, 3, 4, 5, 6, 7]"
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers"),
+    [
+        ("DataLoader(Numbers())", 2),
+        ("DataLoader(dataset=Numbers(), shuffle=True)", 2),
+        ("DataLoader(Numbers(), num_workers=0)", 0),
+        ("DataLoader(Numbers(), num_workers=1)", 1),
+        ("DataLoader(Numbers(), 2, False, None, None, 1)", 1),
+        ("DataLoader(Numbers(), 2, False)", 2),
+        ("DataLoader(Endless())", 0),
+        ("DataLoader(Endless(), num_workers=malletrain.loader_workers())", 2),
+    ],
+)
+def test_only_loaders_that_name_no_number_of_datasets_without_an_order_of_their_own(
+    loader, workers
+):
+    head = IMPORTS[1] + HEAD + "malletrain.loader_workers()\n"
+    assert printed(f"{head}print({loader}.num_workers)") == str(workers)
+
+
+def test_nothing_else_of_a_loader_changes():
+    head = IMPORTS[1] + HEAD + "plain = DataLoader(Numbers(), num_workers=2)\n"
+    attributes = "('num_workers', 'prefetch_factor', 'persistent_workers', 'timeout', 'pin_memory')"
+    same = (
+        f"print(all(getattr(plain, a) == getattr(DataLoader(Numbers()), a) for a in {attributes}))"
+    )
+    assert printed(head + same) == "True"
+
+
+@pytest.mark.parametrize("number", ["", "0", "many", "-1"])
+def test_without_a_usable_number_torch_is_left_alone(number):
+    program = (
+        IMPORTS[1] + HEAD + "print(malletrain.loader_workers(), DataLoader(Numbers()).num_workers)"
+    )
+    assert printed(program, number) == "0 0"

@@ -35,7 +35,7 @@ from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.job_files import rank_log_name
-from malletrain.training import drain, report
+from malletrain.training import drain, report, tracking
 
 LAST_RESORT_S = 10.0
 """Time after a loss in which the training thread must have left its step, seconds. After it the
@@ -247,11 +247,8 @@ class GroupMembership:
     def _join(self) -> None:
         old = self._group
         generation = old.place.generation if old is not None else 0
-        newest = self._link.newest()
-        if newest is None or newest.generation <= generation:
-            drain.flush()  # this process may be ended while it waits
         while True:
-            place = self._link.wait_round(generation)
+            place = self._next_place(generation)
             generation = place.generation
             try:
                 with library_collectives():
@@ -266,6 +263,18 @@ class GroupMembership:
                 self._report_loss(place.generation)
         if old is not None:
             old.close()
+
+    def _next_place(self, generation: int) -> Place:
+        """Returns the place of this process in the round after ``generation``. If it is not in that
+        round, it waits, and is ended unless a later one has it.
+        """
+        newest = self._link.newest()
+        if newest is not None and newest.generation > generation:
+            return self._link.wait_round(generation)
+        drain.flush()
+        tracking.flush_rows()
+        with tracking.finish_wandb_on_sigterm():
+            return self._link.wait_round(generation)
 
     def _enter(self, place: Place, old: Group | None) -> None:
         marks = [time.time()]

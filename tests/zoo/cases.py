@@ -30,9 +30,9 @@ class Script:
     """module:function below :data:`FOLDER`."""
     needs: str = ""
     """Packages that may be absent, separated by spaces."""
-    own_loop: bool = False
-    """It counts its epochs itself, in live mode: what rank 0 alone does after one is lost with it
-    (docs/live-mode.md).
+    by_rank_0: bool = False
+    """Rank 0 alone does something after a step, or after an epoch that the script counts itself, in
+    live mode: that is lost with rank 0 (docs/live-mode.md).
     """
     refusal: str = ""
     """Part of the sentence with which it is to be refused before it trains."""
@@ -171,7 +171,7 @@ class Zoo:
         """One case."""
         driver = self._drivers[script.mode]
         lost = []
-        if script.own_loop and change.name == "loss-first":
+        if script.by_rank_0 and change.name == "loss-first":
             others = {(r.kind, r.key) for r in runs[2].trace if r.rank > 0}
             leader = [r for r in runs[2].trace if r.rank == 0]
             lost = [r for r in in_the_hands_of(leader, point) if (r.kind, r.key) not in others]

@@ -80,7 +80,10 @@ _LIVE = {
         "optimizers_in_list",
     ),
 }
-_OWN_LOOPS = ("live/while_loop", "live/counted_range")
+_BY_RANK_0 = (
+    *("live/while_loop", "live/counted_range"),
+    *("live/weights_and_biases", "live/mlflow_files", "live/tensorboard_writer"),
+)
 _NEEDS = {
     "hugging_face": "transformers",
     "hugging_face_reports": "transformers",
@@ -108,7 +111,7 @@ def _scripts() -> dict[str, Script]:
             mode,
             f"{module}:{name}",
             _NEEDS.get(module, ""),
-            own_loop=_name(mode, module, name) in _OWN_LOOPS,
+            by_rank_0=_name(mode, module, name) in _BY_RANK_0,
         )
         for mode, modules in (("restart", _RESTART), ("live", _LIVE))
         for module, names in modules.items()

@@ -17,6 +17,13 @@ _ROWS_OF_LOST_RANK = (
 KNOWN_FAILURES: dict[tuple[str, str, str], str] = {
     ("restart/weights_and_biases", "loss", ""): _OFFLINE_ROWS,
     ("restart/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
+    ("live/weights_and_biases", "loss-first", ""): _OFFLINE_ROWS,
+    ("live/weights_and_biases", "loss-of-all", ""): _OFFLINE_ROWS,
+    **{
+        (f"restart/{script}", change, ""): _OFFLINE_ROWS
+        for script in ("trainer_wandb", "fit_wandb")
+        for change in ("loss", "loss-of-all")
+    },
     ("restart/rows_of_all_ranks", "loss", ""): _ROWS_OF_LOST_RANK,
 }
 """Reason by script, change and boundary. An empty boundary: some of the boundaries fail."""

@@ -19,7 +19,7 @@ from malletrain.elastic.membership import LAST_RESORT_CODE
 from tests.last_words import tail
 from tests.malletrain.elastic.conductor import Conductor, Worker, conducted
 from tests.zoo.compare import Run
-from tests.zoo.rounds import HANG_S, MOST, Change, RunFailed, log_ends, result_of
+from tests.zoo.rounds import HANG_S, MOST, STOP_GRACE_S, Change, RunFailed, log_ends, result_of
 from tests.zoo.trace import STEP, read
 from tests.zoo.worker import GO, REACHED, SETTLED, TRACE, run_script
 
@@ -147,7 +147,7 @@ class _Play:
         if leaving is not None:
             settled = self.folder / SETTLED.format(pid=leaving.process.pid)
             self._until(lambda: settled.exists() or not leaving.alive)
-            self._kill(leaving)
+            self._stop(leaving)
         # A joiner that is not in a round when the others end is stopped, as a launcher does.
         return rest + [worker for worker in self.joiners if worker.heard("running", second)]
 
@@ -158,6 +158,13 @@ class _Play:
         self.dead.append(worker)
         worker.kill()
         worker.process.join()
+
+    def _stop(self, worker: Worker) -> None:
+        """End a worker that leaves, as a launcher does."""
+        self.dead.append(worker)
+        worker.kill(signal.SIGTERM)
+        worker.process.join(STOP_GRACE_S)
+        self._kill(worker)
 
     def _over(self, workers: list[Worker]) -> bool:
         """Whether all of ``workers`` have ended. Raises RunFailed for one that ended badly."""

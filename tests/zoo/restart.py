@@ -28,13 +28,11 @@ from malletrain.protocol.flags import FlagsWriter
 from malletrain.protocol.worker_channel import DrainDone, decode_datagram
 from tests.forked import CONTEXT, work
 from tests.zoo.compare import Run
-from tests.zoo.rounds import HANG_S, MOST, Change, RunFailed, log_ends, result_of
+from tests.zoo.rounds import HANG_S, MOST, STOP_GRACE_S, Change, RunFailed, log_ends, result_of
 from tests.zoo.states import state_of
 from tests.zoo.trace import STEP, read
 from tests.zoo.worker import GO, REACHED, TRACE, files_of, run_script
 
-STOP_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL of a process that is stopped, as ``jobs.stop_grace``."""
 _LOOK_S = 0.002
 
 

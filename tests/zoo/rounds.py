@@ -16,6 +16,8 @@ MOST = 3
 """Ranks that a job of the zoo may have."""
 HANG_S = PATIENCE_S
 """A run that has not ended after so long hangs."""
+STOP_GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL of a process that is stopped, as ``jobs.stop_grace``."""
 
 
 @dataclass(frozen=True)

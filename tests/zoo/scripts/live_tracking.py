@@ -12,7 +12,7 @@ import mlflow
 import wandb
 from torch.utils.tensorboard import SummaryWriter
 
-from malletrain.training.tracking import mlflow_run
+from malletrain.training.tracking import mlflow_run, set_wandb_run
 from tests.zoo.scripts.live import Training
 from tests.zoo.scripts.parts import EPOCHS, evaluate
 from tests.zoo.trace import Trace
@@ -29,6 +29,7 @@ def _train(trace: Trace, log: Log) -> None:
             t.train_batch(epoch, x, y, numbers)
             if t.run.rank == 0 and t.run.steps_done > steps:
                 log("loss", evaluate(t.model), t.run.steps_done)
+                trace.note("row", t.run.steps_done)
             trace.point("logged")
         if t.run.rank == 0:
             log("evaluation", evaluate(t.model, 5), t.run.steps_done)
@@ -42,6 +43,7 @@ def weights_and_biases(trace: Trace) -> None:
 
     def log(name: str, value: float, step: int) -> None:
         if wandb.run is None:
+            set_wandb_run()  # as "import malletrain" does in a process of a job
             wandb.init(project="zoo")
         wandb.log({name: value, "step": step})
 

@@ -18,11 +18,17 @@ SAMPLE = (
     ("restart/lightning_reports/saved_by_step", "same", "before an update #4"),
     ("restart/lightning_reports/swa", "same", "before an update"),
     ("restart/accelerate_reports/accumulating", "same", "micro-batch #2"),
+    ("restart/accelerate_cut_short", "same", "step 0 12"),
+    ("restart/fit_mlflow", "shrink", "before an update #3"),
+    ("restart/trainer_wandb", "same", "before an update #3"),
+    ("live/weights_and_biases", "shrink-first", "row 4"),
     ("live/live_reports/ema_counter", "grow", "before an update #2"),
     ("live/live_reports/annealed", "loss", "before an update #3"),
 )
-"""Script, change and boundary at which each was wrong."""
+"""Script, change and boundary; most were wrong there."""
 LONG = (
+    "restart/fit_mlflow",
+    "restart/trainer_wandb",
     "restart/lightning_reports/saved_by_step",
     "restart/hugging_face_reports/two_kept",
     "restart/lightning_reports/epoch_means",

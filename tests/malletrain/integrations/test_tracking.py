@@ -22,6 +22,8 @@ from tests.tracked import wandb_rows
 
 pytestmark = pytest.mark.slow
 
+FLUSH = "WANDB__TRANSACTION_LOG_FLUSH_INTERVAL"
+
 ROUND = """
 import os, sys, malletrain
 import wandb
@@ -37,7 +39,7 @@ run.finish()
 def job(monkeypatch):
     """This process is rank 0 of a job, as far as tools are concerned."""
     with as_plain_script(monkeypatch):
-        for name in ("WANDB_RUN_ID", "WANDB_RESUME", "MLFLOW_RUN_ID"):
+        for name in ("WANDB_RUN_ID", "WANDB_RESUME", FLUSH, "MLFLOW_RUN_ID"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("MALLETRAIN_JOB", "j1")
         monkeypatch.setenv("MALLETRAIN_JOB_KEY", "ab" * 16)
@@ -63,6 +65,19 @@ def test_only_rank_0_writes_to_the_run_and_the_owners_choice_wins(job):
     tracking.set_wandb_run()
     assert os.environ["WANDB_RUN_ID"] == "mine"
     assert "WANDB_RESUME" not in os.environ
+
+
+def test_weights_and_biases_stores_its_rows_each_second(job):
+    wandb = pytest.importorskip("wandb", reason="pip install malletrain[test]")
+    settings = wandb.Settings()
+    if not hasattr(settings, "x_transaction_log_flush_interval"):
+        pytest.skip("this release of W&B stores rows in blocks")
+    tracking.set_wandb_run()
+    settings.update_from_env_vars(dict(os.environ))
+    assert settings.x_transaction_log_flush_interval == 1.0
+    job.setenv(FLUSH, "5")
+    tracking.set_wandb_run()
+    assert os.environ[FLUSH] == "5", "the owner's choice"
 
 
 def test_weights_and_biases_offline(tmp_path):

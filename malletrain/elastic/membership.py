@@ -273,6 +273,8 @@ class GroupMembership:
             return self._link.wait_round(generation)
         drain.flush()
         tracking.flush_rows()
+        if self._group is None or self._group.broken:  # its state may be needed
+            return self._link.wait_round(generation)
         with tracking.finish_wandb_on_sigterm():
             return self._link.wait_round(generation)
 

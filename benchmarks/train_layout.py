@@ -12,6 +12,7 @@ Rank 0 writes the time and the number of samples of each step into ``steps-JOB-R
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import os
 import sys
@@ -91,7 +92,12 @@ MODELS = {"perceptron": perceptron, "convolution": convolution, "unet": unet}
 
 def main() -> None:
     """Train until the file ``enough`` exists."""
-    name, folder = sys.argv[1:3]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", choices=sorted(MODELS))
+    parser.add_argument("data", help="folder of Fashion-MNIST, or - for random images")
+    parser.add_argument("repeat", help="not used: it makes jobs that share nothing")
+    arguments = parser.parse_args()
+    name, folder = arguments.model, arguments.data
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(1)

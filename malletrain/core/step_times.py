@@ -139,6 +139,19 @@ class StepBreakdown:
         return sentence.format(share=percent(self.cause_share), place=self.place)
 
 
+def advice_with_measured_loaders(data_share: float) -> str:
+    """Return the advice for a job that waits for data in the fastest number of loader workers.
+
+    Args:
+        data_share: share of a step that waits for data.
+    """
+    return (
+        f"{percent(data_share)} of a step waits for data, with the number of loader workers that "
+        "was measured to be the fastest. Keep the data in the memory of the nodes (infinicache), "
+        "or prepare them before the training."
+    )
+
+
 def percent(share: float) -> str:
     """Return a share as text: ``41 %``."""
     return f"{100 * share:.0f} %"

@@ -21,9 +21,9 @@ from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
 from malletrain.core.state_memory import HandOverTime, in_memory
-from malletrain.core.step_times import RankTimes
+from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
 from malletrain.core.trainers import Trainer
-from malletrain.daemon.api.layout_view import layout_view
+from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
@@ -372,6 +372,15 @@ class JobViews:
         store = self._state.store
         may_manage = self._state.accounts.may_manage(user, row.owner)
         observations = store.observations(row.id)
+        layout = self._layout(row, spec)
+        steps = self._step_times(row, observations)
+        if (
+            steps is not None
+            and steps.cause == Bottleneck.DATA.value
+            and has_measured_loaders(layout)
+        ):
+            advice = advice_with_measured_loaders(steps.shares.get("data", 0.0))
+            steps = msgspec.structs.replace(steps, advice=advice)
         detail = JobDetail(
             self.view(user, row, spec),
             msgspec.to_builtins(spec),
@@ -401,8 +410,8 @@ class JobViews:
             self._stacks(row),
             self._slow(row),
             of_job(self._state, row.id),
-            self._step_times(row, observations),
-            self._layout(row, spec),
+            steps,
+            layout,
         )
         return detail if may_manage else detail_for_others(detail)
 

@@ -45,6 +45,18 @@ def layout_view(row: LayoutSearchRow | None, search: LayoutSearch | None) -> Lay
     )
 
 
+def has_measured_loaders(view: LayoutView | None) -> bool:
+    """Return whether the search for a job's layout, or that of an earlier job, has compared numbers
+    of loader workers. ``view``: the view of the search.
+    """
+    if view is None or view.searching:
+        return False
+    numbers = {tried.loader_workers for tried in view.tried if tried.rate is not None}
+    if view.source:
+        numbers = {tried.loader_workers for tried in view.tried}
+    return len(numbers) > 1
+
+
 def _tried(search: LayoutSearch, index: int, arm: Arm) -> TriedLayoutView:
     outcome, half_width = search.outcome, arm.half_width(search.config.min_deviation)
     words = [arm.out] if arm.out else []

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from jpa.layout import LayoutSearch, NodeLayout
-from malletrain.daemon.api.layout_view import layout_view
+from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
 from malletrain.daemon.jobs.layout_tuner import layout_record
 from malletrain.protocol.views import JobDetail
 from malletrain.render.layouts import layouts
@@ -68,3 +68,14 @@ def test_a_layout_of_an_earlier_job_has_no_table():
 def test_a_job_that_asks_for_nothing_shows_nothing():
     assert layout_view(None, None) is None
     assert printed(None) == ""
+
+
+def test_numbers_of_loader_workers_are_compared_by_this_job_or_an_earlier_one():
+    compared = measured({ARMS[0]: 100.0, ARMS[1]: 150.0, ARMS[2]: 90.0})
+    assert has_measured_loaders(layout_view(row(compared, ARMS[1]), None))
+    assert not has_measured_loaders(layout_view(row(LayoutSearch.of(ARMS), ARMS[0]), None))
+    assert not has_measured_loaders(None)
+    without = LayoutSearch.of(ARMS).ended("It saves nothing.")
+    assert not has_measured_loaders(layout_view(row(without, ARMS[0]), None))
+    earlier = LayoutSearch.of(ARMS).ended("Job j0, of the same kind, found it.")
+    assert has_measured_loaders(layout_view(row(earlier, ARMS[0], "j0"), None))

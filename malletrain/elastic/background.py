@@ -44,13 +44,13 @@ class BackgroundSnapshot(Snapshot):
         if thread is not None:
             thread.join()
 
-    def _announce_or_save(self) -> None:
+    def _save_periodically(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             return
         self._raise_refused()
         self._due_now = True
         try:
-            super()._announce_or_save()
+            super()._save_periodically()
         finally:
             self._due_now = False
 

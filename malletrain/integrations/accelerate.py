@@ -217,6 +217,7 @@ class Guard(StateGuard):
             samples = sum(own for own, _ in self.sampler.upcoming(batches))
         self.sampler.advance(batches)
         malletrain.report(samples)
+        self.announce()
         self._step_end.step_done(self.sampler)
         saved, self._has_saved = self._has_saved, False
         return saved

@@ -52,6 +52,16 @@ class StateGuard:
         malletrain.report(samples)
         return self.wants_checkpoint()
 
+    def announce(self) -> None:
+        """Tell the agent that this process saves on request."""
+        if not self._in_malletrain:
+            return
+        self._restore_sigterm_handler()
+        bear_one_sigterm()
+        if not self._announced and self._flags is not None and rank_and_world()[0] == 0:
+            self._announced = True
+            report.send(Capable)
+
     def wants_checkpoint(self, late: bool | None = None) -> bool:
         """Return whether MalleTrain requests a checkpoint now; the same on all ranks.
 
@@ -66,15 +76,11 @@ class StateGuard:
             if late is not None:
                 self.late = self.any_rank(late)
             return False
-        self._restore_sigterm_handler()
-        bear_one_sigterm()
+        self.announce()
         number = 0
         if rank_and_world()[0] != 0:
             self._flush.after_step()
         elif self._flags is not None:
-            if not self._announced:
-                self._announced = True
-                report.send(Capable)
             number = self._flags.drain_request()
         self._request = number if number != self._served_request else 0
         self._is_requested, self.late = map(

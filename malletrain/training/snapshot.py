@@ -419,6 +419,8 @@ class Snapshot:
         """
         if not self._looked:
             self._look()
+        if not self._announced:  # before anything can request a snapshot of this step
+            self._announce()
         self._optimizers.after_step()
         self._steps += 1
         self._step_end.step_done(self._epochs)
@@ -491,8 +493,8 @@ class Snapshot:
                 self._serve_drain_request(number)
                 return
         self.replicas.after_step(self._steps)
-        if self._pace.is_due() or not self._announced:
-            self._announce_or_save()
+        if self._pace.is_due():
+            self._save_periodically()
 
     def _look(self) -> None:
         self._looked = True
@@ -512,8 +514,6 @@ class Snapshot:
                 self._pace.saved()
                 message = 1
         decided = agreement.exchange(message)
-        if not self._announced:
-            self._announce()
         if decided > 1:
             self._serve_drain_request(decided - 1)
         elif decided:
@@ -522,16 +522,13 @@ class Snapshot:
         else:
             self.replicas.after_step(self._steps)
 
-    def _announce_or_save(self) -> None:
-        if not self._announced:
-            self._announce()
-        if self._pace.is_due():
-            if rank_and_world()[0] != 0:
-                drain.flush()
-                self._pace.saved()
-            elif not self._save_in_background():
-                self._save()
-            self.replicas.with_snapshot(self._steps)
+    def _save_periodically(self) -> None:
+        if rank_and_world()[0] != 0:
+            drain.flush()
+            self._pace.saved()
+        elif not self._save_in_background():
+            self._save()
+        self.replicas.with_snapshot(self._steps)
 
     @counted_as("snapshot")
     def _save_in_background(self) -> bool:

@@ -34,6 +34,8 @@ def run(folder, steps=None, killed_at=None):
     with open(f"{folder}/rank{rank}.log", "a", buffering=1) as log:
         for _ in stream.epochs(1):
             for numbers in stream:
+                if done == steps:  # the snapshot is taken: this batch was requested
+                    return stream.samples, stream.epoch
                 done += 1
                 if done == killed_at:
                     dist.barrier()  # the snapshot of the step before is on disk
@@ -43,6 +45,4 @@ def run(folder, steps=None, killed_at=None):
                 dist.all_reduce(torch.ones(1))
                 stream.advance()
                 snapshot.step()
-                if done == steps:
-                    return stream.samples, stream.epoch
     return stream.samples, stream.epoch

@@ -198,3 +198,19 @@ def test_the_batches_of_another_loader_end_no_step():
         if loop.sampler.position == 4:
             break
     assert loop.events == ["step", "row", (0, 2), "step", "row", (0, 4)]
+
+
+def test_a_process_says_at_its_first_step_that_it_saves_on_request(monkeypatch, tmp_path):
+    """A request before the second batch is requested would be refused otherwise, and the step be
+    lost.
+    """
+    sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH, rank=0, world_size=1)
+    snapshot = malletrain.Snapshot(tmp_path / "x.pt", sampler=sampler)
+    announced = []
+    monkeypatch.setattr(snapshot, "_announce", lambda: announced.append(sampler.position))
+    loader = DataLoader(TensorDataset(torch.arange(SAMPLES)), batch_sampler=sampler)
+    for _ in loader:
+        sampler.advance()
+        snapshot.step()
+        assert announced[:1] == [BATCH]
+        break

@@ -15,11 +15,16 @@ training runs, and a run that resumed in it would train on.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 
 from malletrain.training import report
 from malletrain.training.epochs import CountedEpochs
+
+_exiting = threading.Event()
+"""Set when the script has ended. An iterator that is freed then has not been left."""
+atexit.register(_exiting.set)
 
 
 class StepEnd:
@@ -66,6 +71,8 @@ class StepEnd:
         """Keep the work until the epoch is closed. Do it now in a loop that does not tell when an
         epoch ends.
         """
+        if _exiting.is_set():
+            return
         if not epochs.left_early:
             self.batch_requested(epochs)
         elif self._pending == (epochs, threading.get_ident()):

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import malletrain
+from malletrain.training import step_end
 from malletrain.training.step_end import StepEnd
 from tests.malletrain.training.worker_side import as_plain_script
 
@@ -214,3 +215,16 @@ def test_a_process_says_at_its_first_step_that_it_saves_on_request(monkeypatch, 
         snapshot.step()
         assert announced[:1] == [BATCH]
         break
+
+
+def test_an_iterator_that_is_freed_at_the_end_of_the_script_is_not_left(monkeypatch):
+    """A request for a snapshot would be answered, and the ended script run again."""
+    loop = Loop()
+    batches = iter(loop.loader)
+    next(batches)
+    loop.step()
+    exiting = threading.Event()
+    exiting.set()
+    monkeypatch.setattr(step_end, "_exiting", exiting)
+    del batches
+    assert loop.events == ["step"]

@@ -44,6 +44,7 @@ from malletrain.elastic.state import Holder
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
 from malletrain.training.objects import plain_attributes, unwrapped
+from malletrain.training.ranks import leads_its_node
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.step_times import counted_as
@@ -389,11 +390,12 @@ class Training:
     def _copy_epoch_end(self) -> None:
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         most = epoch_end_bytes(available(), bound(_EPOCH_END_SHARE), processes)
-        if not self._state_before.keep_in_host_memory(self._counters_for_peers(), most):
+        fits = self._state_before.keep_in_host_memory(self._counters_for_peers(), most)
+        if not fits and leads_its_node():
             report.tell(
                 "This node has too little free memory for a copy of the state at the end of an "
                 f"epoch ({most / 1e6:.0f} MB for each process). If a process is lost in the code "
-                "after an epoch, what it had to do there is missing.",
+                "after an epoch, the work that it had to do there is lost.",
                 once="copy of an epoch's end",
             )
 

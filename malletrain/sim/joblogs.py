@@ -79,11 +79,11 @@ def read_swf(path: str | Path, *, per_node: int | None = None) -> JobLog:
     notes: list[str] = []
     cpus_ground, cpus_inferred = "as stated, --per-node", False
     if per_node is None:
-        per_node = _processors_per_node(path, header, [max(row[4], row[7]) for row in rows], notes)
-        cpus_inferred = bool(notes)
         cpus_ground = "by the log's header, MaxProcs and MaxNodes"
-        if cpus_inferred:
-            cpus_ground = "by the sizes of jobs; else: --per-node"
+        per_node, note = _processors_per_node(path, header, [max(row[4], row[7]) for row in rows])
+        if note:
+            notes.append(note)
+            cpus_ground, cpus_inferred = "by the sizes of jobs; else: --per-node", True
         if header.get("MaxNodes", 0) > MAX_NODES:
             del header["MaxNodes"]  # it counts processors
     jobs, skipped = [], 0
@@ -131,15 +131,17 @@ MIN_MULTIPLE_FRACTION = 0.9
 
 
 def _processors_per_node(
-    path: str | Path, header: dict[str, int], requested: Sequence[float], notes: list[str]
-) -> int:
-    """Return the number of processors per node. Raises WorkloadError if it cannot be inferred."""
+    path: str | Path, header: dict[str, int], requested: Sequence[float]
+) -> tuple[int, str]:
+    """Return the number of processors per node, and a sentence on how it is inferred from the sizes
+    of jobs; an empty one if the header says it. Raises WorkloadError if it cannot be inferred.
+    """
     processors, nodes = header.get("MaxProcs", 0), header.get("MaxNodes", 0)
     if nodes and processors > nodes:
-        return processors // nodes
+        return processors // nodes, ""
     size = max(processors, nodes)
     if size <= MAX_NODES:
-        return 1
+        return 1, ""
     total = sum(requested)
     shares = {k: sum(n for n in requested if n > 0 and n % k == 0) / total for k in COMMON_SIZES}
     best = max(
@@ -155,12 +157,11 @@ def _processors_per_node(
             f"Give --per-node N (1: they are nodes). {100 * shares[best]:.0f} % of what jobs asked "
             f"for comes in multiples of {best}."
         )
-    notes.append(
+    return best, (
         f"The log counts {size:,} processors; a node is taken to have {best}, because "
         f"{100 * shares[best]:.0f} % of what jobs asked for comes in multiples of it (else: "
         "--per-node)."
     )
-    return best
 
 
 def read_gpu_csv(path: str | Path, *, per_node: int = 1) -> JobLog:

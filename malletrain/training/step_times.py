@@ -98,9 +98,11 @@ class StepClock:
                 if self._cuda.current_device() == self._device:
                     ended = self._event(self._cuda)
                     self._pending.append((part, self._device, self._began, ended))
+                    self._seconds.setdefault(part, 0.0)
+                else:
+                    self._free.setdefault(self._device, []).append(self._began)
             except RuntimeError as error:
                 self._fail(error)
-            self._seconds.setdefault(part, 0.0)
             return
         took = time.perf_counter() - self._began
         self._seconds[part] = self._seconds.get(part, 0.0) + took

@@ -39,8 +39,10 @@ from malletrain.web.poller import Poller
 from malletrain.web.schema import ApiProblem, describe
 
 STATIC = Path(__file__).parent / "static"
-STATUS = {"usage": 400, "unreachable": 503, "internal": 500}
-"""Error code of the daemon → HTTP status; 409 for other codes."""
+STATUS = {"usage": 400, "unreachable": 503, "busy": 503, "internal": 500}
+"""Error code of the daemon → HTTP status; 409 for other codes. Those from 500 say nothing about the
+request itself: the page sends it again.
+"""
 
 
 def make_app(connect: Callable[[], Connection], policy: AccessPolicy, home: Path) -> FastAPI:

@@ -82,8 +82,11 @@ def test_failures_are_tried_again_and_reported(shared):
 
 
 def test_a_node_without_its_files_does_not_burn_the_tasks(embedded):
-    command = f'test "$MALLETRAIN_NODE" != n1 || exit 9; sleep 0.2; {farms.APPEND}'
-    job = farms.submit(embedded, command, farms.numbered(60), "3:3")
+    broken = 'if test "$MALLETRAIN_NODE" = n1; then echo {index} >> broken; exit 9; fi'
+    others_wait = 'until test "$(cat broken | wc -l)" -ge 5; do sleep 0.05; done'
+    job = farms.submit(
+        embedded, f"{broken}; {others_wait}; {farms.APPEND}", farms.numbered(60), "3:3"
+    )
     embedded.until_state(job, "completed")
     assert farms.runs(embedded) == dict.fromkeys(range(60), 1)
     with embedded.client() as client:

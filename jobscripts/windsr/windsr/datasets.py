@@ -92,6 +92,7 @@ VERTICAL_STANDARDS = re.compile(
     "|atmosphere_.*_coordinate|height_above_.*"
 )
 """CF standard names of vertical coordinates."""
+TIMES = ("valid_time", "time", "Times", "XTIME")
 EASTWARD = ("x", "lon", "longitude", "rlon", "west_east", "grid_longitude",
             "projection_x_coordinate", "ni", "i")  # fmt: skip
 
@@ -291,24 +292,32 @@ def _at_height(wind: Any, name: str, options: Options) -> Any:
             raise _other_height(wind, name, text, options)
         wind = wind.isel({dim: int(same[0])}, drop=True)
     for key, coordinate in wind.coords.items():
-        if coordinate.ndim or not _is_vertical(coordinate):
+        if not _is_vertical(coordinate) or not all(_is_time(wind, dim) for dim in coordinate.dims):
             continue
-        level = float(_metres(coordinate, name))
-        if not np.isclose(level, options.height):
-            raise _other_height(wind, name, f"{level:g} m ({key})", options)
+        levels = np.atleast_1d(_metres(coordinate, name))
+        others = levels[~np.isclose(levels, options.height)]
+        if len(others):
+            raise _other_height(wind, name, f"{others[0]:g} m ({key})", options)
     return wind
 
 
 def _vertical_axis(wind: Any, dim: Any) -> Any:
     """The vertical coordinate along a dimension: its own, or another that has only this dimension;
-    None if the dimension is not vertical.
+    None if the dimension is not vertical, as one of times or of the grid.
     """
+    if _is_time(wind, dim) or _is_horizontal(wind, str(dim)):
+        return None
     along = [c for c in wind.coords.values() if c.dims == (dim,)]
     along.sort(key=lambda coordinate: bool(coordinate.name != dim))
     axis = next((c for c in along if _is_vertical(c)), None)
-    if axis is None and not along and _is_vertical(wind[dim]):
+    if axis is None and dim not in wind.coords and _is_vertical(wind[dim]):
         return wind[dim]
     return axis
+
+
+def _is_time(wind: Any, dim: Any) -> bool:
+    """Whether a dimension is one of times or of lead times."""
+    return str(dim) in TIMES or wind[dim].dtype.kind in "mM"
 
 
 def _is_vertical(coordinate: Any) -> bool:
@@ -404,7 +413,7 @@ def _northward_first(wind: Any, terrain: Any, name: str) -> tuple[Any, Any]:
 
 
 def _times_of(dataset: Any, wind: Any, count: int, name: str) -> NDArray[np.datetime64]:
-    coordinate = _first(dataset, ("valid_time", "time", "Times", "XTIME"))
+    coordinate = _first(dataset, TIMES)
     if coordinate is None or not np.issubdtype(coordinate.dtype, np.datetime64):
         raise WindsrError(
             f"{name} says no time of its fields (valid_time, time); days cannot be told apart."

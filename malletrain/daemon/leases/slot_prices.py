@@ -32,6 +32,9 @@ class SlotPrices:
         self._parts = msgspec.json.decode(text, type=dict[str, float]) if text else {}
         """Kind → the part of a host that a slot is, as far as polls have told."""
         self._unknown: frozenset[str] = frozenset()
+        """Kinds whose price is not known, as the controller was told."""
+        self._polled = False
+        """Whether a poll has told the parts."""
 
     def restore(self) -> None:
         """Tell the controller the prices that are known. Call it before jobs and nodes are
@@ -44,8 +47,10 @@ class SlotPrices:
 
         Args:
             parts: kind → the part of a host that a slot is. A kind that is missing, because its
-                hosts are down, keeps its part.
+                hosts are down, keeps its part. One that no poll has named has no slots, and the
+                price of a whole node until it has.
         """
+        self._polled = True
         all_parts = {**self._parts, **parts}
         if all_parts != self._parts:
             self._parts = all_parts
@@ -55,7 +60,8 @@ class SlotPrices:
 
     def _apply(self) -> None:
         config = self._state.config
-        prices, unknown = slot_prices(config, self._parts), unpriced_slots(config, self._parts)
+        prices = slot_prices(config, self._parts)
+        unknown = frozenset() if self._polled else unpriced_slots(config, self._parts)
         if (prices, unknown) == (self._state.prices, self._unknown):
             return
         self._state.prices, self._unknown = prices, unknown

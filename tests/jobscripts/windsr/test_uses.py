@@ -210,6 +210,24 @@ def test_a_coordinate_along_a_dimension_without_values_says_its_levels():
     np.testing.assert_array_equal(from_dataset(heights, "it", Options()).wind, SPEED)
 
 
+def test_other_coordinates_of_levels_without_values_do_not_hide_them():
+    file = made(np.stack([SPEED] * 2, 1), ("time", "height", "y", "x"))
+    labelled = file.assign_coords(label=("height", ["10 m", "50 m"]))
+    with pytest.raises(WindsrError, match=r"on 2 levels \(height: without values\)"):
+        from_dataset(labelled, "it", Options())
+
+
+def test_a_height_along_times_or_the_grid_is_no_dimension_of_levels():
+    count, metres = len(SPEED), {"units": "m"}
+    grid = made().assign_coords(height=("x", np.arange(SPEED.shape[-1]) * 7.0, metres))
+    np.testing.assert_array_equal(from_dataset(grid, "it", Options()).wind, SPEED)
+    steady = made().assign_coords(height=("time", [10.0] * count, metres))
+    np.testing.assert_array_equal(from_dataset(steady, "it", Options()).wind, SPEED)
+    moved = made().assign_coords(height=("time", [10.0] * (count - 1) + [100.0], metres))
+    with pytest.raises(WindsrError, match=r"on 100 m \(height\), none of them at 10 m"):
+        from_dataset(moved, "it", Options())
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_levels_without_values_are_no_heights(count):
     file = made(np.stack([SPEED] * count, 1), ("time", "plev", "y", "x"))

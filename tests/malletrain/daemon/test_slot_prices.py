@@ -71,6 +71,20 @@ def test_a_daemon_that_starts_charges_as_before_without_a_poll(tmp_path):
         daemon.stop()
 
 
+def test_a_kind_that_no_host_has_does_not_stay_without_a_price(tmp_path):
+    """With a kind at price 0, a job of any class would be admitted with any budget."""
+    absent = SLOTS.replace('"gpu"', '"absent"')
+    daemon = RunningDaemon(tmp_path, Slots(), allocation=SLOTS + absent)
+    try:
+        controller = daemon.components.state.controller
+        until(lambda: controller.state.prices.get("gpu") == 0.25, "the poll tells the price")
+        assert controller.state.prices["absent"] == 1.0
+        assert not controller.state.unpriced
+        assert controller.goals.least_budget_s(1) > 0.0
+    finally:
+        daemon.stop()
+
+
 def test_no_price_is_known_before_the_first_poll_of_a_site(tmp_path):
     machine = Slots()
     machine.answers.clear()
@@ -79,8 +93,8 @@ def test_no_price_is_known_before_the_first_poll_of_a_site(tmp_path):
         controller = daemon.components.state.controller
         until(lambda: controller.state.unpriced == {"gpu"}, "the price is unknown")
         machine.answers.set()
-        until(lambda: controller.state.prices == {"gpu": 0.25}, "the poll tells the price")
-        assert not controller.state.unpriced
+        until(lambda: not controller.state.unpriced, "the poll tells the price")
+        assert controller.state.prices == {"gpu": 0.25}
     finally:
         machine.answers.set()
         daemon.stop()

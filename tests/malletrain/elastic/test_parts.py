@@ -175,8 +175,12 @@ def test_the_copies_of_all_processes_of_a_node_have_room(free, lease, processes,
     assert epoch_end_bytes(free, lease, processes) == expected
 
 
-def test_without_room_the_copy_is_left_out_and_the_user_is_told_once(monkeypatch, capsys):
+@pytest.mark.parametrize(("local_rank", "count"), [("0", 1), ("1", 0)])
+def test_without_room_the_copy_is_left_out_and_each_node_says_so_once(
+    monkeypatch, capsys, local_rank, count
+):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr("malletrain.elastic.training.available", lambda: 8)
     report.sentence_keys.clear()
     sampler = ElasticSampler(2, global_batch_size=2)
@@ -188,4 +192,4 @@ def test_without_room_the_copy_is_left_out_and_the_user_is_told_once(monkeypatch
             training.begin_step(1)
             training.commit(0, 2, 1, False)
     log = capsys.readouterr().err
-    assert log.count("too little free memory for a copy of the state") == 1
+    assert log.count("too little free memory for a copy of the state") == count

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from malletrain.protocol import messages, wire
+from malletrain.protocol import env, messages, wire
 from malletrain.protocol.launcher_channel import LaunchOrder, write_order
 from malletrain.protocol.messages import Peer
 from tests.malletrain.launch.fake_agent import FakeAgent
@@ -16,6 +16,8 @@ from tests.waiting import PATIENCE_S
 SERVICE = """
 import os, time
 from malletrain import membership
+with open("threads", "w") as file:
+    file.write(os.environ["OMP_NUM_THREADS"])
 membership.join("here")
 while not os.path.exists("enough"):
     time.sleep(0.01)
@@ -23,8 +25,10 @@ while not os.path.exists("enough"):
 
 
 @pytest.fixture
-def launcher(tmp_path):
-    """Its agent; the process has joined."""
+def launcher(tmp_path, monkeypatch):
+    """Its agent; the process has joined. The lease is a slot of one processor."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv(env.SLOT_CPUS, "1")
     (tmp_path / "serve.py").write_text(SERVICE)
     (tmp_path / "logs").mkdir()
     agent = FakeAgent(tmp_path)
@@ -45,6 +49,10 @@ def launcher(tmp_path):
 def view(generation):
     """Of this node alone."""
     return messages.Round("j1", generation, 0, 1, members=(Peer("n0", "127.0.0.1", "here"),))
+
+
+def test_its_process_has_as_many_threads_as_the_slot_has_cores(launcher, tmp_path):
+    assert (tmp_path / "threads").read_text() == "1"
 
 
 def test_a_view_that_comes_after_its_end_does_not_make_it_run_again(launcher, tmp_path):

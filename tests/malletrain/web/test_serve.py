@@ -7,7 +7,9 @@ import stat
 
 import pytest
 
+from malletrain.client.errors import TRANSIENT
 from malletrain.web.serve import (
+    STATUS,
     ListenAddress,
     WebError,
     bind,
@@ -33,6 +35,10 @@ TOKEN = "0123456789abcdef"
 )
 def test_addresses(text, address):
     assert parse_address(text) == address
+
+
+def test_the_page_repeats_a_request_whose_error_says_nothing_about_it():
+    assert {code for code, status in STATUS.items() if status >= 500} == TRANSIENT
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:x", "127.0.0.1:99999", "unix:"])

@@ -2,11 +2,14 @@
 ended.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from scavenger.interface import LeaseState, SchedulerError
 from tests.scavenger.slurm import slurm_world as world
 from tests.scavenger.slurm.slurm_world import request
+from tests.waiting import PATIENCE_S, until
 
 PENDING, RUNNING, ENDED = LeaseState.PENDING, LeaseState.RUNNING, LeaseState.ENDED
 NOT_YET = LeaseState.NOT_YET
@@ -101,6 +104,22 @@ def test_where_there_may_not_be_so_many_jobs_there_are_as_many_as_there_may_be(s
     assert len(slurm.tools.calls("sbatch")) == 3, "four, two and one of them"
     slurm.queue(job("PENDING", "70", "l1", requested_nodes="n1"))
     assert "refuses more jobs" in one.take([request(5)])[0].reason
+
+
+def test_leases_that_are_accepted_after_a_refusal_count_for_the_limit(slurm):
+    """Submissions run in parallel: this one's refusal returns before the others are accepted."""
+    slurm.tools.runs(
+        "sbatch",
+        'case "$*" in *l1*) echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1;; esac\n'
+        'until [ -e "$here/go" ]; do sleep 0.05; done; echo 7$$',
+    )
+    one = slurm.ready()
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(one.take, [request(i) for i in (1, 2)])
+        until(lambda: one.ledger.refusal(one.settings.user, slurm.now), "one is refused")
+        (slurm.tools.root / "go").touch()
+        assert [lease.state for lease in taken.result(PATIENCE_S)] == [ENDED, PENDING]
+    assert "refuses more jobs" in one.ledger.refusal(one.settings.user, slurm.now)
 
 
 @pytest.mark.parametrize("shape", ["array", "block"])

@@ -88,6 +88,10 @@ class Lease:
     """Time by which the lease is killed, epoch seconds, as far as the main scheduler reports
     it. Set while the main scheduler asks for the node back.
     """
+    leave_by: float | None = None
+    """Time by which it should have left, epoch seconds, if that is earlier than ``gone_at``: a job
+    has waited for its node for some time. None: it has until then.
+    """
     started: float | None = None
     """Start time that the main scheduler reports, epoch seconds; None if it reports none."""
     ended: float | None = None

@@ -167,14 +167,19 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     assert "n5" not in gaps(one), "the other one is left to the job"
     go.touch()
     leave_requests = set()
+    time_left = {}
 
     def starts():
-        one.poll()
+        for lease in one.poll().leases:
+            if lease.leave_by is not None and lease.gone_at is not None:
+                time_left[lease.id] = lease.gone_at - lease.leave_by
         leave_requests.update(one.ender.leave_requests)
         return slurm.jobs()[main][0] == "RUNNING"
 
     slurm.until(starts, "the main job runs")
     assert len(leave_requests) == 1
+    assert time_left.keys() == leave_requests, "the job has waited for it already"
+    assert all(0 < seconds < 600 for seconds in time_left.values())
     assert all(marks[lease].exists() for lease in leave_requests), (
         "it got its signal, and was not just killed"
     )

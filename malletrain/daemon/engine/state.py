@@ -236,6 +236,10 @@ class SiteState:
     """Running lease → end of its time limit, epoch seconds, as far as the main scheduler reports
     it.
     """
+    recalls: dict[str, float] = field(default_factory=dict)
+    """Lease that the main scheduler takes back, at the last poll → time by which it should have
+    left, epoch seconds.
+    """
     failing_tasks: dict[str, dict[str, str]] = field(default_factory=dict)
     """Node → farm that gives it no tasks, because they fail there → why, as a sentence."""
     news: JobNews = field(default_factory=JobNews)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.slurm.due import claims, due_jobs, tasks_at_once
+from scavenger.slurm.due import claims, due_jobs, leave_by, tasks_at_once
 from scavenger.slurm.parse import read_jobs, read_nodes
 from scavenger.slurm.site import read_site
 from scavenger.slurm.state import node_facts
@@ -264,6 +264,47 @@ def test_several_jobs_share_what_there_is():
     )
     broken = facts(drained="n[1-3]", allocated="n[4-8]")
     assert lacked(due(waiting(1, 2)), broken, leases) == {"1": ["l4", "l5"]}
+
+
+def test_a_job_lacks_a_lease_if_slurm_plans_it_on_a_node_that_leaves_for_another_job():
+    """Seen with 22.05: Slurm preempts l6 for job 19, then plans job 20 on n5 and n6 and preempts
+    l5 for it, and no other lease.
+    """
+    nodes = facts(allocated="n[1-8]")
+    leases = {f"l{i}": f"n{i}" for i in range(5, 9)}
+    first, second = waiting(19, 1, planned="n6"), waiting(20, 2, planned="n[5-6]")
+    assert lacked(due(first, second), nodes, leases, ("l5", "l6")) == {"20": ["l7"]}
+    assert lacked(due(second), nodes, leases, ("l5", "l6")) == {}
+    completing = facts(completing="n6", allocated="n[1-5,7-8]")
+    del leases["l6"]
+    assert lacked(due(first, second), completing, leases, ("l5",)) == {"20": ["l7"]}
+
+
+SINCE = {"1": 100.0, "2": 104.0}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "needed", "leaving", "previous", "times"),
+    [
+        # Slurm preempts it for the job that it plans on its node.
+        ([(1, "n[1-2]")], {}, {"l1": "n1"}, {}, {"l1": 110.0}),
+        # A lease that the job lacks has what is left of the grace time of the first one.
+        ([(1, "n[1-2]")], {"1": ["l3"]}, {"l1": "n1"}, {}, {"l1": 110.0, "l3": 110.0}),
+        # It leaves for nobody that waits.
+        ([(1, "n[1-2]")], {}, {"l5": "n5"}, {}, {}),
+        # Two jobs count on its node.
+        ([(2, "n[1-2]"), (1, "n[2-3]")], {}, {"l2": "n2", "l1": "n1"}, {},
+            {"l2": 110.0, "l1": 114.0}),
+        # The job is planned on other nodes by now, or has begun.
+        ([(1, "n4")], {}, {"l1": "n1"}, {"l1": 110.0, "l9": 90.0}, {"l1": 110.0}),
+        ([], {}, {"l1": "n1"}, {"l1": 110.0}, {"l1": 110.0}),
+        # A slot.
+        ([(1, "n1")], {}, {"l1": "n1/gpu.0", "l2": "n2/gpu.0"}, {}, {"l1": 110.0}),
+    ],
+)  # fmt: skip
+def test_by_when_a_lease_should_have_left(jobs, needed, leaving, previous, times):
+    made = [job for number, planned in jobs for job in waiting(number, 2, planned=planned)]
+    assert leave_by(made, SINCE, needed, leaving, 10.0, previous) == times
 
 
 @given(

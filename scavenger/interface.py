@@ -88,10 +88,6 @@ class Lease:
     """Time by which the lease is killed, epoch seconds, as far as the main scheduler reports
     it. Set while the main scheduler asks for the node back.
     """
-    leave_by: float | None = None
-    """Time by which it should have left, epoch seconds, if that is earlier than ``gone_at``: a job
-    has waited for its node for some time. None: it has until then.
-    """
     started: float | None = None
     """Start time that the main scheduler reports, epoch seconds; None if it reports none."""
     ended: float | None = None
@@ -99,6 +95,10 @@ class Lease:
     ends_by: float | None = None
     """End of the time limit of a running lease, epoch seconds; None: no limit, or not known. Not
     set while the lease is leaving.
+    """
+    leave_by: float | None = None
+    """Time by which it should have left, epoch seconds, if that is earlier than ``gone_at``: a job
+    has waited for its node for some time. None: it has until then.
     """
 
 

@@ -105,11 +105,11 @@ def test_a_job_that_leaves_already_is_hastened(site):
     site.take_back(leave_in_s=600.0)
     assert 0 < site.time_left_s() < 600.0
     agent = site.daemon.components.state.agents.of_lease(site.lease)
-    known = agent.gone_at
+    gone_at = agent.gone_at
     site.take_back(leave_in_s=1200.0)
     polls = site.daemon.components
-    until(lambda: polls.state.recalls[site.lease] > known + 300.0, "another poll")
-    assert agent.gone_at == known, "it never gets more time"
+    until(lambda: polls.state.recalls[site.lease] > gone_at + 300.0, "another poll")
+    assert agent.gone_at == gone_at, "it never gets more time"
     assert len(site.notices()) == 1
 
 

@@ -27,8 +27,8 @@ def test_a_leaver_of_a_service_is_told_of_its_new_limit(kind):
     rounds = serving(kind, "a", "b")
     rounds.move(("a",), 100.0, within_s=10.0)
     assert rounds.next_wakeup() == 100.0 + 0.95 * 8.0
-    told = {a.node: a.members for a in rounds.hasten("b", 102.0, 4.0) if isinstance(a, SendView)}
-    assert ("b", "", 102.0 + 0.95 * 2.0) in told["b"]
+    views = {a.node: a.members for a in rounds.hasten("b", 102.0, 4.0) if isinstance(a, SendView)}
+    assert ("b", "", 102.0 + 0.95 * 2.0) in views["b"]
     assert SendRelease("b") in rounds.tick(102.0 + 0.95 * 2.0)
 
 

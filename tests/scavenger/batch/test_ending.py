@@ -93,11 +93,13 @@ def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
     ("wanted_by", "leave_by"),
     [(115.0, None), (110.0, None), (109.0, 109.0), (104.0, 104.0), (102.0, 102.0), (90.0, 102.0)],
 )
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_lease_that_a_job_has_waited_for_should_leave_earlier(ender, asked, wanted_by, leave_by):
+@pytest.mark.parametrize("is_request", [False, True])
+def test_a_lease_that_a_job_has_waited_for_should_leave_earlier(
+    ender, is_request, wanted_by, leave_by
+):
     """It leaves since 100, and is gone at 110; it has two seconds at least."""
     lease = job(1).lease
-    if asked:
+    if is_request:
         ender.ask({"l1": "job 7 lacks its node"}, ("--signal=TERM",), 10.0, 100.0)
     else:
         lease = replace(lease, gone_at=110.0)

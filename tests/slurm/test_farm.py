@@ -49,3 +49,15 @@ def test_tasks_with_a_drain_time_end_on_the_node_that_a_main_job_takes(cluster, 
         site.until_state(job, "completed", "failed")
         assert site.job(job).state == "completed"
         assert farms.runs(site, "begun") == farms.runs(site) == dict.fromkeys(range(4), 1)
+
+
+def test_a_lease_that_is_preempted_while_it_starts_leaves_at_once(cluster, root):
+    slurm = cluster(1, grace=3600)
+    with slurm_site(root / "s", slurm) as site:
+        farms.submit(site, "sleep 1000", farms.numbered(1), nodes="1:1", cpus=0)
+        slurm.until(
+            lambda: any(state == "RUNNING" for state, _, _ in slurm.leases().values()),
+            "a lease begins",
+        )
+        main = slurm.submit("true", "--exclusive", "--time=2")
+        slurm.until(lambda: slurm.jobs()[main][0] == "COMPLETED", "the main job completes")

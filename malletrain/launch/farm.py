@@ -26,7 +26,6 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from contextlib import suppress
 
 from malletrain.launch.cores import allowed_processors
 from malletrain.launch.lines import LineConnection, ProcessLine
@@ -71,10 +70,6 @@ have sent the signal to all processes of the lease, and the notice that the node
 JUST_BEGUN_S = 3.0
 """A task that has run for less than this is stopped at once when the node leaves, seconds: a main
 job would wait for longer than the work takes to be done again.
-"""
-TASK_NICENESS = 5
-"""Added to the niceness of the launcher and of the tasks. They may use all processors of the node,
-and the agent, and on an embedded cluster the daemon, come first.
 """
 RESULTS_AT_ONCE = 200
 """Maximum number of results in a message."""
@@ -434,15 +429,6 @@ class FarmLauncher:
             self._sent_at = 0.0
 
 
-def lower_priority() -> None:
-    """Lower the priority of this process, and of those that it starts, by TASK_NICENESS. Where the
-    kernel compares sessions instead of processes (sched(7), autogroups), that of the session, too.
-    """
-    niceness = os.nice(TASK_NICENESS)
-    with suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write(str(niceness))
-
-
 def main() -> int:
     """Read the order and run it."""
     order = order_from_arguments(
@@ -462,7 +448,6 @@ def main() -> int:
             flush=True,
         )
         return UNFIT
-    lower_priority()
     variables = entered_variables(setting, order.spec.workdir)
     if variables is None:
         return UNFIT

@@ -110,6 +110,17 @@ def test_tasks_run_and_their_output_is_in_their_logs(tmp_path):
         assert sorted(os.listdir(logs)) == ["0.log", "1.log"]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 can start new sessions only")
+def test_a_task_leads_a_group_in_the_session_of_its_launcher(tmp_path):
+    code = "import os; print(os.getpid() == os.getpgrp(), os.getsid(0))"
+    with node(tmp_path, spec_of(sys.executable, "-c", code)) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        assert launcher.result().code == 0
+        log = (tmp_path / "work" / "logs" / "0.log").read_text()
+        assert log.split() == ["True", str(os.getsid(launcher.process.pid))]
+
+
 def test_a_failed_task_brings_the_end_of_its_output(tmp_path):
     with node(tmp_path, spec_of("sh", "-c", "seq 100000; echo the end; exit {x}")) as launcher:
         launcher.begin()

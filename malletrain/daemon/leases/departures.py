@@ -113,8 +113,9 @@ class Departures:
         """
         if agent.gone_at is not None and not agent.reclaimed:
             return
-        leave_by = self._state.recalls.get(agent.lease, math.inf)
-        in_s = max(0.0, min(in_s, leave_by - self._state.clock.now()))
+        recalled = self._state.recalls.get(agent.lease)
+        if recalled is not None and recalled.leave_by is not None:
+            in_s = max(0.0, min(in_s, recalled.leave_by - self._state.clock.now()))
         ends_by = self._state.lease_ends.get(agent.lease, math.inf)
         if self._state.clock.now() + in_s + TIME_LIMIT_SLACK_S >= ends_by:
             kind, reason = EventKind.NODE_EXPIRING, TIME_LIMIT
@@ -141,12 +142,11 @@ class Departures:
         now, ends_by = state.clock.now(), state.lease_ends.get(lease.id, math.inf)
         if lease.gone_at is None or lease.gone_at + TIME_LIMIT_SLACK_S >= ends_by:
             return
-        until = lease.gone_at if lease.leave_by is None else lease.leave_by
-        state.recalls[lease.id] = until
+        state.recalls[lease.id] = lease
         if (agent := state.agents.of_lease(lease.id)) is None:
             return
         if agent.gone_at is None or agent.reclaimed:
-            self.notice(agent, until - now)
+            self.notice(agent, max(0.0, lease.gone_at - now))
         elif lease.leave_by is not None and lease.leave_by < agent.gone_at - MIN_HASTE_S:
             self._hasten(agent, max(0.0, lease.leave_by - now), now)
 

@@ -299,10 +299,10 @@ class AgentHandlers:
             self._settle(agent, hello.assignment, new, now)
             if agent.gone_at is not None:
                 self.departures.may_go(agent)  # the agent may not have received it
-            elif hello.gone_in_s is not None or lease in state.recalls:
-                remaining_s = state.recalls.get(lease, now) - now
-                in_s = remaining_s if hello.gone_in_s is None else hello.gone_in_s
-                self.departures.notice(agent, in_s)
+            elif hello.gone_in_s is not None:
+                self.departures.notice(agent, hello.gone_in_s)
+            elif lease in state.recalls:  # it was starting when the signal came
+                self.departures.recall(state.recalls[lease])
             elif hello.sick:
                 self.lease_actions.sick(agent, hello.sick, _workers_failed(hello.assignment))
             elif reclaimed:  # before the daemon's last start

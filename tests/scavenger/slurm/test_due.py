@@ -331,3 +331,33 @@ def test_claims_never_exceed_what_there_is(idle, others, going, wants):
     assert set(given_up) <= leases.keys() - leaving
     assert result.node_holds.keys() <= {f"n{i}" for i in idle}
     assert len(given_up) + len(result.node_holds) <= sum(wants)
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["idle", "lease", "leaving"]), min_size=8, max_size=8),
+    plans=st.lists(st.sets(st.integers(1, 8), min_size=2), max_size=4),
+)
+def test_as_many_leases_leave_as_due_jobs_lack_nodes(kinds, plans):
+    """Wherever Slurm plans the jobs, while all nodes are idle or leased."""
+    of_kind = {kind: [n for n in range(1, 9) if kinds[n - 1] == kind] for kind in set(kinds)}
+    idle = of_kind.get("idle", [])
+    leased = [*of_kind.get("lease", []), *of_kind.get("leaving", [])]
+    states = {
+        "idle": ",".join(f"n{n}" for n in idle),
+        "allocated": ",".join(f"n{n}" for n in leased),
+    }
+    jobs = [
+        waiting(number, len(plan), planned=",".join(f"n{n}" for n in sorted(plan)))
+        for number, plan in enumerate(plans)
+    ]
+    leaving = {f"l{n}" for n in of_kind.get("leaving", [])}
+    result = claims(
+        due(*jobs),
+        facts(**{state: names for state, names in states.items() if names}),
+        {f"l{n}": f"n{n}" for n in leased},
+        leaving,
+    )
+    lacking = max(0, sum(map(len, plans)) - len(idle) - len(leaving))
+    needed = [lease for leases in result.needed_leases.values() for lease in leases]
+    if lacking <= len(leased) - len(leaving):
+        assert len(needed) == lacking

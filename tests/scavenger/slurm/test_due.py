@@ -3,7 +3,7 @@ lack.
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scavenger.slurm.due import claims, due_jobs, leave_by, tasks_at_once
@@ -337,6 +337,7 @@ def test_claims_never_exceed_what_there_is(idle, others, going, wants):
     kinds=st.lists(st.sampled_from(["idle", "lease", "leaving"]), min_size=8, max_size=8),
     plans=st.lists(st.sets(st.integers(1, 8), min_size=2), max_size=4),
 )
+@example(kinds=[*4 * ["lease"], *2 * ["leaving"], *2 * ["lease"]], plans=[{5, 6}, {5, 6}])
 def test_as_many_leases_leave_as_due_jobs_lack_nodes(kinds, plans):
     """Wherever Slurm plans the jobs, while all nodes are idle or leased."""
     of_kind = {kind: [n for n in range(1, 9) if kinds[n - 1] == kind] for kind in set(kinds)}

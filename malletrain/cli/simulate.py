@@ -135,8 +135,19 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     _one_of(
         "--policy",
-        ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
-        "Policy that allocates the nodes.",
+        (
+            "malletrain",
+            "profiled",
+            "freetrain",
+            "equal",
+            "fcfs",
+            "gang",
+            "doubling",
+            "additive",
+            "ideal",
+        ),
+        "Policy that allocates the nodes. gang, doubling and additive restrict how jobs begin and "
+        "grow.",
     ),
     click.option(
         "--config",

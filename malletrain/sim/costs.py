@@ -100,6 +100,7 @@ class SimRun:
 
     Attributes:
         done: samples processed and not lost.
+        allocated_s: time with nodes, seconds.
         resumes_at: end of the current pause; None without a pause.
         version: number of changes, by which an outdated completion event is recognised.
         node_s: node-seconds of training (key None) and of pauses by cause, without leaving nodes.
@@ -110,6 +111,7 @@ class SimRun:
     """
 
     __slots__ = (
+        "allocated_s",
         "cause",
         "costs",
         "done",
@@ -146,6 +148,7 @@ class SimRun:
         self.nodes: set[str] = set()
         self.leaving = 0
         self.done = 0.0
+        self.allocated_s = 0.0
         self.rate = 0.0
         self.training = False
         self.since = 0.0
@@ -172,6 +175,7 @@ class SimRun:
         """Add the samples, losses and node-seconds since the last change of state."""
         dt = now - self.since
         if dt > 0 and self.nodes:
+            self.allocated_s += dt
             offered = len(self.nodes) - self.leaving
             if self.training:
                 saving = self.saving

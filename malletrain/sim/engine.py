@@ -5,11 +5,6 @@ instead of processes.
 It tells the controller of a job's submission (:func:`submission`) and progress (:func:`work_done`).
 The controller (:mod:`malletrain.core.controller`), the same code as in the daemon, makes every
 other decision. :mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
-
-:class:`IdealThroughput` is an upper bound on the throughput of any plan at one moment, with which
-results are compared: the largest sum of throughputs that the admitted jobs can reach on the idle
-nodes if rescaling is free. The bound of a policy is the integral over the jobs that this policy has
-admitted at each moment. It decides nothing in the simulation.
 """
 
 from __future__ import annotations
@@ -17,12 +12,10 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from malletrain.core.commands import (
     Announce,
@@ -45,6 +38,7 @@ from malletrain.core.events import (
     JobState,
     JobSubmitted,
     LeaseNotTaken,
+    LimitsChanged,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -56,6 +50,7 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.costs import Cause, SimRun
 from malletrain.sim.deadlines import count_goals
 from malletrain.sim.foresight import forecaster
+from malletrain.sim.ideal_throughput import IdealThroughput
 from malletrain.sim.idle import require_time
 from malletrain.sim.policies import Policy
 from malletrain.sim.report import Result
@@ -63,55 +58,6 @@ from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.settings import SimSettings
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace
-
-Floats = npt.NDArray[np.float64]
-
-
-class IdealThroughput:
-    """Ideal throughput by number of idle nodes, for any set of jobs. Tables are cached.
-
-    Args:
-        nodes: number of nodes of the machine.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._rows: list[Floats] = []
-        self._kinds: dict[Hashable, int] = {}
-        self._table = lru_cache(maxsize=4096)(self._make)
-
-    def kind(self, job: SimJob) -> int:
-        """Return a number for the job, equal for all jobs with equal sizes and throughputs."""
-        key = (job.curve, job.min_nodes, job.max_nodes, job.sizes)
-        if key not in self._kinds:
-            rates = np.array(job.rates()[: self._nodes + 1])
-            allowed = np.zeros(len(rates), np.bool_)
-            allowed[job.min_nodes :] = True
-            if job.sizes is not None:
-                allowed &= np.isin(np.arange(len(rates)), job.sizes)
-            allowed[0] = True
-            self._kinds[key] = len(self._rows)
-            self._rows.append(np.where(allowed, rates, -np.inf))
-        return self._kinds[key]
-
-    def table(self, kinds: Iterable[int]) -> Floats:
-        """Return the ideal throughput of jobs of these kinds, samples/s, at 0, 1, … idle nodes. The
-        last value applies to all larger numbers.
-        """
-        return self._table(tuple(sorted(kinds)))
-
-    def _make(self, kinds: tuple[int, ...]) -> Floats:
-        # ``kinds`` is sorted, so that sets of jobs share the tables of their common prefix.
-        if not kinds:
-            return np.zeros(1)
-        before, row = self._table(kinds[:-1]), self._rows[kinds[-1]]
-        size = min(len(before) + len(row) - 1, self._nodes + 1)
-        # best[n] = max over k of before[n - k] + row[k]: one window of ``before`` for each n.
-        padded = np.concatenate(
-            [np.full(len(row) - 1, -np.inf), before, np.full(size - len(before), before[-1])]
-        )
-        windows = np.lib.stride_tricks.sliding_window_view(padded, len(row))[:size]
-        return np.asarray((windows + row[::-1]).max(axis=1))
 
 
 def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
@@ -125,8 +71,7 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         goals = OwnerGoals(job.deadline_s, budget_s, job.samples)
     return JobSubmitted(
         job.name,
-        job.min_nodes,
-        job.max_nodes,
+        *policy.limits(job),
         weight=job.weight,
         goal=job.goal,
         curve=policy.stated(job),
@@ -164,6 +109,7 @@ class _Kind(IntEnum):
     LEASED = 3
     SUBMITTED = 4
     REPORTED = 5
+    GROWN = 6
 
 
 class Simulation:
@@ -220,6 +166,7 @@ class Simulation:
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._forecaster = forecaster(s.foresight, trace)
+        self._max_sizes = {job.name: s.policy.limits(job)[1] for job in jobs}
         self._reports = Reports(s.seed, revealed=s.revealed, sized=s.sized)
         self.profiles = 0
         self.ideal = 0.0
@@ -289,7 +236,7 @@ class Simulation:
         idle = len(self._idle_since)
         chosen, places = [], self.settings.max_running
         for run in self.unfinished.values():
-            if places and (not self._any_min or _smallest(run.job) <= idle):
+            if places and (not self._any_min or run.job.accepted_sizes[0] <= idle):
                 places -= 1
                 chosen.append(run.job)
             elif run.nodes:
@@ -360,6 +307,8 @@ class Simulation:
             self.unfinished[name] = run
             self._table_outdated = True
             return [submission(run.job, self.settings.policy, self._reports)]
+        if kind is _Kind.GROWN:
+            return self._grown(run)
         if version != run.version:
             return []
         if kind is _Kind.REPORTED:
@@ -386,6 +335,25 @@ class Simulation:
                 events.append(NodeJoined(name))
             else:
                 events.append(LeaseNotTaken(name))
+        return events
+
+    def _grow_later(self, run: SimRun) -> None:
+        """Schedule the next growth of the job's maximum size, if the policy has a ramp."""
+        ramp = self.settings.policy.ramp
+        if ramp and self._max_sizes[run.job.name] < run.job.accepted_sizes[-1]:
+            self._schedule(self.now + ramp.every_s, _Kind.GROWN, run.job.name)
+
+    def _grown(self, run: SimRun) -> list[Event]:
+        """Raise the maximum size of a job that has as many nodes."""
+        ramp, name, events = self.settings.policy.ramp, run.job.name, list[Event]()
+        assert ramp is not None
+        if run.ended_at is not None:
+            return events
+        if len(run.nodes) >= self._max_sizes[name]:
+            self._max_sizes[name] = ramp.grown(run.job, self._max_sizes[name])
+            smallest = self.settings.policy.limits(run.job)[0]
+            events.append(LimitsChanged(name, smallest, self._max_sizes[name]))
+        self._grow_later(run)
         return events
 
     def _offer(self, name: str) -> None:
@@ -484,6 +452,8 @@ class Simulation:
             return []
         if isinstance(command, Start):
             run.waited(self.controller.jobs[command.job].idle_since, self.now)
+            if run.first_start is None:
+                self._grow_later(run)
             run.start(command.nodes, self.now)
         else:
             assert isinstance(command, Rescale)
@@ -568,10 +538,6 @@ def _by_user(runs: list[SimRun]) -> dict[str, float]:
             hours = math.fsum(run.node_s.values()) / 3600.0
             node_hours[run.job.user] = node_hours.get(run.job.user, 0.0) + hours
     return dict(sorted(node_hours.items()))
-
-
-def _smallest(job: SimJob) -> int:
-    return min(k for k in job.sizes or (job.min_nodes,) if job.min_nodes <= k <= job.max_nodes)
 
 
 def simulate(trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> Result:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -115,6 +116,12 @@ class SimJob:
             raise WorkloadError(
                 f"Job {self.name} accepts no size within {self.min_nodes}:{self.max_nodes} nodes."
             )
+
+    @cached_property
+    def accepted_sizes(self) -> tuple[int, ...]:
+        """The numbers of nodes on which it can run, in ascending order."""
+        sizes = range(self.min_nodes, self.max_nodes + 1)
+        return tuple(k for k in sizes if self.sizes is None or k in self.sizes)
 
     def rates(self) -> list[float]:
         """Return the throughput at 0, 1, … ``max_nodes`` nodes, samples/s."""

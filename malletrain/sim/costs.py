@@ -21,6 +21,7 @@ change; for a start, at that after it; for a preemption, at that on the remainin
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -95,6 +96,16 @@ class CostModel:
         )
 
 
+@dataclass
+class KindUse:
+    """Use of the slots of one kind by one job, slot-seconds."""
+
+    trained_s: float = 0.0
+    """In which it processed samples."""
+    allocated_s: float = 0.0
+    """In which it had them, pauses included, without leaving ones."""
+
+
 class SimRun:
     """One model job in a simulation. Times are of the virtual clock and never decrease.
 
@@ -108,6 +119,8 @@ class SimRun:
         lost: lost samples by cause.
         longest_wait_s: longest time as an admitted job without nodes, seconds.
         emptied_at: time at which it last lost its last node.
+        kind: kind of the slots that it has.
+        use: kind → use of its slots.
     """
 
     __slots__ = (
@@ -119,6 +132,7 @@ class SimRun:
         "ended_at",
         "first_start",
         "job",
+        "kind",
         "leaving",
         "longest_wait_s",
         "lost",
@@ -138,6 +152,7 @@ class SimRun:
         "starts",
         "training",
         "training_since",
+        "use",
         "version",
     )
 
@@ -168,6 +183,8 @@ class SimRun:
         self.longest_wait_s = 0.0
         self.emptied_at = 0.0
         self.ended_at: float | None = None
+        self.kind = ""
+        self.use: defaultdict[str, KindUse] = defaultdict(KindUse)
 
     # --- time ---
 
@@ -177,7 +194,10 @@ class SimRun:
         if dt > 0 and self.nodes:
             self.allocated_s += dt
             offered = len(self.nodes) - self.leaving
+            use = self.use[self.kind]
+            use.allocated_s += offered * dt
             if self.training:
+                use.trained_s += offered * (1.0 - self.saving) * dt
                 saving = self.saving
                 self.done += self.rate * (1.0 - saving) * dt
                 self.node_s[None] += offered * (1.0 - saving) * dt
@@ -330,6 +350,7 @@ class SimRun:
     def _charge(self, cause: Cause, rate: float, seconds: float, nodes: int) -> None:
         self.done -= rate * seconds
         self.lost[cause] += rate * seconds
+        self.use[self.kind].trained_s -= nodes * seconds
         self.node_s[None] -= nodes * seconds
         self.node_s[cause] += nodes * seconds
 

@@ -50,6 +50,7 @@ class SimJob:
         budget_nh: maximum charge, node-hours; None for no limit.
         user: user whose share it uses.
         trainer: trainer whose plan it is in.
+        node_class: kind of slots that it runs on; empty for any.
 
     Raises:
         WorkloadError: limits, work or times are not valid, or ``max_nodes`` is beyond the curve,
@@ -74,6 +75,7 @@ class SimJob:
     budget_nh: float | None = None
     user: str = ""
     trainer: str = ""
+    node_class: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

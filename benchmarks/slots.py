@@ -17,9 +17,9 @@ as a smaller job. Each cluster has so many hosts that its jobs need ``--load`` o
 counts all idle GPU-hours, ``slots`` and ``whole_hosts`` the fraction of them in gaps longer than a
 minute of single GPUs and of whole hosts. ``harvested``: the GPU-hours that the daemon's controller
 uses of ``--hours`` in the middle, with 100 of 1,000 malleable jobs at a time (``malletrain
-simulate``). With ``--cpu-log`` (SWF, such as KTH's) the machine also has the nodes of that log, which
-are leased as a whole: ``by_kind`` is what the same controller uses of both kinds at once, with every
-second job on single GPUs and the others on whole nodes.
+simulate``). With ``--cpu-log`` (SWF, such as KTH's) the machine also has the nodes of that log,
+which are leased as a whole: ``by_kind`` is what the same controller uses of both kinds at once,
+with every second job on single GPUs and the others on whole nodes.
 """
 
 from __future__ import annotations
@@ -267,6 +267,7 @@ def both_kinds(
 ) -> list[dict[str, Any]]:
     """Return the use of single GPUs of one log and whole nodes of another, in one simulation."""
     rows = amount_rows(log, per_host, load).splitlines()[1:]
+    middle_s = float(rows[-1].partition(",")[0]) / 2
     gpu_hosts = frozenset(row.split(",")[1] for row in rows)
     whole = idle_nodes(read_log(cpu_log)).trace
     cpu_hosts = frozenset(f"cpu-{name}" for name in whole.names)
@@ -280,8 +281,7 @@ def both_kinds(
     amounts = parse("\n".join([HEADER, *rows]), where=str(log))
     kinds = [TraceKind("gpu", 1, gpu_hosts), TraceKind("cpu", None, cpu_hosts)]
     divided = divide(amounts, kinds, str(log))
-    end_s = float(rows[-1].partition(",")[0]) / 2
-    cut = divided.trace.window(end_s, end_s + hours * 3600.0)
+    cut = divided.trace.window(middle_s, middle_s + hours * 3600.0)
     jobs = [
         replace(job, node_class=("gpu", "cpu")[number % 2])
         for number, job in enumerate(hpo(built_in(64), 1000, 0))

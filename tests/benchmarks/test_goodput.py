@@ -26,11 +26,11 @@ def test_an_undisturbed_training_is_all_useful():
 
 
 @pytest.mark.parametrize(
-    ("mode", "redone_s", "pause_s"), [("live", 0.5, 0.25), ("restart", 19.0, 0.25)]
+    ("mode", "redone_s", "pause_s"), [("live", 0.5, 0.25), ("restart", 59.0, 0.25)]
 )
 def test_goodput_of_a_simulated_job(mode, redone_s, pause_s):
-    """Four nodes for 1,000 s, of which one goes at 500. The job starts at 1 and trains from 21, so
-    its last snapshot is of 441 + 40 = 481. The loss is planned for after 0.1 s.
+    """Four nodes for 1,000 s, of which one goes at 500. The job starts at 1 and trains from 21,
+    with snapshots every minute, the last at 441. The loss is planned for after 0.1 s.
     """
     gaps = {f"n{k}": [(0.0, 1000.0)] for k in range(3)} | {"n3": [(0.0, 500.0)]}
     costs = CostModel(start_s=20.0, down_s=pause_s, mode=mode, step_s=0.5)

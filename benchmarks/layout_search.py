@@ -15,8 +15,9 @@ layout's deviation is 0.5 to 2 times 10 %; ``heavy``, Student's t with three deg
 by 40 % for about 10 of each 30 s.
 
 ``good``: fraction of the searches whose choice reaches 0.95 of the best. ``mean``: mean of choice ÷
-best. ``worse``: fraction whose choice is below 0.98 of the default. ``left``: fraction of searches
-over the same layouts that leave a default 5 % faster than all others. ``time_s``: mean duration.
+best. ``worse``: fraction whose choice is below 0.98 of the default. ``abandoned``: fraction of
+searches over the same layouts that leave a default 5 % faster than all others. ``time_s``: mean
+duration.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def cell(
     noise: Noise, step_s: float, config: SearchConfig, searches: int, layouts: int
 ) -> dict[str, Any]:
     """Return the figures of searches with one noise."""
-    good = worse = left = 0
+    good = worse = abandoned = 0
     ratios, times_s = [], []
     for seed in range(searches):
         rates = some_rates(seed, layouts)
@@ -146,7 +147,7 @@ def cell(
         ratios.append(choice / best)
         times_s.append(min(end.seconds, config.max_seconds))
         slower = {x: 100.0 if x == default else min(rate, 95.0) for x, rate in rates.items()}
-        left += search(World(slower, noise, step_s, seed), slower, config).layout != default
+        abandoned += search(World(slower, noise, step_s, seed), slower, config).layout != default
     return {
         "noise": noise.name,
         "deviation": noise.deviation,
@@ -154,7 +155,7 @@ def cell(
         "good": round(good / searches, 3),
         "mean": round(statistics.fmean(ratios), 3),
         "worse": round(worse / searches, 3),
-        "left": round(left / searches, 3),
+        "abandoned": round(abandoned / searches, 3),
         "time_s": round(statistics.fmean(times_s), 1),
     }
 

@@ -16,9 +16,11 @@ processes of the job, so a layout is measured for several batches in a row befor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from jpa.student import t975, t995
 
 MAX_CANDIDATES = 12
 """Maximum number of layouts that are tried."""
@@ -28,20 +30,6 @@ a node without memory would lose the job.
 """
 LOADER_WORKERS = (2, 1, 4, 8)
 """Numbers of loader workers of one process that are tried, unless the process has fewer cores."""
-
-# Student's t, 97.5 % and 99.5 % points, by degrees of freedom 1..30.
-_T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL975 = 1.960
-_T995 = (
-    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
-    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
-    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
-)
-_NORMAL995 = 2.576
 
 
 @dataclass(frozen=True)
@@ -264,7 +252,7 @@ class Arm:
         degrees = self.count - 1 if pooled is None else pooled.degrees
         if degrees < 1:
             return math.inf
-        return _t995(degrees) * math.sqrt(self.variance_of_mean(min_deviation, pooled))
+        return t995(degrees) * math.sqrt(self.variance_of_mean(min_deviation, pooled))
 
 
 @dataclass(frozen=True)
@@ -289,26 +277,12 @@ class Spread:
         return cls(math.sqrt(squares / degrees), degrees)
 
 
-def _t995(degrees: float) -> float:
-    return _quantile(_T995, _NORMAL995, degrees)
-
-
-def _t975(degrees: float) -> float:
-    return _quantile(_T975, _NORMAL975, degrees)
-
-
-def _quantile(table: Sequence[float], normal: float, degrees: float) -> float:
-    """Return the value for these degrees of freedom, rounded down; beyond the table ``normal``."""
-    index = max(0, math.floor(degrees) - 1)
-    return table[index] if index < len(table) else normal
-
-
 def difference(
     a: Arm,
     b: Arm,
     min_deviation: float,
     pooled: Spread | None = None,
-    quantile: Callable[[float], float] = _t995,
+    quantile: Callable[[float], float] = t995,
 ) -> tuple[float, float]:
     """Return the interval of the mean of ``a`` minus that of ``b``: with the pooled deviation
     Student's, else Welch's ("The generalization of 'Student's' problem when several different
@@ -578,7 +552,7 @@ def _finished(search: LayoutSearch, why: str) -> LayoutSearch:
         return replace(search, outcome=SearchOutcome(default.layout, reason))
     # The default is left for what is faster with 97.5 % probability: an elimination may be wrong
     # about several layouts, this decision only about one.
-    low, _ = difference(winner, default, search.config.min_deviation, search.spread, _t975)
+    low, _ = difference(winner, default, search.config.min_deviation, search.spread, t975)
     gain = winner.mean / default.mean - 1 if default.mean > 0 else math.inf
     if low <= 0:
         reason = (

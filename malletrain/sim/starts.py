@@ -68,8 +68,8 @@ def gang_plan(
         favoured: node classes that win a tie.
         solver: decides which waiting jobs start.
     """
-    kept = [
+    bidders = [
         c.but(fixed=True) if c.nodes and not c.broken and all(n in nodes for n in c.nodes) else c
         for c in candidates
     ]
-    return make_plan(kept, nodes, settings, favoured, solver=solver)
+    return make_plan(bidders, nodes, settings, favoured, solver=solver)

@@ -14,7 +14,7 @@ QUIET = Noise("normal", 0.0)
 
 def test_without_noise_the_best_layout_is_found():
     figures = cell(QUIET, 0.05, SearchConfig(), 20, 8)
-    assert (figures["good"], figures["worse"], figures["left"]) == (1.0, 0.0, 0.0)
+    assert (figures["good"], figures["worse"], figures["abandoned"]) == (1.0, 0.0, 0.0)
     assert figures["mean"] == pytest.approx(1.0, abs=0.01)
 
 

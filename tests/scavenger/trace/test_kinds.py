@@ -27,10 +27,10 @@ GPU, CPU = TraceKind.parse("gpu=1@g[1-2]"), TraceKind.parse("cpu=node@c[1-2]")
 
 def gaps(trace):
     """Slot → its idle intervals."""
-    found = trace.gaps()
+    gaps_of_trace = trace.gaps()
     intervals = {}
-    begins, ends = found.start.tolist(), found.end.tolist()
-    for slot, begin, end in zip(found.node.tolist(), begins, ends, strict=True):
+    begins, ends = gaps_of_trace.start.tolist(), gaps_of_trace.end.tolist()
+    for slot, begin, end in zip(gaps_of_trace.node.tolist(), begins, ends, strict=True):
         intervals.setdefault(trace.names[slot], []).append((begin, end))
     return intervals
 

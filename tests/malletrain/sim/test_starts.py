@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
+from malletrain.cli.simulate import simulate
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
 from malletrain.sim.policies import POLICIES
@@ -130,3 +132,9 @@ def test_a_ramp_keeps_to_accepted_sizes():
     one = job(most=10, sizes=(2, 3, 8))
     assert [Ramp(factor=2.0).grown(one, k) for k in (2, 3, 8)] == [3, 8, 8]
     assert [Ramp(nodes=1).grown(one, k) for k in (2, 3, 8)] == [3, 8, 8]
+
+
+def test_the_command_knows_all_policies():
+    option = next(p for p in simulate.params if p.name == "policy")
+    assert isinstance(option.type, click.Choice)
+    assert set(option.type.choices) == set(POLICIES)

@@ -146,7 +146,8 @@ class Bidders:
             if obtainable is None:
                 candidates[spec.job] = candidate
             elif current_nodes or obtainable >= spec.min_nodes:
-                max_nodes = min(spec.max_nodes, max(spec.min_nodes, current_nodes + obtainable))
+                obtained = max(spec.min_nodes, current_nodes + obtainable)
+                max_nodes = min(candidate.max_nodes, obtained)
                 candidates[spec.job] = candidate.but(max_nodes=max_nodes)
         return self._with_bids(candidates, [], free, nodes, now)
 
@@ -247,7 +248,7 @@ def _candidate(
     return Candidate(
         spec.job,
         spec.min_nodes,
-        spec.max_nodes,
+        job.largest_useful,
         job.nodes,
         weight=spec.weight,
         goal=trainer.goal if trainer else spec.goal,
@@ -259,4 +260,5 @@ def _candidate(
         owner=None if shared else spec.owner,
         trainer=trainer,
         node_class=spec.node_class,
+        start=job.start,
     )

@@ -96,6 +96,9 @@ class SubmitOptions(TypedDict, total=False):
     """The script is a service."""
     value: str | os.PathLike[str]
     """File with the value of each number of nodes to a service."""
+    start_cost: float | str
+    """Time from the start of a service's process on a node until it is ready: seconds, or text such
+    as ``"180 s"``; ``"auto"``: measured. Default: 5 s."""
     after: Sequence[str]
     """Start only after these jobs (ids or names) have completed."""
     time_limit: float | str
@@ -221,6 +224,8 @@ def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
         values["nodes"] = _nodes_text(values["nodes"])
     if isinstance(values.get("time_limit"), int | float):
         values["time_limit"] = f"{values['time_limit']} s"
+    if isinstance(values.get("start_cost"), int | float):
+        values["start_cost"] = f"{values['start_cost']} s"
     for name in ("after", "notify"):
         if isinstance(values.get(name), str):
             values[name] = (values[name],)

@@ -46,6 +46,7 @@ from malletrain.store.records import (
     ProfileRow,
     RescaleRow,
     ServiceRow,
+    ServiceStartsRow,
     Totals,
 )
 from malletrain.store.rows import Row, encode
@@ -157,6 +158,7 @@ JOB_TABLES = (
     schema.metric_points,
     schema.goals,
     schema.layout_searches,
+    schema.service_starts,
 )
 
 
@@ -553,6 +555,16 @@ class Store:
         """Return how a job looks for its layout; None if it does not."""
         table = schema.layout_searches
         return self._db.one(select(table).where(table.c.job == job_id), LayoutSearchRow)
+
+    def put_service_starts(self, row: ServiceStartsRow) -> None:
+        """Store the measured starts of a service on a class of nodes: insert or replace the row."""
+        self._db.put(schema.service_starts, encode(row))
+
+    def service_starts(self, job_id: str) -> dict[str, tuple[float, ...]]:
+        """Return node class → measured starts of a service there, oldest first, seconds."""
+        table = schema.service_starts
+        rows = self._db.all(select(table).where(table.c.job == job_id), ServiceStartsRow)
+        return {row.node_class: row.durations for row in rows}
 
     def put_layout(self, row: LayoutRow) -> None:
         """Store the best layout of a node for a kind of jobs."""

@@ -311,6 +311,8 @@ class JobViews:
             return ""
         if job.halted:
             return "its budget is spent"
+        if job.worthless:
+            return "nodes are worth nothing to it now"
         owner, gaps = job.submitted.owner, self._state.controller.gaps
         now = self._state.clock.now()
         if gaps.backing_off(owner, now):

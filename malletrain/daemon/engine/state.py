@@ -122,6 +122,24 @@ class JobNews:
         await happens(self._news, wait_s)
 
 
+class MemberNews:
+    """Wakes clients that wait for changes of the members of a service, or of what nodes are worth
+    to it. Clients of other services are not woken.
+    """
+
+    def __init__(self) -> None:
+        self._awaited: dict[str, asyncio.Event] = {}
+
+    def came(self, job: str) -> None:
+        """Wake the clients that wait for news of ``job``."""
+        if (event := self._awaited.pop(job, None)) is not None:
+            event.set()
+
+    async def more(self, job: str, wait_s: float) -> None:
+        """Return at the next news of ``job``, or after ``wait_s``."""
+        await happens(self._awaited.setdefault(job, asyncio.Event()), wait_s)
+
+
 Send = Callable[[bytes, messages.Message], bool]
 """Sends a message to a peer; returns False if the peer cannot be reached."""
 
@@ -212,6 +230,7 @@ class SiteState:
     agents: Agents
     rounds: RoundShell
     outbox: TransactionOutbox
+    member_news: MemberNews
     events: deque[Event]
     """Events of the open transaction, for the controller."""
     sick: SickNodes

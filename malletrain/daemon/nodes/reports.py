@@ -15,10 +15,11 @@ import structlog
 
 from malletrain.core.events import JobState, ModelChanged, PriorSuggested
 from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
-from malletrain.daemon.jobs.admission import RequestRefused, valued
+from malletrain.daemon.jobs.admission import RequestRefused
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
 from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
@@ -51,12 +52,14 @@ class AgentReports:
         state: SiteState,
         transactions: Transactions,
         jobs: UnfinishedJobs,
+        values: ServiceValues,
         logs: LogSink,
         slow: SlowNodeWatch,
     ) -> None:
         self._state = state
         self._transactions = transactions
         self._jobs = jobs
+        self._values = values
         self._logs = logs
         self._slow = slow
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
@@ -100,17 +103,13 @@ class AgentReports:
         """Handle new values of nodes for a service, which its process reports."""
         if run.spec.mode != "service":
             return
-        try:
-            spec = valued(run.spec, message.nodes)
-        except RequestRefused as error:
-            with self._transactions.begin():
+        with self._transactions.begin():
+            try:
+                self._values.set(run, message.nodes, message.expires_s)
+            except RequestRefused as error:
                 self._state.repository.notice(
                     run, f"Its process reported invalid values of nodes: {error}"
                 )
-            return
-        if spec.curve != run.spec.curve:
-            with self._transactions.begin():
-                self._jobs.revalue(run.row.id, spec)
 
     def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
         """Append values to a metric's stored series."""

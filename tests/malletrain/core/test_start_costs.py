@@ -28,7 +28,7 @@ BASE = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
 
 
 @pytest.mark.parametrize(
-    "start_s, horizon_s, charged",
+    ("start_s", "horizon_s", "charged"),
     [
         (5.0, None, 5.0),  # paid back within the forward-looking time
         (30.0, None, 30.0),

@@ -20,7 +20,7 @@ from malletrain.core.events import JobState
 from malletrain.core.node_values import with_next_nodes
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.jobs.admission import RequestRefused, number, text
+from malletrain.daemon.jobs.admission import RequestRefused, number, text, valued
 from malletrain.daemon.jobs.repository import decode_spec
 from malletrain.protocol.bounds import MAX_NODES, MAX_WORTH_SIZES
 from malletrain.protocol.messages import JobSpec
@@ -126,7 +126,7 @@ class ServiceOperations:
             )
         if run is None or JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
-        values = self._stated(run.spec, row.id, params)
+        spec = valued(run.spec, self._stated(run.spec, row.id, params))
         expires_s = None
         if params.get("expires_s") is not None:
             expires_s = number(params, "expires_s", 0.0, -math.inf, math.inf)
@@ -137,7 +137,7 @@ class ServiceOperations:
                     "usage",
                 )
         with self._transaction():
-            sentence = self._values.set(run, values, expires_s, user)
+            sentence = self._values.set(run, spec, expires_s, user)
         return {"sentence": f"Job {row.id} ({row.name}): {sentence}"}
 
     def _stated(self, spec: JobSpec, job: str, params: Mapping[str, Any]) -> dict[int, float]:

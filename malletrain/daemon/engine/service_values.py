@@ -8,14 +8,11 @@ specification.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
-from malletrain.daemon.jobs.admission import valued
 from malletrain.daemon.jobs.repository import ActiveJob
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.messages import JobSpec
@@ -38,24 +35,19 @@ class ServiceValues:
         self._transactions = transactions
         self._jobs = jobs
 
-    def set(
-        self, run: ActiveJob, values: Mapping[int, float], expires_s: float | None, user: str = ""
-    ) -> str:
+    def set(self, run: ActiveJob, spec: JobSpec, expires_s: float | None, user: str = "") -> str:
         """Set the values of nodes for a service. Call it within a transaction.
 
         Args:
             run: the service.
-            values: number of nodes → value, samples/s.
+            spec: its specification with the new values
+                (:func:`malletrain.daemon.jobs.admission.valued`).
             expires_s: time after which they lapse unless they are set again, seconds; None: never.
             user: user who states them, for the audit log; empty for a process of the service.
 
         Returns:
             What the values are now, as a sentence.
-
-        Raises:
-            RequestRefused: a size or a value is invalid.
         """
-        spec = valued(run.spec, values)
         before = run.row.values_until
         lasting = dict(run.row.lasting_values) if before is not None else run.spec.curve or {}
         if expires_s is None:

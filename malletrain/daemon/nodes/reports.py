@@ -19,7 +19,7 @@ from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
-from malletrain.daemon.jobs.admission import RequestRefused
+from malletrain.daemon.jobs.admission import RequestRefused, valued
 from malletrain.daemon.jobs.logsink import LogSink
 from malletrain.daemon.jobs.repository import ActiveJob, GrowingSeries, Value, decode_spec
 from malletrain.daemon.nodes.slow_nodes import SlowNodeWatch
@@ -103,13 +103,16 @@ class AgentReports:
         """Handle new values of nodes for a service, which its process reports."""
         if run.spec.mode != "service":
             return
-        with self._transactions.begin():
-            try:
-                self._values.set(run, message.nodes, message.expires_s)
-            except RequestRefused as error:
+        try:
+            spec = valued(run.spec, message.nodes)
+        except RequestRefused as error:
+            with self._transactions.begin():
                 self._state.repository.notice(
                     run, f"Its process reported invalid values of nodes: {error}"
                 )
+            return
+        with self._transactions.begin():
+            self._values.set(run, spec, message.expires_s)
 
     def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
         """Append values to a metric's stored series."""

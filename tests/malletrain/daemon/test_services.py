@@ -144,7 +144,7 @@ def test_nobody_else_values_its_nodes(service, user):
         ({}, "Say either"),
         ({"values": {1: 1.0}, "next_each": 1.0}, "Say either"),
         ({"values": {}}, "name 1 to 64"),
-        ({"values": {k: 1.0 for k in range(1, 70)}}, "name 1 to 64"),
+        ({"values": dict.fromkeys(range(1, 70), 1.0)}, "name 1 to 64"),
         ({"values": {0: 1.0}}, "sizes start at 1"),
         ({"values": {200000: 1.0}}, "200000 nodes; 100000 is the most"),
         ({"values": {1: -1.0}}, "0 or more"),

@@ -24,6 +24,7 @@ from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
+from malletrain.core.start_costs import LastingNodes
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainer, Trainers
 
@@ -180,7 +181,9 @@ class Bidders:
         nodes: Mapping[str, NodeInfo],
         now: float,
     ) -> list[Candidate]:
-        starving = self._queue.starving(candidates, now)
+        lasting = LastingNodes(nodes)
+        # A guarantee is of no use to a job whose nodes would be gone before it is ready.
+        starving = [c for c in self._queue.starving(candidates, now) if _is_startable(c, lasting)]
         bids = []
         for trainer in self._trainers:
             own = {name: c for name, c in candidates.items() if c.trainer is trainer}
@@ -239,6 +242,13 @@ class Bidders:
         if not job.rescaling and now < rest_until:
             state.plan_soon(rest_until)
         return job.rescaling or now < rest_until
+
+
+def _is_startable(c: Candidate, lasting: LastingNodes) -> bool:
+    """Return whether enough nodes outlast a start of the job."""
+    if c.start is None:
+        return True
+    return lasting.suffice(c.start, c.nodes, c.smallest or c.min_nodes, c.may_use)
 
 
 def _candidate(

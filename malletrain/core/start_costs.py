@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from allocator import NodeInfo, RescaleCost
+from malletrain.core.pools import class_of
 
 PAYBACK_FACTOR = 4.0
 """Time for which a node without a forecast is taken to last, as a multiple of the start, if that is
@@ -114,14 +115,41 @@ class LastingNodes:
             base: its other pauses.
         """
         horizons = self._horizons(node_class)
-        first = bisect_right(horizons, start_s)
-        own = [self._nodes[n] for n in own_nodes if self._nodes[n].node_class == node_class]
-        own_lasting = sum(_horizon(info) > start_s for info in own)
-        lasting = horizons[first:]
+        lasting = horizons[bisect_right(horizons, start_s) :]
         middle = lasting[len(lasting) // 2] if lasting else math.inf
         charged = charged_s(start_s, t_fwd_s, middle if middle < math.inf else None)
         cost = replace(base, start_s=charged, join_s=charged)
-        return StartTerms(cost, len(own) + len(lasting) - own_lasting)
+        return StartTerms(cost, self._limit(node_class, own_nodes, start_s))
+
+    def suffice(
+        self,
+        start: StartCost,
+        own_nodes: Sequence[str],
+        smallest: float,
+        may_use: Callable[[str], bool],
+    ) -> bool:
+        """Return whether enough nodes of a class outlast a start of a job for it to run.
+
+        Args:
+            start: time until a process of the job is ready.
+            own_nodes: present nodes of the job.
+            smallest: minimum number of nodes on which it can run.
+            may_use: returns whether it may run on nodes of a class, as that is called in the plan.
+        """
+        return any(
+            self._limit(name, own_nodes, start.on(class_of(name))) >= smallest
+            for name in {info.node_class for info in self._nodes.values()}
+            if may_use(name)
+        )
+
+    def _limit(self, node_class: str, own_nodes: Sequence[str], start_s: float) -> int:
+        """Return how many nodes of a class a job can have: its own, and those that outlast a
+        start.
+        """
+        own = [self._nodes[n] for n in own_nodes if n in self._nodes]
+        loaded = sum(o.node_class == node_class and _horizon(o) <= start_s for o in own)
+        horizons = self._horizons(node_class)
+        return loaded + len(horizons) - bisect_right(horizons, start_s)
 
     def _horizons(self, node_class: str) -> list[float]:
         """Return the horizons of the nodes of a class, the shortest first; infinite without a

@@ -69,21 +69,26 @@ class ServiceOperations:
         known = text(params, "since", "")
         deadline = self._state.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_MEMBERS_WAIT_S)
         while True:
-            version = self._version(row.id)
+            version = self._version(row)
             remaining_s = deadline - self._state.clock.now()
             if not version or version != known or remaining_s <= 0:
                 return self._view(user, row.id, version)
             await self._state.member_news.more(row.id, remaining_s)
 
-    def _version(self, job: str) -> str:
+    def _version(self, row: JobRow) -> str:
         """Return a text that is different after each change of the members or of what nodes are
-        worth, also over restarts of the daemon; empty if the service has ended.
+        worth, also over restarts of the daemon; empty if the service has ended. ``row``: its row,
+        not necessarily the newest.
         """
-        run = self._state.runs.get(job)
-        if run is None:
-            return ""
-        values = crc32(json.dumps(run.spec.curve, sort_keys=True).encode())
-        return f"{run.rounds.generation}-{values:08x}"
+        run = self._state.runs.get(row.id)
+        if run is not None:
+            generation, curve = run.rounds.generation, run.spec.curve
+        else:
+            newest = self._state.store.get_job(row.id) or row
+            if JobState(newest.state).ended:
+                return ""
+            generation, curve = newest.generation, decode_spec(newest.spec).curve
+        return f"{generation}-{crc32(json.dumps(curve, sort_keys=True).encode()):08x}"
 
     def _view(self, user: str, job: str, version: str) -> MembersView:
         state, run = self._state, self._state.runs.get(job)
@@ -124,8 +129,13 @@ class ServiceOperations:
             raise RequestRefused(
                 f"Job {row.id} is no service; what nodes are worth to it is measured."
             )
-        if run is None or JobState(row.state).ended:
+        if JobState(row.state).ended:
             raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        if run is None:
+            raise RequestRefused(
+                f"Job {row.id} waits for other jobs; say what nodes are worth once they have "
+                "completed."
+            )
         spec = valued(run.spec, self._stated(run.spec, row.id, params))
         expires_s = None
         if params.get("expires_s") is not None:

@@ -184,6 +184,7 @@ class UnfinishedJobs:
         start = state.repository.start_cost(row.id, spec, SERVICE_COST.start_s)
         if spec.mode == "service" and start is not None:
             self._transactions.feed(StartCostChanged(row.id, start))
+        state.member_news.came(row.id)
         return run
 
     def _values_changed(self, job: str, spec: messages.JobSpec, curve: ScalingCurve) -> None:

@@ -204,3 +204,25 @@ def test_a_farm_keeps_nodes_that_nobody_else_wants():
     flat = CurveChanged("s", ScalingCurve.of({1: 10.0, 4: 10.0}), BASE)
     play(c, [(now, flat), (now + 5.0, Tick())])
     assert len(c.jobs["s"].nodes) == 3
+
+
+def test_a_service_for_which_no_node_lasts_takes_no_guarantee_from_others():
+    """Both starve; the one that has waited longer could not use its turn."""
+    c = controller(shares=None)
+    play(
+        c,
+        [
+            (0.0, job("s", 1, 1)),
+            (0.0, CurveChanged("s", ScalingCurve.of({1: 10.0}), BASE)),
+            (0.0, StartCostChanged("s", StartCost(600.0))),
+            (1.0, job("big", 1, 1, curve=ScalingCurve.of({1: 1000.0}))),
+            (2.0, job("small", 1, 1, curve=ScalingCurve.of({1: 1.0}))),
+            (3.0, NodeJoined("a", horizon_s=300.0)),
+            (8.0, Tick()),
+            (9.0, RescaleFinished("big")),
+        ],
+    )
+    assert c.jobs["big"].nodes == ("a",)
+    play(c, [(130.0, Tick())])  # starvation: 100 s
+    assert c.jobs["small"].nodes == ("a",)
+    assert c.jobs["s"].nodes == ()

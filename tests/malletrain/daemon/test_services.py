@@ -165,6 +165,27 @@ def test_wrong_values_are_refused_in_a_sentence(world, params, says):
     assert world.record.curve.points == ((1, 10.0), (2, 20.0))
 
 
+@pytest.mark.parametrize("params", [{"since": 1}, {"since": "x" * 301}, {"wait_s": float("nan")}])
+def test_a_wait_that_makes_no_sense_is_refused(world, params):
+    with world.daemon.client("ann") as client, pytest.raises(ClientError) as refused:
+        client.call("members", {"job": world.job, **params})
+    assert refused.value.code == "usage"
+
+
+def test_a_service_that_waits_for_another_job_has_a_version(world):
+    """A client would take an empty one for its end."""
+    fields = {"mode": "service", "nproc_per_node": 1, "goal": "throughput", "curve": {"1": 1.0}}
+    waits = world.daemon.submit("ann", name="waits", after=(world.job,), **fields)
+    with world.daemon.client("ann") as client:
+        view = client.members(waits)
+        assert (view.state, view.members, view.values) == ("queued", (), {1: 1.0})
+        assert view.version
+        with pytest.raises(ClientError, match="waits for other jobs"):
+            client.do(operations.worth(waits, {1: 1.0}))
+        client.cancel([waits])
+        assert client.members(waits).version == ""
+
+
 def test_other_jobs_have_no_values(world):
     training = world.daemon.submit("ann", name="training", min_nodes=9, max_nodes=9)
     with world.daemon.client("ann") as client:
@@ -282,6 +303,12 @@ def test_a_measured_start_is_kept_and_counts(measured):
     measured.say(start_s=170.0)  # the same start, reported again
     measured.say(1, start_s=190.0)
     until(lambda: measured.record.start.on("default") == 180.0, "the median of two")
+    state = measured.daemon.components.state
+    profiling = state.config.profiling.model_copy(update={"enabled": True})
+    state.config = state.config.model_copy(update={"profiling": profiling})
+    with measured.daemon.client("ann") as client:
+        shown = client.job(measured.job).profile
+    assert (shown.up_s, shown.down_s, shown.start_s) == (1.0, 1.0, 180.0)
     ready = values_events(measured, EventKind.MEMBER_READY)
     assert [event.data["start_s"] for event in ready] == [170.0, 190.0]
     measured.restart()

@@ -122,22 +122,44 @@ class JobNews:
         await happens(self._news, wait_s)
 
 
+WOKEN_AT_ONCE = 8
+"""Maximum number of waiting clients that are answered in one round of the event loop. Hundreds at
+once would hold up all other messages.
+"""
+
+
 class MemberNews:
     """Wakes clients that wait for changes of the members of a service, or of what nodes are worth
     to it. Clients of other services are not woken.
     """
 
     def __init__(self) -> None:
-        self._awaited: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
+        """Service → the clients that wait, in order."""
 
     def came(self, job: str) -> None:
         """Wake the clients that wait for news of ``job``."""
-        if (event := self._awaited.pop(job, None)) is not None:
-            event.set()
+        self._wake(list(self._waiting.pop(job, ())))
+
+    def _wake(self, waiting: list[asyncio.Future[None]]) -> None:
+        for future in waiting[:WOKEN_AT_ONCE]:
+            if not future.done():
+                future.set_result(None)
+        if rest := waiting[WOKEN_AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self._wake, rest)
 
     async def more(self, job: str, wait_s: float) -> None:
         """Return at the next news of ``job``, or after ``wait_s``."""
-        await happens(self._awaited.setdefault(job, asyncio.Event()), wait_s)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job, {})[future] = None
+        try:
+            await asyncio.wait({future}, timeout=wait_s)
+        finally:
+            future.cancel()
+            waiting = self._waiting.get(job, {})
+            waiting.pop(future, None)
+            if not waiting:
+                self._waiting.pop(job, None)
 
 
 Send = Callable[[bytes, messages.Message], bool]

@@ -106,8 +106,8 @@ class JobRecord:
         """Return whether it may run on ``size`` nodes."""
         spec, sizes = self.submitted, self.sizes
         within_limits = spec.min_nodes <= size <= spec.max_nodes
-        wanted = not self.halted and not self.worthless
-        return within_limits and wanted and (sizes is None or size in sizes)
+        may_run = not self.halted and not self.worthless
+        return within_limits and may_run and (sizes is None or size in sizes)
 
 
 @dataclass

@@ -66,12 +66,12 @@ class ServiceOperations:
             raise RequestRefused(
                 f"Job {row.id} is no service; its workers are not members of anything."
             )
-        known = text(params, "since", "")
+        last_version = text(params, "since", "")
         deadline = self._state.clock.now() + number(params, "wait_s", 0.0, 0.0, MAX_MEMBERS_WAIT_S)
         while True:
             version = self._version(row)
             remaining_s = deadline - self._state.clock.now()
-            if not version or version != known or remaining_s <= 0:
+            if not version or version != last_version or remaining_s <= 0:
                 return self._view(user, row.id, version)
             await self._state.member_news.more(row.id, remaining_s)
 

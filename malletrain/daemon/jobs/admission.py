@@ -322,8 +322,8 @@ def _kind_problem(spec: messages.JobSpec) -> str:
 
 def _start_cost_problem(spec: messages.JobSpec) -> str:
     """Return what is wrong with the start cost, as a sentence; empty if nothing is."""
-    given = spec.start_cost_s is not None or spec.start_cost_measured
-    if given and spec.mode != "service":
+    has_start_cost = spec.start_cost_s is not None or spec.start_cost_measured
+    if has_start_cost and spec.mode != "service":
         return "A start cost is for services; that of a training is measured while it runs."
     if spec.start_cost_s is not None and not 0 <= spec.start_cost_s <= MAX_START_COST_S:
         return f"The start cost is {spec.start_cost_s:g} s; it is a time of a day at most."

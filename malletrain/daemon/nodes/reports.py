@@ -111,6 +111,9 @@ class AgentReports:
                     run, f"Its process reported invalid values of nodes: {error}"
                 )
             return
+        lasts = message.expires_s is None and run.row.values_until is None
+        if spec.curve == run.spec.curve and lasts:
+            return
         with self._transactions.begin():
             self._values.set(run, spec, message.expires_s)
 

@@ -89,6 +89,6 @@ def test_members_are_followed_until_the_service_ends(run, daemon):
     assert result.stdout == (
         "n1  h1:7\nn2  h2  loading  leaves within 12 s\n\nn1  h1:7\n\nJob j1 has no members now.\n"
     )
-    asked = [(params["job"], params["since"]) for op, params in daemon.seen if op == "members"]
-    assert asked == [("serve", ""), ("j1", "1-a"), ("j1", "1-a"), ("j1", "2-a")]
+    requests = [(params["job"], params["since"]) for op, params in daemon.seen if op == "members"]
+    assert requests == [("serve", ""), ("j1", "1-a"), ("j1", "1-a"), ("j1", "2-a")]
     assert run("members", "serve", "--follow", "--key").exit_code == 2

@@ -145,6 +145,8 @@ class MapOptions(TypedDict, total=False):
     retries: int
     """Number of times that a task whose process died is tried again. An exception of the function
     is a result, and not tried again."""
+    max_running: int
+    """Maximum number of processes that run at a time on all nodes together."""
     weight: float
     """How much the farm counts beside other jobs. Default: 1."""
     deadline: str
@@ -179,7 +181,7 @@ class MapOptions(TypedDict, total=False):
     """Recipients of notices."""
 
 
-_TASK_OPTIONS = ("gpus", "memory", "time", "retries")
+_TASK_OPTIONS = ("gpus", "memory", "time", "retries", "max_running")
 
 
 def farm_of(

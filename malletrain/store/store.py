@@ -46,11 +46,11 @@ from malletrain.store.records import (
     ProfileRow,
     RescaleRow,
     ServiceRow,
-    ServiceStartsRow,
     Totals,
 )
 from malletrain.store.rows import Row, encode
 from malletrain.store.series_table import SeriesTable
+from malletrain.store.service_starts_table import ServiceStartsTable
 from malletrain.store.session import MAX_PATTERN_LENGTH, Session
 from malletrain.store.statements import AT, inserting, reading
 from malletrain.store.task_table import TASKS_AT_ONCE, TaskTable, forget_tasks
@@ -217,6 +217,7 @@ class Store:
         self.series = SeriesTable(session)
         self.tasks = TaskTable(session)
         self.goals = GoalTable(session)
+        self.service_starts = ServiceStartsTable(session)
         self.history = HistoryTable(session)
         self.services = ServiceTable(session)
         self.many = ManyRows(session)
@@ -555,16 +556,6 @@ class Store:
         """Return how a job looks for its layout; None if it does not."""
         table = schema.layout_searches
         return self._db.one(select(table).where(table.c.job == job_id), LayoutSearchRow)
-
-    def put_service_starts(self, row: ServiceStartsRow) -> None:
-        """Store the measured starts of a service on a class of nodes: insert or replace the row."""
-        self._db.put(schema.service_starts, encode(row))
-
-    def service_starts(self, job_id: str) -> dict[str, tuple[float, ...]]:
-        """Return node class → measured starts of a service there, oldest first, seconds."""
-        table = schema.service_starts
-        rows = self._db.all(select(table).where(table.c.job == job_id), ServiceStartsRow)
-        return {row.node_class: row.durations for row in rows}
 
     def put_layout(self, row: LayoutRow) -> None:
         """Store the best layout of a node for a kind of jobs."""

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from allocator import RescaleCost
 from jpa.points import CI95
 from malletrain.config.units import format_duration
 from malletrain.core import state_memory
 from malletrain.core.events import JobState
-from malletrain.core.pools import is_of_class, owner_of
+from malletrain.core.pools import is_of_class
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
-from malletrain.core.start_costs import LastingNodes, StartCost
 from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
+from malletrain.daemon.api.service_costs import is_outlasted, pauses
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
@@ -355,19 +353,9 @@ class JobViews:
                 ]
             )
             return f"{missing}{for_trainer}{pending or (why if refused else behind)}"
-        if job.start is not None and not self._outlasting(job, job.start):
+        if not is_outlasted(self._state, job):
             return "the nodes are expected to be gone before its processes would be ready"
         return f"others are served first{behind}"
-
-    def _outlasting(self, job: JobRecord, start: StartCost) -> bool:
-        """Return whether enough nodes outlast a start of a service."""
-        spec = job.submitted
-
-        def may_use(pool: str) -> bool:
-            return owner_of(pool) == spec.owner and is_of_class(pool, spec.node_class)
-
-        lasting = LastingNodes(self._state.controller.state.usable)
-        return lasting.suffice(start, job.nodes, job.smallest, may_use)
 
     def _share_reason(self, party: str) -> str:
         """Return why others come before a party that got more than its due share; empty if it did
@@ -529,7 +517,7 @@ class JobViews:
             points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in stated)
         else:
             points = _points(model, spec, settings.kappa)
-        cost = self._service_cost(row) or model.cost
+        cost = pauses(self._state, row.id) or model.cost
         interruptions = tuple(
             msgspec.convert(dict(i), InterruptionView) for i in profile.interruptions
         )
@@ -543,19 +531,6 @@ class JobViews:
             points,
             interruptions,
         )
-
-    def _service_cost(self, row: JobRow) -> RescaleCost | None:
-        """Return the pauses with which plans count for an unfinished service or farm; None for
-        other jobs.
-        """
-        job, run = self._state.controller.jobs.get(row.id), self._state.runs.get(row.id)
-        if job is None or run is None or run.spec.trains or job.cost is None:
-            return None
-        if job.start is None:
-            return job.cost
-        nodes = self._state.controller.nodes
-        node_class = next((nodes[n].info.node_class for n in job.nodes if n in nodes), "default")
-        return replace(job.cost, start_s=job.start.on(node_class))
 
 
 def _share(standing: PartyStanding) -> ShareView:

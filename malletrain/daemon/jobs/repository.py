@@ -370,8 +370,8 @@ class JobRepository:
             node_class: class of the node.
             seconds: time since its start.
         """
-        durations = self._store.service_starts(run.row.id).get(node_class, ())
-        self._store.put_service_starts(
+        durations = self._store.service_starts.of(run.row.id).get(node_class, ())
+        self._store.service_starts.put(
             ServiceStartsRow(run.row.id, node_class, with_start(durations, seconds))
         )
         self._audit.record(
@@ -391,7 +391,7 @@ class JobRepository:
             assumed_s: assumed where it is to be measured and is not yet, seconds.
         """
         if spec.start_cost_measured:
-            starts = self._store.service_starts(job).items()
+            starts = self._store.service_starts.of(job).items()
             return StartCost(assumed_s, {name: expected_start_s(each) for name, each in starts})
         return None if spec.start_cost_s is None else StartCost(spec.start_cost_s)
 

@@ -30,7 +30,7 @@ WAITING, RUNNING, DONE, FAILED = (
 
 
 @pytest.mark.parametrize(
-    ("capacity", "slots", "held", "held_in_all", "max_running", "count"),
+    ("capacity", "slots", "present", "present_in_all", "max_running", "count"),
     [
         (8, 4, 0, 50, 0, 8),  # no limit: tasks wait on the node
         (8, 4, 6, 50, 0, 2),
@@ -43,8 +43,8 @@ WAITING, RUNNING, DONE, FAILED = (
         (8, 4, 0, 12, 10, 0),
     ],
 )
-def test_how_many_a_worker_gets(capacity, slots, held, held_in_all, max_running, count):
-    assert hand_out_limit(capacity, slots, held, held_in_all, max_running) == count
+def test_how_many_a_worker_gets(capacity, slots, present, present_in_all, max_running, count):
+    assert hand_out_limit(capacity, slots, present, present_in_all, max_running) == count
 
 
 def test_no_event_leaves_done():

@@ -16,8 +16,10 @@ the job is left.
 
 ``--real``: a training of 10 MB on four virtual nodes of the embedded cluster (benchmarks.rescale),
 whose nodes change every ``--every`` seconds: it shrinks, grows, and loses a node without notice,
-which comes back. The steps that rank 0 wrote down count, each once, at the median time of a step on
-as many nodes; the rest of the time between the first and the last one is lost.
+which comes back. Lost is, from the steps that rank 0 wrote down, each gap between two steps on
+different nodes, less one usual step, and the steps that were repeated. ``usual_pace`` is the time
+that the steps take, each counted once, at the median time of a step on as many nodes, divided by
+the whole time: it also counts what other programs on the machine cost.
 """
 
 from __future__ import annotations
@@ -148,21 +150,43 @@ def simulated_row(
     }
 
 
-def useful_s(steps: Sequence[tuple[float, int, int]]) -> float:
-    """Return the time that the steps take, each counted once, at the median time of a step on as
-    many nodes.
+Steps = Sequence[tuple[float, int, int]]
+"""(time, number, nodes) of each step, in order of time."""
 
-    Args:
-        steps: (time, number, nodes) of each step, in order of time.
-    """
+
+def usual_s(steps: Steps) -> dict[int, float]:
+    """Return the median time between two steps on so many nodes, seconds."""
     gaps: defaultdict[int, list[float]] = defaultdict(list)
     for before, after in pairwise(steps):
-        if before[2] == after[2] and after[1] == before[1] + 1:
+        if not _is_change(before, after):
             gaps[after[2]].append(after[0] - before[0])
-    usual_s = {nodes: statistics.median(values) for nodes, values in gaps.items()}
-    last = {number: nodes for _, number, nodes in steps}
+    return {nodes: statistics.median(values) for nodes, values in gaps.items()}
+
+
+def lost_s(steps: Steps) -> float:
+    """Return the time that changes cost: the gap between two steps on different nodes, or before a
+    repeated step, less one usual step, and the usual time of the repeated steps.
+    """
+    usual = usual_s(steps)
+    lost = 0.0
+    for before, after in pairwise(steps):
+        if _is_change(before, after):
+            step_s = usual.get(after[2], 0.0)
+            repeated = max(0, before[1] - after[1] + 1)
+            lost += max(0.0, after[0] - before[0] - step_s) + repeated * step_s
+    return lost
+
+
+def useful_s(steps: Steps) -> float:
+    """Return the time that the steps take, each counted once, at the usual time of a step."""
+    usual = usual_s(steps)
+    nodes_of = {number: nodes for _, number, nodes in steps}
     first = steps[0][1]
-    return sum(usual_s.get(nodes, 0.0) for number, nodes in last.items() if number != first)
+    return sum(usual.get(nodes, 0.0) for number, nodes in nodes_of.items() if number != first)
+
+
+def _is_change(before: tuple[float, int, int], after: tuple[float, int, int]) -> bool:
+    return before[2] != after[2] or after[1] != before[1] + 1
 
 
 def real(mode: str, minutes: float, every_s: float) -> dict[str, Any]:
@@ -200,15 +224,16 @@ def real(mode: str, minutes: float, every_s: float) -> dict[str, Any]:
             contender.stop()
         steps = [step for step in log.steps() if began <= step[0] <= end]
     whole_s = steps[-1][0] - steps[0][0]
-    longest = sorted((b[0] - a[0] for a, b in pairwise(steps)), reverse=True)
     return {
         "mode": mode,
-        "goodput": round(useful_s(steps) / whole_s, 4),
+        "goodput": round(1.0 - lost_s(steps) / whole_s, 4),
+        "usual_pace": round(useful_s(steps) / whole_s, 4),
         "seconds": round(whole_s, 1),
         "changes": changes,
         "steps": len({number for _, number, _ in steps}),
         "repeated": len(steps) - len({number for _, number, _ in steps}),
-        "longest_gaps_s": [round(gap, 2) for gap in longest[: changes + 1]],
+        "pauses_s": [round(b[0] - a[0], 2) for a, b in pairwise(steps) if _is_change(a, b)],
+        "step_s": {nodes: round(step_s, 3) for nodes, step_s in usual_s(steps).items()},
     }
 
 

@@ -18,7 +18,7 @@ from submission to the end, which also counts later waits; ``completion``: mean 
 to the end; hours. Jobs that have not ended when the simulation ends count until then
 (``unfinished``). ``over_gang`` is ``queued`` over that of ``gang`` in the same row's machine, jobs,
 load and seed (target for ``malletrain``: 0.4), ``over_additive`` is ``completion`` over that of
-``additive``.
+``additive``. Each row is printed on standard error when it is done.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,9 +49,10 @@ DAY_S = 86400.0
 TARGET = 0.4
 STARTS = ("malletrain", "gang", "doubling", "additive")
 MAX_RUNNING = 128
+"""Maximum number of jobs that run at a time."""
 DRAIN_S = 3 * DAY_S
 """Time after the last submission in which jobs of a dedicated machine can end."""
-WORLDS = ("dedicated:kth", "dedicated:philly", "kth:kth", "kth:philly")
+WORLDS = ("dedicated:kth", "kth:kth", "kth:philly")
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,11 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
         waiting = [pool.submit(row, case, args.data) for case in cases]
-        rows = compared([one.result() for one in waiting])
+        rows = []
+        for one in waiting:
+            rows.append(one.result())
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    rows = compared(rows)
     means = summary(rows)
     if args.json:
         about = {"target": TARGET, "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}

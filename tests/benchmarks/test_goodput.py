@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.goodput import goodput, useful_s
+from benchmarks.goodput import goodput, lost_s, useful_s, usual_s
 from malletrain.sim.costs import CostModel
 from malletrain.sim.engine import Simulation
 from malletrain.sim.settings import SimSettings
@@ -17,7 +17,20 @@ def test_steps_count_once_at_their_usual_time():
     """
     steps = [(0.0, 0, 2), (1.0, 1, 2), (2.0, 2, 2), (3.0, 3, 2)]
     steps += [(8.0, 3, 1), (10.0, 4, 1), (12.0, 5, 1)]
+    assert usual_s(steps) == {2: 1.0, 1: 2.0}
     assert useful_s(steps) == pytest.approx(2 * 1.0 + 3 * 2.0)
+    assert lost_s(steps) == pytest.approx((5 - 2) + 1 * 2.0), "the gap, and the repeated step"
+
+
+def test_a_change_without_a_repeated_step_costs_the_gap_less_a_step():
+    steps = [(0.0, 0, 2), (1.0, 1, 2), (2.0, 2, 2), (3.5, 3, 3), (4.0, 4, 3), (4.5, 5, 3)]
+    assert lost_s(steps) == pytest.approx(1.5 - 0.5)
+
+
+def test_a_slow_step_without_a_change_is_not_lost():
+    steps = [(0.0, 0, 2), (1.0, 1, 2), (2.0, 2, 2), (9.0, 3, 2)]
+    assert lost_s(steps) == 0.0
+    assert useful_s(steps) == pytest.approx(3.0)
 
 
 def test_an_undisturbed_training_is_all_useful():

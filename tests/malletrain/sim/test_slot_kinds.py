@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -149,3 +150,17 @@ class TestCommand:
         done = self.run(files, *options)
         assert done.exit_code != 0
         assert sentence in " ".join(done.output.split())
+
+    def test_the_example_of_the_page(self, tmp_path):
+        page = (Path(__file__).parents[3] / "docs" / "slots.md").read_text()
+        example = page.partition("$ cat mixed.csv\n")[2].partition("```")[0]
+        rows, _, rest = example.partition("$ malletrain ")
+        command, _, output = rest.partition("\n")
+        trace = tmp_path / "mixed.csv"
+        trace.write_text(rows)
+        words = [str(trace) if word == "mixed.csv" else word for word in command.split()]
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        shown = [line for line in output.splitlines() if line != "..."]
+        assert len(shown) == 2
+        assert [line in done.stdout for line in shown] == [True, True], done.stdout

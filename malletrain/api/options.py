@@ -98,7 +98,8 @@ class SubmitOptions(TypedDict, total=False):
     """File with the value of each number of nodes to a service."""
     start_cost: float | str
     """Time from the start of a service's process on a node until it is ready: seconds, or text such
-    as ``"180 s"``; ``"auto"``: measured. Default: 5 s."""
+    as ``"180 s"``; ``"auto"``: measured; ``"auto:180 s"``: taken to be 180 s until then. Default: 5
+    s."""
     after: Sequence[str]
     """Start only after these jobs (ids or names) have completed."""
     time_limit: float | str

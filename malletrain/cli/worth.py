@@ -80,13 +80,13 @@ def worth(
     if count is not None and next_each is None:
         raise click.UsageError("--count belongs to --next.")
     by_nodes, each = _parsed(values, nothing), _each(next_each)
-    expires_s = _seconds(expires)
+    expires_s, next_count = _seconds(expires), 1 if count is None else count
     from malletrain.client import operations
 
     with asking(state_dir) as client:
         sentence = client.do(
             operations.worth(
-                job, by_nodes, next_each=each, next_count=count or 1, expires_s=expires_s
+                job, by_nodes, next_each=each, next_count=next_count, expires_s=expires_s
             )
         )
     if as_json:

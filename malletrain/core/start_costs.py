@@ -21,6 +21,8 @@ from statistics import median
 from allocator import NodeInfo, RescaleCost
 from malletrain.core.pools import class_of
 
+ASSUMED_START_S = 5.0
+"""Start of a service of which nothing is known, seconds."""
 PAYBACK_FACTOR = 4.0
 """Time for which a node without a forecast is taken to last, as a multiple of the start, if that is
 longer than the forward-looking time.
@@ -35,14 +37,17 @@ older ones are dropped.
 class StartCost:
     """Time from the start of a service's process on a node until the process is ready."""
 
-    assumed_s: float
-    """Assumed on classes of nodes on which it is not measured, seconds."""
+    assumed_s: float = ASSUMED_START_S
+    """Assumed as long as it is not measured, seconds."""
     measured_s: Mapping[str, float] = field(default_factory=dict)
     """Node class → expected by its measurements there, seconds."""
 
     def on(self, node_class: str) -> float:
-        """Return the expected time on a class of nodes, seconds."""
-        return self.measured_s.get(node_class, self.assumed_s)
+        """Return the expected time on a class of nodes, seconds: where it is not measured, the
+        longest of other classes.
+        """
+        elsewhere_s = max(self.measured_s.values(), default=self.assumed_s)
+        return self.measured_s.get(node_class, elsewhere_s)
 
 
 def with_start(measured_s: Sequence[float], seconds: float) -> tuple[float, ...]:

@@ -150,7 +150,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     start_cost_s: float | None = None
     """Time from the start of a service's process until it is ready, seconds; None: not given."""
     start_cost_measured: bool = False
-    """Whether that time is measured."""
+    """Whether that time holds only until it is measured."""
 
     @property
     def layout(self) -> RoundLayout:

@@ -75,8 +75,8 @@ MAX_START_COST_S = 86400.0
 
 
 def start_cost_of(text: str | None, *, service: bool) -> tuple[float | None, bool]:
-    """Returns the seconds of ``--start-cost``, None if they are not known, and whether they are
-    measured.
+    """Returns the seconds of ``--start-cost``, None if they are not known, and whether they hold
+    only until they are measured: ``180s``, ``auto``, ``auto:180s``.
 
     Raises:
         SpecError: the job is no service, or the text is not a valid duration.
@@ -87,15 +87,19 @@ def start_cost_of(text: str | None, *, service: bool) -> tuple[float | None, boo
         raise SpecError(
             "--start-cost is for services; that of a training is measured while it runs."
         )
-    if text == AUTO:
+    first, colon, rest = text.partition(":")
+    measured = first == AUTO
+    if measured and not colon:
         return None, True
     try:
-        seconds = parse_duration(text)
+        seconds = parse_duration(rest if measured else text)
     except UnitError as error:
-        raise SpecError(f"--start-cost: {error} Or auto, to have it measured.") from None
+        raise SpecError(
+            f"--start-cost: {error} Or auto, to have it measured, or auto:180s, with a first guess."
+        ) from None
     if seconds > MAX_START_COST_S:
         raise SpecError('--start-cost is a time of a day at most, such as "180 s", or auto.')
-    return seconds, False
+    return seconds, measured
 
 
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"

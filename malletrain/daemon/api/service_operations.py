@@ -72,7 +72,7 @@ class ServiceOperations:
             version = self._version(row)
             remaining_s = deadline - self._state.clock.now()
             if not version or version != last_version or remaining_s <= 0:
-                return self._view(user, row.id, version)
+                return self._view(user, row, version)
             await self._state.member_news.more(row.id, remaining_s)
 
     def _version(self, row: JobRow) -> str:
@@ -90,30 +90,25 @@ class ServiceOperations:
             generation, curve = newest.generation, decode_spec(newest.spec).curve
         return f"{generation}-{crc32(json.dumps(curve, sort_keys=True).encode()):08x}"
 
-    def _view(self, user: str, job: str, version: str) -> MembersView:
-        state, run = self._state, self._state.runs.get(job)
-        row = run.row if run is not None else state.store.get_job(job)
-        assert row is not None  # it was found
-        spec = run.spec if run is not None else decode_spec(row.spec)
-        key = state.rounds.job_key_of(job) if user == row.owner else ""
-        until = row.values_until if run is not None else None
+    def _view(self, user: str, row: JobRow, version: str) -> MembersView:
+        state, run = self._state, self._state.runs.get(row.id)
+        if run is not None:
+            newest, spec, generation = run.row, run.spec, run.rounds.generation
+            peers, until = state.rounds.peers(run.rounds.view), run.row.values_until
+        else:
+            newest = state.store.get_job(row.id) or row
+            spec, generation = decode_spec(newest.spec), newest.generation
+            peers, until = (), None
         return MembersView(
-            job,
-            run.rounds.generation if run is not None else row.generation,
-            self._present(job),
-            key,
+            row.id,
+            generation,
+            tuple(MemberView(p.node, p.host, p.address, p.gone_in_s, p.loading) for p in peers),
+            state.rounds.job_key_of(row.id) if user == row.owner else "",
             version,
-            row.state,
+            newest.state,
             {int(nodes): value for nodes, value in (spec.curve or {}).items()},
             None if until is None else max(0.0, until - state.clock.now()),
         )
-
-    def _present(self, job: str) -> tuple[MemberView, ...]:
-        run = self._state.runs.get(job)
-        if run is None:
-            return ()
-        peers = self._state.rounds.peers(run.rounds.view)
-        return tuple(MemberView(p.node, p.host, p.address, p.gone_in_s, p.loading) for p in peers)
 
     async def _worth(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Set what numbers of nodes are worth to a service."""

@@ -179,7 +179,7 @@ class RoundShell:
             return
         job, spec = run.row.id, run.spec
         self._repository.start_measured(run, action.node, agent.node_class, action.seconds)
-        start = self._repository.start_cost(job, spec, action.seconds)
+        start = self._repository.start_cost(job, spec)
         if spec.start_cost_measured and start is not None:
             self._feed(StartCostChanged(job, start))
 

@@ -27,6 +27,7 @@ from malletrain.core.events import (
     WeightChanged,
 )
 from malletrain.core.goals import GoalsSoFar, OwnerGoals
+from malletrain.core.start_costs import ASSUMED_START_S
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.curves import InitialCurve
@@ -88,7 +89,7 @@ MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """Interval at which the controller receives the progress of the job being profiled, and that of the
 other jobs.
 """
-SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
+SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=ASSUMED_START_S)
 """Rescale costs of a service and of a farm, seconds. They do not stop: joiners start next to the
 others, and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes
 without a benefit.
@@ -181,7 +182,7 @@ class UnfinishedJobs:
         )
         if not spec.trains and curve is not None:
             self._values_changed(row.id, spec, curve)
-        start = state.repository.start_cost(row.id, spec, SERVICE_COST.start_s)
+        start = state.repository.start_cost(row.id, spec)
         if spec.mode == "service" and start is not None:
             self._transactions.feed(StartCostChanged(row.id, start))
         state.member_news.came(row.id)

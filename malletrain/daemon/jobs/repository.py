@@ -19,7 +19,12 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
-from malletrain.core.start_costs import StartCost, expected_start_s, with_start
+from malletrain.core.start_costs import (
+    ASSUMED_START_S,
+    StartCost,
+    expected_start_s,
+    with_start,
+)
 from malletrain.core.step_times import RankTimes, breakdown
 from malletrain.core.thinning import MAX_POINTS, thinned, width
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
@@ -382,18 +387,18 @@ class JobRepository:
             start_s=seconds,
         )
 
-    def start_cost(self, job: str, spec: messages.JobSpec, assumed_s: float) -> StartCost | None:
+    def start_cost(self, job: str, spec: messages.JobSpec) -> StartCost | None:
         """Return the start cost of a service in plans; None if its owner asks for none.
 
         Args:
             job: id of the service.
             spec: its specification.
-            assumed_s: assumed where it is to be measured and is not yet, seconds.
         """
+        assumed_s = ASSUMED_START_S if spec.start_cost_s is None else spec.start_cost_s
         if spec.start_cost_measured:
             starts = self._store.service_starts.of(job).items()
             return StartCost(assumed_s, {name: expected_start_s(each) for name, each in starts})
-        return None if spec.start_cost_s is None else StartCost(spec.start_cost_s)
+        return None if spec.start_cost_s is None else StartCost(assumed_s)
 
     def notice(self, run: ActiveJob, sentence: str) -> None:
         """Add a notice for the job's owner. A repeated notice has no effect."""

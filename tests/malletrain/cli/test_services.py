@@ -21,6 +21,7 @@ def view(version="1-a", members=TWO, **more):
         (("8=100", "4=40.5"), {"values": {4: 40.5, 8: 100.0}}),
         (("--nothing",), {"values": {1: 0.0}}),
         (("--next", "25"), {"next_each": 25.0, "next_count": 1}),
+        (("--next", "25", "--count", "0"), {"next_each": 25.0, "next_count": 0}),  # it refuses
         (
             ("--next", "2.5", "--count", "3", "--expires", "1 min"),
             {"next_each": 2.5, "next_count": 3, "expires_s": 60.0},

@@ -56,7 +56,9 @@ def test_the_expected_start_is_the_median_of_the_last_ones():
         measured = with_start(measured, 60.0)
     assert measured == (60.0,) * MAX_MEASURED
     start = StartCost(5.0, {"fat": 60.0})
-    assert (start.on("fat"), start.on("thin")) == (60.0, 5.0)
+    assert (start.on("fat"), start.on("thin")) == (60.0, 60.0), "as on the other class"
+    assert StartCost(5.0, {"a": 60.0, "b": 70.0}).on("thin") == 70.0
+    assert StartCost(5.0).on("thin") == 5.0
 
 
 def horizons(*values, node_class="default"):

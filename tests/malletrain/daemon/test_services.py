@@ -290,19 +290,20 @@ def test_many_waiting_clients_block_nobody(service):
 
 @pytest.fixture
 def measured(tmp_path):
-    service = Service(tmp_path, start_cost_measured=True)
+    service = Service(tmp_path, start_cost_measured=True, start_cost_s=60.0)
     yield service
     service.close()
 
 
 def test_a_measured_start_is_kept_and_counts(measured):
-    assert measured.record.start == StartCost(5.0)
+    assert measured.record.start == StartCost(60.0)
     measured.say(loading=True)
     measured.say(start_s=170.0)
     until(lambda: measured.record.start.on("default") == 170.0, "it counts")
     measured.say(start_s=170.0)  # the same start, reported again
     measured.say(1, start_s=190.0)
     until(lambda: measured.record.start.on("default") == 180.0, "the median of two")
+    assert measured.record.start.assumed_s == 60.0
     state = measured.daemon.components.state
     profiling = state.config.profiling.model_copy(update={"enabled": True})
     state.config = state.config.model_copy(update={"profiling": profiling})
@@ -312,8 +313,8 @@ def test_a_measured_start_is_kept_and_counts(measured):
     ready = values_events(measured, EventKind.MEMBER_READY)
     assert [event.data["start_s"] for event in ready] == [170.0, 190.0]
     measured.restart()
-    assert measured.record.start == StartCost(5.0, {"default": 180.0})
-    assert measured.record.start.on("fat") == 5.0, "not measured there"
+    assert measured.record.start == StartCost(60.0, {"default": 180.0})
+    assert measured.record.start.on("fat") == 180.0, "not measured there: as elsewhere"
 
 
 def test_a_stated_start_is_not_replaced_by_a_measured_one(tmp_path):

@@ -120,6 +120,7 @@ def test_auto_needs_to_know_how_many_nodes(tmp_path):
     [
         (None, (None, False)),
         ("auto", (None, True)),
+        ("auto:180s", (180.0, True)),
         ("180s", (180.0, False)),
         ("3 min", (180.0, False)),
         ("0 s", (0.0, False)),
@@ -140,6 +141,9 @@ def test_the_start_cost_of_a_service(tmp_path, text, expected):
         ("soon", True, "--start-cost: .* Or auto, to have it measured."),
         ("-5 s", True, "--start-cost: .*"),
         ("2 d", True, "a day at most"),
+        ("auto:", True, "--start-cost: .* with a first guess"),
+        ("auto:soon", True, "--start-cost: .* with a first guess"),
+        ("auto:2 d", True, "a day at most"),
     ],
 )
 def test_a_wrong_start_cost(tmp_path, text, service, says):

@@ -1,0 +1,570 @@
+"""The dispatcher: its tables, known cases of losses and notices, and a random search in which no
+token is lost, none comes twice, and every request ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from llmserve.dispatcher import MAX_FAILURES, Dispatcher
+from llmserve.generation import FinishReason, GenerationRequest
+from llmserve.policies import FairServe, Fcfs, RequestsPerMinute, VirtualTokenCounter
+from llmserve.replicas import Capacity
+from llmserve.simulated_model import HALF_CHARACTER, digest_of, generate
+from llmserve.states import (
+    ENDED,
+    REPLICA_TRANSITIONS,
+    REQUEST_TRANSITIONS,
+    ReplicaEvent,
+    ReplicaState,
+    RequestEvent,
+    RequestState,
+)
+
+from tests.draws import cases
+from tests.jobscripts.llm.engines import World, answer
+
+SMALL = Capacity(slots=2, kv_tokens=100, token_s=1.0)
+
+
+def request(name: str = "r", tokens: int = 10, **more) -> GenerationRequest:
+    more.setdefault("prompt", (1, 2, 3))
+    return GenerationRequest(name, more.pop("user", "alice"), max_tokens=tokens, **more)
+
+
+def world(policy=None, **replicas: Capacity) -> World:
+    world = World(Dispatcher(policy or Fcfs()))
+    for name, capacity in replicas.items():
+        world.add(name, capacity)
+    return world
+
+
+def test_no_event_leaves_an_end():
+    assert ENDED.isdisjoint(state for state, _ in REQUEST_TRANSITIONS)
+    assert set(REQUEST_TRANSITIONS.values()) >= ENDED
+    assert {event for _, event in REQUEST_TRANSITIONS} == set(RequestEvent)
+    ends = {ReplicaState.GONE, ReplicaState.FAILED}
+    assert ends.isdisjoint(state for state, _ in REPLICA_TRANSITIONS)
+    assert ends <= set(REPLICA_TRANSITIONS.values())
+    assert {event for _, event in REPLICA_TRANSITIONS} == set(ReplicaEvent)
+
+
+def test_a_lost_answer_continues_where_it_was():
+    w = world(a=SMALL)
+    w.submit(request(stream=True))
+    w.generate("a", 1, 4)
+    w.lose("a")
+    assert w.dispatcher.state("r") is RequestState.QUEUED
+    w.add("b", SMALL)
+    post = w.posts[-1]
+    assert (post.replica, post.attempt, post.max_tokens) == ("b", 2, 6)
+    assert tuple(post.ids) == (1, 2, 3, *answer(request())[:4])
+    w.run_to_the_end()
+    assert tuple(w.streams["r"]) == w.ends["r"].ids == answer(request())
+    assert w.ends["r"].reason is FinishReason.LENGTH
+
+
+def within_a_character() -> tuple[GenerationRequest, int]:
+    """A request, and a number of ids after which its text is not complete."""
+    for seed in range(1000):
+        candidate = request(prompt=(seed,), stream=True)
+        ids = answer(candidate)
+        if ids[3] % HALF_CHARACTER == HALF_CHARACTER - 1 and all(
+            token % HALF_CHARACTER != HALF_CHARACTER - 1 for token in ids[:3]
+        ):
+            return candidate, 4
+    raise AssertionError("no answer has half a character at its fourth id")
+
+
+def test_an_answer_is_continued_from_a_whole_character():
+    cut, ids = within_a_character()
+    w = world(a=SMALL)
+    w.submit(cut)
+    w.generate("a", 1, ids)
+    assert len(w.streams["r"]) == ids - 1
+    w.lose("a")
+    w.add("b", SMALL)
+    assert w.posts[-1].max_tokens == cut.max_tokens - ids + 1
+    assert w.dispatcher.repeated_tokens == 1
+    w.run_to_the_end()
+    assert tuple(w.streams["r"]) == answer(cut)
+
+
+def test_reports_of_an_old_attempt_have_no_effect():
+    w = world(a=SMALL)
+    w.submit(request(stream=True))
+    w.lose("a")
+    w.add("b", SMALL)
+    d = w.dispatcher
+    assert d.tokens("r", 1, [9, 9]) == []
+    assert d.finished("r", 1, FinishReason.STOP, 0.0) == []
+    assert d.stopped("r", 1, 0.0) == []
+    assert d.attempt_failed("r", 1, "late", 0.0, may_repeat=False) == []
+    w.run_to_the_end()
+    assert tuple(w.streams["r"]) == answer(request())
+
+
+def test_an_answer_of_which_only_the_end_was_not_heard_is_done():
+    w = world(a=SMALL)
+    w.submit(request())
+    w.carry_out(w.dispatcher.tokens("r", 1, answer(request())))
+    w.lose("a")
+    assert w.ends["r"].state is RequestState.DONE
+    assert w.ends["r"].ids == answer(request())
+
+
+def test_a_notice_moves_what_does_not_end_in_time():
+    w = world(a=Capacity(4, 1_000, token_s=1.0))
+    w.submit(request("long", 50, stream=True))
+    w.submit(request("short", 5))
+    w.add("b", SMALL)
+    w.notice("a", 10.0)
+    assert [stop.request for stop in w.stops] == ["long"]
+    assert w.dispatcher.state("long") is RequestState.MOVING
+    w.generate("a", 1, 3)  # what comes before it is stopped counts
+    w.report_stops()
+    assert (w.posts[-1].replica, w.posts[-1].max_tokens) == ("b", 47)
+    assert w.dispatcher.repeated_tokens == 0
+    w.run_to_the_end()
+    assert tuple(w.streams["long"]) == answer(request("long", 50))
+
+
+def test_an_answer_stays_on_a_leaving_replica_until_there_is_room():
+    w = world(a=SMALL, b=Capacity(1, 100))
+    w.submit(request("first", 30))
+    w.submit(request("second", 30))
+    w.submit(request("third", 30))
+    assert Counter(post.replica for post in w.posts) == {"a": 2, "b": 1}
+    on_b = next(post for post in w.posts if post.replica == "b")
+    w.notice("a", 5.0)
+    assert w.stops == []
+    w.generate("b", on_b.attempt, 30)
+    assert len(w.stops) == 1
+
+
+def test_room_of_a_moving_request_is_not_given_away():
+    w = world(a=Capacity(1, 1_000, token_s=1.0))
+    w.submit(request("moving", 50))
+    w.add("b", Capacity(1, 100))
+    w.notice("a", 5.0)
+    assert [stop.request for stop in w.stops] == ["moving"]
+    w.submit(request("new", 10))
+    assert w.dispatcher.state("new") is RequestState.QUEUED
+    w.report_stops()
+    assert w.posts[-1].request.name == "moving"
+
+
+def test_what_cannot_be_continued_starts_again():
+    w = world(a=SMALL)
+    w.submit(request(continuable=False))
+    w.generate("a", 1, 4)
+    w.lose("a")
+    w.add("b", SMALL)
+    assert w.posts[-1].max_tokens == 10
+    assert w.dispatcher.repeated_tokens == 4
+    w.run_to_the_end()
+    assert w.ends["r"].ids == answer(request())
+
+
+def test_a_stream_that_cannot_be_continued_fails_with_a_sentence():
+    w = world(a=SMALL, b=SMALL)
+    w.submit(request(continuable=False, stream=True))
+    [post] = w.posts
+    w.generate(post.replica, post.attempt, 4)
+    w.notice(post.replica, 1.0)
+    assert w.stops == []  # it may still end there
+    w.lose(post.replica)
+    assert w.ends["r"].state is RequestState.FAILED
+    assert "cannot be continued" in w.ends["r"].sentence
+
+
+def test_a_request_that_ends_three_engines_fails_and_the_others_go_on():
+    w = world()
+    for name in ("good", "bad", "fine"):
+        w.submit(request(name, 5))
+    for number in range(MAX_FAILURES):
+        replica = f"n{number}"
+        w.add(replica, Capacity(2, 100))
+        while "bad" not in {a.request.name for a in w.engines[replica].values()}:
+            attempt = next(iter(w.engines[replica]))
+            w.generate(replica, attempt, 100)
+        w.crash(replica)
+    assert w.ends["bad"].state is RequestState.FAILED
+    assert "out of memory" in w.ends["bad"].sentence
+    w.add("last", SMALL)
+    w.run_to_the_end()
+    assert {name: end.state for name, end in w.ends.items()} == {
+        "good": RequestState.DONE,
+        "fine": RequestState.DONE,
+        "bad": RequestState.FAILED,
+    }
+
+
+def test_the_last_attempt_of_a_suspect_runs_alone():
+    w = world()
+    w.submit(request("suspect", 5))
+    for number in range(MAX_FAILURES - 1):
+        w.add(f"n{number}", Capacity(2, 100))
+        w.crash(f"n{number}")
+    w.submit(request("other", 5))
+    w.add("a", Capacity(2, 100))
+    assert [a.request.name for a in w.engines["a"].values()] == ["suspect"]
+    w.run_to_the_end()
+    assert {end.state for end in w.ends.values()} == {RequestState.DONE}
+
+
+def test_losses_of_nodes_are_no_failures():
+    w = world()
+    w.submit(request())
+    for number in range(5):
+        w.add(f"n{number}", SMALL)
+        w.lose(f"n{number}")
+    w.add("last", SMALL)
+    w.run_to_the_end()
+    assert w.ends["r"].state is RequestState.DONE
+
+
+def test_an_engine_that_refuses_a_request_fails_it_at_once():
+    w = world(a=SMALL)
+    w.submit(request())
+    w.carry_out(
+        w.dispatcher.attempt_failed("r", 1, "The prompt is no text.", 0.0, may_repeat=False)
+    )
+    assert w.ends["r"].sentence == "The prompt is no text."
+
+
+def test_only_what_fits_is_dispatched():
+    w = world(a=Capacity(slots=4, kv_tokens=40))
+    for name in ("first", "second", "third", "fourth"):
+        w.submit(request(name))  # 13 tokens each
+    assert [post.request.name for post in w.posts] == ["first", "second", "third"]
+    w.run_to_the_end()
+    assert len(w.ends) == 4
+
+
+def test_a_request_for_which_no_replica_is_large_enough_does_not_block_others():
+    w = world(a=Capacity(2, 50))
+    w.submit(request("huge", 200))
+    w.submit(request("small"))
+    assert [post.request.name for post in w.posts] == ["small"]
+    w.add("b", Capacity(2, 500))
+    assert (w.posts[-1].request.name, w.posts[-1].replica) == ("huge", "b")
+
+
+def test_what_the_model_cannot_hold_is_refused():
+    w = World(Dispatcher(Fcfs(), max_request_tokens=12))
+    w.submit(request())
+    end = w.ends["r"]
+    assert (end.state, end.refusal.limit) == (RequestState.REFUSED, "max_request_tokens")
+    assert "13" not in end.sentence
+    assert "3 tokens" in end.sentence
+    assert end.refusal.retry_after_s is None
+
+
+def test_long_answers_go_where_nodes_last():
+    w = world()
+    capacity = Capacity(4, 1_000, token_s=1.0)
+    for name, lasts in (("short", 300.0), ("lasting", 3_000.0), ("ending", 20.0)):
+        w.dispatcher.add_replica(name, capacity)
+        w.capacities[name], w.engines[name] = capacity, {}
+        w.dispatcher.expect_end(name, lasts)
+    for name in ("short", "lasting", "ending"):
+        w.load(name)
+    w.submit(request("long", 100))
+    w.submit(request("brief", 10))
+    w.submit(request("brief too", 10))
+    assert w.posts[0].replica == "lasting"
+    assert {post.replica for post in w.posts[1:]} == {"short", "ending"}
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached():
+    w = world(a=Capacity(4, 10_000), b=Capacity(4, 10_000))
+    shared = tuple(range(256))
+    w.submit(request("one", prompt=(*shared, 1)))
+    w.submit(request("other", prompt=tuple(range(500, 756))))
+    w.submit(request("two", prompt=(*shared, 2)))
+    replicas = {post.request.name: post.replica for post in w.posts}
+    assert replicas["one"] == replicas["two"] != replicas["other"]
+
+
+def test_a_cancelled_request_frees_its_room():
+    w = world(a=Capacity(1, 100))
+    w.submit(request("first"))
+    w.submit(request("second"))
+    w.submit(request("third"))
+    w.carry_out(w.dispatcher.cancel("second", 0.0))
+    w.engines["a"].clear()  # the stop is carried out at once
+    w.carry_out(w.dispatcher.cancel("first", 0.0))
+    assert [stop.request for stop in w.stops] == ["first"]
+    assert w.posts[-1].request.name == "third"
+    assert w.dispatcher.cancel("first", 0.0) == []
+    assert {w.ends[name].state for name in ("first", "second")} == {RequestState.CANCELLED}
+
+
+def test_an_answer_resumes_from_saved_ids():
+    whole = answer(request())
+    w = world(a=SMALL)
+    w.streams["r"] = list(whole[:4])
+    w.submit(request(stream=True), generated=whole[:4])
+    assert w.posts[0].max_tokens == 6
+    w.run_to_the_end()
+    assert w.ends["r"].ids == whole
+    w.submit(request("complete"), generated=whole)
+    assert w.ends["complete"].state is RequestState.DONE
+    with pytest.raises(ValueError, match="cannot be continued"):
+        w.submit(request("tools", continuable=False), generated=whole[:4])
+
+
+def test_names_are_unique():
+    w = world(a=SMALL)
+    w.submit(request())
+    with pytest.raises(ValueError, match="another name"):
+        w.submit(request())
+    with pytest.raises(ValueError, match="has to end first"):
+        w.add("a", SMALL)
+
+
+@pytest.mark.parametrize(("prompt", "tokens"), [((), 1), ((1,), 0)])
+def test_a_request_needs_a_prompt_and_an_answer(prompt, tokens):
+    with pytest.raises(ValueError, match="Request r"):
+        request(prompt=prompt, tokens=tokens)
+
+
+class Recorded:
+    """A policy that counts what it charges."""
+
+    def __init__(self, policy):
+        self._policy, self.tokens, self.prompts = policy, Counter(), Counter()
+
+    def __getattr__(self, name):
+        return getattr(self._policy, name)
+
+    def take(self, request, now):
+        self.prompts[request.name] += 1
+        self._policy.take(request, now)
+
+    def generated(self, request, count):
+        self.tokens[request.name] += count
+        self._policy.generated(request, count)
+
+
+POLICIES = {
+    "fcfs": Fcfs,
+    "rpm": lambda: RequestsPerMinute(10_000),
+    "vtc": VirtualTokenCounter,
+    "fairserve": FairServe,
+}
+NODES = ("n0", "n1", "n2")
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    """Requests, losses, notices, crashes, stops and cancellations in any order."""
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)))
+    def begin(self, policy):
+        self.policy = Recorded(POLICIES[policy]())
+        self.world = World(Dispatcher(self.policy))
+        self.requests: dict[str, GenerationRequest] = {}
+        self.cancelled: set[str] = set()
+        self.crashes: Counter[str] = Counter()
+        self.loading: set[str] = set()
+        self.noticed: set[str] = set()
+
+    @rule(
+        user=st.sampled_from("ab"),
+        prompt=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+        tokens=st.integers(1, 30),
+        continuable=st.sampled_from([True, True, False]),
+        stream=st.booleans(),
+        interaction=st.sampled_from(["", "i"]),
+        last=st.booleans(),
+        resumed=st.integers(0, 3),
+    )
+    def submit(self, user, prompt, tokens, continuable, stream, interaction, last, resumed):
+        name = f"r{len(self.requests)}"
+        new = GenerationRequest(
+            name,
+            user,
+            tuple(prompt),
+            tokens,
+            interaction=interaction,
+            ends_interaction=last,
+            stream=stream,
+            continuable=continuable,
+        )
+        self.requests[name] = new
+        generated = answer(new)[:resumed] if continuable else ()
+        if stream:
+            self.world.streams[name] = list(generated)
+        self.world.submit(new, generated)
+
+    def _free(self):
+        return [name for name in NODES if name not in self.world.engines]
+
+    @precondition(lambda self: self._free())
+    @rule(
+        pick=st.integers(0, 9),
+        slots=st.integers(1, 3),
+        kv=st.integers(10, 80),
+        load=st.booleans(),
+        token_s=st.sampled_from([0.0, 1.0]),
+    )
+    def add(self, pick, slots, kv, load, token_s):
+        name = self._free()[pick % len(self._free())]
+        self.world.add(name, Capacity(slots, kv, token_s), load=load)
+        if not load:
+            self.loading.add(name)
+
+    @precondition(lambda self: self.loading)
+    @rule(pick=st.integers(0, 9))
+    def load(self, pick):
+        name = sorted(self.loading)[pick % len(self.loading)]
+        self.loading.discard(name)
+        self.world.load(name)
+
+    @precondition(lambda self: any(self.world.engines.values()))
+    @rule(pick=st.integers(0, 99), count=st.integers(1, 12))
+    def generate(self, pick, count):
+        running = [(n, a) for n, engine in sorted(self.world.engines.items()) for a in engine]
+        self.world.generate(*running[pick % len(running)], count)
+
+    @precondition(lambda self: self.world.engines)
+    @rule(pick=st.integers(0, 9), seconds=st.sampled_from([0.0, 5.0, 30.0]))
+    def notice(self, pick, seconds):
+        name = sorted(self.world.engines)[pick % len(self.world.engines)]
+        self.noticed.add(name)
+        self.world.notice(name, seconds)
+
+    def _forget(self, name):
+        self.loading.discard(name)
+        self.noticed.discard(name)
+
+    @precondition(lambda self: self.world.engines)
+    @rule(pick=st.integers(0, 9))
+    def lose(self, pick):
+        name = sorted(self.world.engines)[pick % len(self.world.engines)]
+        self._forget(name)
+        self.world.lose(name)
+
+    @precondition(lambda self: self.world.engines)
+    @rule(pick=st.integers(0, 9))
+    def crash(self, pick):
+        name = sorted(self.world.engines)[pick % len(self.world.engines)]
+        self._forget(name)
+        on_it = {
+            attempt.request.name
+            for attempt in self.world.engines[name].values()
+            if attempt.request.name not in self.world.ends
+        }
+        self.crashes.update(on_it)
+        self.world.crash(name)
+
+    @precondition(lambda self: any(self.world.engines.values()))
+    @rule(pick=st.integers(0, 99))
+    def engine_error(self, pick):
+        """One attempt fails, its engine goes on."""
+        running = [(n, a) for n, engine in sorted(self.world.engines.items()) for a in engine]
+        name, attempt = running[pick % len(running)]
+        request = self.world.engines[name].pop(attempt).request.name
+        if request not in self.world.ends:
+            self.crashes[request] += 1
+        self.world.carry_out(
+            self.world.dispatcher.attempt_failed(
+                request, attempt, "status 500", self.world.now, may_repeat=True
+            )
+        )
+
+    @rule()
+    def report_stops(self):
+        self.world.report_stops()
+
+    @precondition(lambda self: self.requests)
+    @rule(pick=st.integers(0, 99))
+    def cancel(self, pick):
+        name = sorted(self.requests)[pick % len(self.requests)]
+        if name not in self.world.ends:
+            self.cancelled.add(name)
+        commands = self.world.dispatcher.cancel(name, self.world.now)
+        for engine in self.world.engines.values():  # closing its connection stops it
+            for attempt in [a for a, r in engine.items() if r.request.name == name]:
+                del engine[attempt]
+        self.world.carry_out(commands)
+
+    @rule(seconds=st.sampled_from([1.0, 100.0]))
+    def wait(self, seconds):
+        self.world.now += seconds
+
+    @invariant()
+    def streams_are_beginnings_of_the_undisturbed_answers(self):
+        if not hasattr(self, "world"):
+            return
+        for name, stream in self.world.streams.items():
+            assert tuple(stream) == answer(self.requests[name])[: len(stream)]
+
+    @invariant()
+    def no_replica_is_idle_beside_a_request_that_fits(self):
+        if not hasattr(self, "world"):
+            return
+        states = self.world.dispatcher.replica_states()
+        if any(count >= MAX_FAILURES - 1 for count in self.crashes.values()):
+            return
+        if any(self.world.dispatcher.state(n) is RequestState.MOVING for n in self.requests):
+            return
+        idle = [
+            self.world.capacities[name].kv_tokens
+            for name, state in states.items()
+            if state is ReplicaState.READY and not self.world.engines[name]
+        ]
+        queued = [
+            r.tokens
+            for n, r in self.requests.items()
+            if self.world.dispatcher.state(n) is RequestState.QUEUED
+        ]
+        # A request that fits no idle replica may be the head of the queue, and then all wait.
+        assert not idle or not queued or max(queued) > max(idle)
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        for name in sorted(world.engines):
+            if name in self.loading:
+                world.load(name)
+        world.add("last", Capacity(4, 1_000))
+        for name in sorted(self.noticed & set(world.engines)):
+            world.run_to_the_end()
+            world.lose(name)
+        world.run_to_the_end()
+        assert set(world.ends) == set(self.requests), "a request is lost"
+        for name, end in world.ends.items():
+            submitted = self.requests[name]
+            if end.state is RequestState.DONE:
+                assert end.ids == answer(submitted)
+                if submitted.stream:
+                    assert tuple(world.streams[name]) == end.ids
+                assert self.policy.prompts[name] <= 1
+                assert self.policy.tokens[name] <= submitted.max_tokens
+            elif end.state is RequestState.CANCELLED:
+                assert name in self.cancelled
+            else:
+                assert end.state is RequestState.FAILED
+                assert self.crashes[name] == MAX_FAILURES or (
+                    submitted.stream and not submitted.continuable
+                )
+        assert world.dispatcher.load.queued == 0
+
+
+TestDispatcherMachine = DispatcherMachine.TestCase
+TestDispatcherMachine.settings = settings(max_examples=cases(300), stateful_step_count=40)
+
+
+def test_the_model_depends_on_all_ids():
+    whole, _ = generate(digest_of((1, 2, 3)), 20)
+    rest, _ = generate(digest_of((1, 2, 3, *whole[:7])), 13)
+    assert whole == whole[:7] + rest
+    other, _ = generate(digest_of((1, 2, 4)), 20)
+    assert sum(a == b for a, b in zip(whole, other, strict=True)) <= 2

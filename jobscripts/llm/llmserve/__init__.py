@@ -10,7 +10,7 @@ from llmserve.generation import (
     FinishReason,
     GenerationRequest,
     PostAttempt,
-    Refusal,
+    RequestRefusal,
     StopAttempt,
 )
 from llmserve.replicas import Capacity
@@ -26,8 +26,8 @@ __all__ = [
     "FinishReason",
     "GenerationRequest",
     "PostAttempt",
-    "Refusal",
     "ReplicaState",
+    "RequestRefusal",
     "RequestState",
     "StopAttempt",
     "__version__",

@@ -29,7 +29,7 @@ from llmserve.generation import (
     FinishReason,
     GenerationRequest,
     PostAttempt,
-    Refusal,
+    RequestRefusal,
     StopAttempt,
 )
 from llmserve.policies.interface import Load, SchedulingPolicy
@@ -298,11 +298,11 @@ class Dispatcher:
 
     # --- inside ---
 
-    def _too_long(self, request: GenerationRequest) -> Refusal | None:
+    def _too_long(self, request: GenerationRequest) -> RequestRefusal | None:
         limit = self._max_request_tokens
         if limit is None or request.tokens <= limit:
             return None
-        return Refusal(
+        return RequestRefusal(
             "max_request_tokens",
             f"The prompt has {len(request.prompt)} tokens and the answer up to "
             f"{request.max_tokens}; together {limit} are possible. Shorten the prompt or lower "

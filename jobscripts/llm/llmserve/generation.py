@@ -59,7 +59,7 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RequestRefusal:
     """Why a request is not accepted."""
 
     limit: str
@@ -115,7 +115,7 @@ class EndRequest:
     """Why the answer ended; None if there is none."""
     sentence: str = ""
     """What went wrong; empty if nothing did."""
-    refusal: Refusal | None = None
+    refusal: RequestRefusal | None = None
 
 
 Command = PostAttempt | StopAttempt | DeliverTokens | EndRequest

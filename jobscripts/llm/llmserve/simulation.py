@@ -136,7 +136,7 @@ class Simulation:
         """Attempt → request."""
         self._since: dict[int, int] = {}
         """Attempt → number of ids that its request had."""
-        self._known: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
         """Request that has not ended → number of ids that were counted."""
         self._due: dict[str, float] = {}
         """Replica → time of its next event in the queue."""
@@ -189,7 +189,7 @@ class Simulation:
     def _submit(self, arrival: Arrival, now: float) -> None:
         request = arrival.request
         self.result.records[request.name] = RequestRecord(request, arrival.time)
-        self._known[request.name] = 0
+        self._counted[request.name] = 0
         self._carry_out(self._dispatcher.submit(request, now), now)
 
     def _schedule_node(self, node: Presence) -> None:
@@ -263,10 +263,13 @@ class Simulation:
     def _end(self, end: EndRequest, now: float) -> None:
         record = self.result.records[end.request]
         record.end, record.ended = end, now
-        del self._known[end.request]
+        del self._counted[end.request]
         if self._followers is not None:
             for arrival in self._followers(record):
-                self._at(max(now, arrival.time), lambda at, each=arrival: self._submit(each, at))
+                self._schedule_arrival(arrival, now)
+
+    def _schedule_arrival(self, arrival: Arrival, now: float) -> None:
+        self._at(max(now, arrival.time), lambda at: self._submit(arrival, at))
 
     # --- engines ---
 
@@ -307,9 +310,9 @@ class Simulation:
             )
         record.last_token = progress.last_at
         total = self._since[progress.attempt] = first + len(progress.ids)
-        count = total - self._known[name]
+        count = total - self._counted[name]
         if count > 0:
-            self._known[name] = total
+            self._counted[name] = total
             self.result.tokens += count
             self._count(record.request.user, OUTPUT_WEIGHT * count, progress.last_at)
         commands = self._dispatcher.tokens(name, progress.attempt, progress.ids, progress.complete)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.counters import ServiceCounters, UserQueues
 from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT, Load
 
@@ -29,7 +29,7 @@ class PrintedFairServe:
         self._averages: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         self._minutes: Counter[tuple[str, int]] = Counter()
 
-    def admit(self, request: GenerationRequest, load: Load, now: float) -> Refusal | None:
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         window = (request.user, int(now // 60))
         self._minutes[window] += 1
         if (
@@ -39,7 +39,7 @@ class PrintedFairServe:
             or self._minutes[window] <= self._limit
         ):
             return None
-        return Refusal("requests_per_minute", "Too many requests.", 60 - now % 60)
+        return RequestRefusal("requests_per_minute", "Too many requests.", 60 - now % 60)
 
     def enqueue(self, request: GenerationRequest, now: float) -> None:
         self._counters.add(request)

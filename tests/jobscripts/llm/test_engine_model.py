@@ -43,17 +43,19 @@ def test_a_fit_finds_the_times_of_measured_iterations():
         for p in (0, 100, 2_000)
         for b, k in ((1, 50), (8, 4_000), (32, 60_000))
     ]
-    found = fit(samples)
-    assert found.step_s == pytest.approx(times.step_s)
-    assert found.prompt_token_s == pytest.approx(times.prompt_token_s)
-    assert found.request_s == pytest.approx(times.request_s, rel=1e-3)
-    assert found.kv_token_s == pytest.approx(times.kv_token_s, rel=1e-3)
+    estimate = fit(samples)
+    assert estimate.step_s == pytest.approx(times.step_s)
+    assert estimate.prompt_token_s == pytest.approx(times.prompt_token_s)
+    assert estimate.request_s == pytest.approx(times.request_s, rel=1e-3)
+    assert estimate.kv_token_s == pytest.approx(times.kv_token_s, rel=1e-3)
 
 
 def test_a_fit_has_no_negative_times():
     samples = [IterationSample(0, b, 100 * b, 1.0 - b / 100) for b in (1, 2, 4, 8)]
-    found = fit(samples)
-    assert min(found.step_s, found.prompt_token_s, found.request_s, found.kv_token_s) >= 0
+    estimate = fit(samples)
+    assert (
+        min(estimate.step_s, estimate.prompt_token_s, estimate.request_s, estimate.kv_token_s) >= 0
+    )
     with pytest.raises(ValueError, match="four iterations"):
         fit(samples[:3])
     with pytest.raises(ValueError, match="0 s or less"):
@@ -100,15 +102,15 @@ def test_a_stopped_attempt_generates_no_more():
 
 @given(st.lists(st.floats(0.01, 5.0), max_size=30))
 def test_what_an_engine_generates_does_not_depend_on_when_it_is_asked(pauses):
-    asked, once = SimulatedEngine(UNIT), SimulatedEngine(UNIT)
-    for engine in (asked, once):
+    polled, once = SimulatedEngine(UNIT), SimulatedEngine(UNIT)
+    for engine in (polled, once):
         engine.post(1, [1, 2], 20, 0.0)
         engine.post(2, [3], 30, 0.0)
     ids = {1: [], 2: []}
     now = 0.0
     for pause in pauses:
         now += pause
-        for report in asked.advance(now):
+        for report in polled.advance(now):
             ids[report.attempt] += report.ids
     total = {1: [], 2: []}
     for report in once.advance(now):

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.counters import ServiceCounters, UserQueues
 from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT, Load
 from llmserve.policies.throttle import Throttle, ThrottleLimits
@@ -156,7 +156,7 @@ class FairServe:
         weight = self._weights.get(self._application(request))
         return 1.0 if weight is None else weight.weight
 
-    def admit(self, request: GenerationRequest, load: Load, now: float) -> Refusal | None:
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         """Under overload a first call beyond a limit is refused."""
         application = self._application(request)
         if self._continues(request, now) is not None:

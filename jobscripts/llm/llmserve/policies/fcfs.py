@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.interface import Load
 
 
@@ -14,7 +14,7 @@ class Fcfs:
     def __init__(self) -> None:
         self._queue: OrderedDict[str, GenerationRequest] = OrderedDict()
 
-    def admit(self, request: GenerationRequest, load: Load, now: float) -> Refusal | None:
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         """Every request is admitted."""
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """Service of a token of the prompt and of the answer (Sheng et al., OSDI 2024, section 5.1)."""
@@ -28,7 +28,7 @@ class SchedulingPolicy(Protocol):
     Times are seconds on the clock of the caller and do not decrease.
     """
 
-    def admit(self, request: GenerationRequest, load: Load, now: float) -> Refusal | None:
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         """Returns why a new request is refused; None if it may be queued."""
 
     def enqueue(self, request: GenerationRequest, now: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.fcfs import Fcfs
 from llmserve.policies.interface import Load
 from llmserve.policies.throttle import SlidingWindow
@@ -25,7 +25,7 @@ class RequestsPerMinute:
         self._queue = Fcfs()
         self._windows: defaultdict[str, SlidingWindow] = defaultdict(lambda: SlidingWindow(limit))
 
-    def admit(self, request: GenerationRequest, load: Load, now: float) -> Refusal | None:
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         """A request beyond the limit of its user is refused."""
         window = self._windows[request.user]
         wait_s = window.wait_s(now)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.interface import Load
 
 WINDOW_S = 60.0
@@ -40,7 +40,7 @@ class SlidingWindow:
         """Count a request that is admitted."""
         self._times.append(now)
 
-    def refusal(self, limit: str, party: str, wait_s: float) -> Refusal:
+    def refusal(self, limit: str, party: str, wait_s: float) -> RequestRefusal:
         """Returns the refusal of a request beyond the limit.
 
         Args:
@@ -48,7 +48,7 @@ class SlidingWindow:
             party: whose limit it is, such as ``user alice``.
             wait_s: seconds after which a request would be admitted.
         """
-        return Refusal(
+        return RequestRefusal(
             limit,
             f"The limit of {self.limit} requests per minute of {party} is reached; send the "
             f"request again in {math.ceil(wait_s)} s.",
@@ -94,7 +94,7 @@ class Throttle:
 
     def check(
         self, request: GenerationRequest, application: str, load: Load, now: float
-    ) -> Refusal | None:
+    ) -> RequestRefusal | None:
         """Returns why a request is refused, and counts it if it is not.
 
         Args:

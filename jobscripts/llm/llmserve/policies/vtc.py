@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llmserve.generation import GenerationRequest, Refusal
+from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.counters import ServiceCounters
 from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT, Load
 
@@ -26,7 +26,7 @@ class VirtualTokenCounter:
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
         self._counters = ServiceCounters(shares)
 
-    def admit(self, request: GenerationRequest, load: Load, now: float) -> Refusal | None:
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         """Every request is admitted."""
         return None
 

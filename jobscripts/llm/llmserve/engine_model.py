@@ -119,7 +119,7 @@ def fit(samples: Sequence[IterationSample], max_prompt_tokens: int = 2048) -> En
 
 
 @dataclass(frozen=True)
-class Progress:
+class EngineReport:
     """What an engine has generated for an attempt since the last report."""
 
     attempt: int
@@ -203,7 +203,7 @@ class SimulatedEngine:
         steps = 1 if self._prompts else min(s.remaining for s in self._answers.values())
         return self._clock + self._times.decode_s(steps, len(self._answers), self._kv_tokens())
 
-    def advance(self, now: float) -> list[Progress]:
+    def advance(self, now: float) -> list[EngineReport]:
         """Compute all iterations that end until ``now``; returns what they generated."""
         while True:
             if self._waiting_prompts():
@@ -272,7 +272,7 @@ class SimulatedEngine:
             del self._answers[sequence.attempt]
             self._ended.append(sequence)
 
-    def _report(self) -> list[Progress]:
+    def _report(self) -> list[EngineReport]:
         """What was generated since the last report; answers that ended first."""
         reports = []
         for sequence in (*self._ended, *self._answers.values()):
@@ -281,7 +281,7 @@ class SimulatedEngine:
                 complete = complete_until(ids, whole=sequence.whole)
                 sequence.whole = complete == len(ids)
                 reports.append(
-                    Progress(
+                    EngineReport(
                         sequence.attempt,
                         ids,
                         complete,

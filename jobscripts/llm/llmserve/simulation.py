@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from llmserve.dispatcher import Dispatcher
-from llmserve.engine_model import EngineTimes, Progress, SimulatedEngine
+from llmserve.engine_model import EngineTimes, EngineReport, SimulatedEngine
 from llmserve.generation import (
     Command,
     EndRequest,
@@ -296,7 +296,7 @@ class Simulation:
         for progress in engine.advance(now) if engine is not None else ():
             self._tell(progress, now)
 
-    def _tell(self, progress: Progress, now: float) -> None:
+    def _tell(self, progress: EngineReport, now: float) -> None:
         name = self._names[progress.attempt]
         if self._dispatcher.state(name) is None:
             return

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from llmserve.dispatcher import Dispatcher
-from llmserve.engine_model import EngineTimes, EngineReport, SimulatedEngine
+from llmserve.engine_model import EngineReport, EngineTimes, SimulatedEngine
 from llmserve.generation import (
     Command,
     EndRequest,
@@ -78,7 +78,7 @@ class RequestRecord:
 
 
 @dataclass
-class SimulationResult:
+class ServingResult:
     """What a simulation shows."""
 
     records: dict[str, RequestRecord] = field(default_factory=dict)
@@ -104,7 +104,7 @@ Observer = Callable[[float, str, float], None]
 """Told of service: (time, user, service)."""
 
 
-class Simulation:
+class ServingSimulation:
     """One simulation.
 
     Args:
@@ -142,11 +142,11 @@ class Simulation:
         """Replica → time of its next event in the queue."""
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
-        self.result = SimulationResult()
+        self.result = ServingResult()
 
     def run(
         self, arrivals: Iterable[Arrival], nodes: Iterable[Presence], until: float = math.inf
-    ) -> SimulationResult:
+    ) -> ServingResult:
         """Returns what happened until all requests have ended, or until a time.
 
         Args:

@@ -27,7 +27,7 @@ from llmserve.policies.fairserve import REFERENCE_SERVICE, ApplicationWeight
 from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT
 from llmserve.policies.throttle import SlidingWindow
 from llmserve.replicas import Capacity
-from llmserve.simulation import Arrival, Presence, Simulation
+from llmserve.simulation import Arrival, Presence, ServingSimulation
 from llmserve.states import RequestState
 
 from tests.draws import cases
@@ -233,7 +233,7 @@ def backlog(user: str, count: int, prompt: int = 64, tokens: int = 64, **more):
 
 
 def simulate(policy, arrivals, seconds=200.0):
-    simulation = Simulation(policy, TIMES, SLOTS)
+    simulation = ServingSimulation(policy, TIMES, SLOTS)
     return simulation.run(sorted(arrivals, key=lambda a: a.time), [Presence("n", 0.1)], seconds)
 
 
@@ -330,7 +330,7 @@ def test_time_without_requests_is_no_credit_in_a_simulation():
         if time >= 31.0:
             halves[user] += service
 
-    simulation = Simulation(FairServe(), TIMES, SLOTS, observer=observe)
+    simulation = ServingSimulation(FairServe(), TIMES, SLOTS, observer=observe)
     simulation.run([*backlog("benign", 600), *late], [Presence("n", 0.0)], 60.0)
     assert halves["benign"] / (sum(halves.values()) / 2) >= 0.9
 
@@ -353,7 +353,7 @@ def test_vtc_keeps_its_published_bound(first, second):
         total[user] += service
         differences.append(total["a"] - total["b"])
 
-    simulation = Simulation(VirtualTokenCounter(), TIMES, SLOTS, observer=observe)
+    simulation = ServingSimulation(VirtualTokenCounter(), TIMES, SLOTS, observer=observe)
     result = simulation.run(arrivals, [Presence("n", 0.0)], 20.0)
     waiting = Counter(r.request.user for r in result.records.values() if not r.attempts)
     if len(waiting) < 2:

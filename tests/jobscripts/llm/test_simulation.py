@@ -9,7 +9,7 @@ from llmserve.engine_model import EngineTimes
 from llmserve.generation import GenerationRequest
 from llmserve.policies import FairServe, Fcfs, RequestsPerMinute, VirtualTokenCounter
 from llmserve.replicas import Capacity
-from llmserve.simulation import Arrival, Presence, Simulation
+from llmserve.simulation import Arrival, Presence, ServingSimulation
 from llmserve.states import RequestState
 
 from tests.jobscripts.llm.engines import answer
@@ -60,7 +60,7 @@ POLICIES = {
 @pytest.mark.parametrize("notice_s", [None, 3.0])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_answer_depends_on_losses(policy, notice_s):
-    simulation = Simulation(POLICIES[policy](), TIMES, CAPACITY)
+    simulation = ServingSimulation(POLICIES[policy](), TIMES, CAPACITY)
     result = simulation.run(arrivals(200), nodes(3, notice_s))
     assert result.count(RequestState.DONE) == len(result.records) == 200
     for record in result.records.values():
@@ -77,7 +77,7 @@ def test_no_answer_depends_on_losses(policy, notice_s):
 
 def test_a_simulation_is_reproducible():
     results = [
-        Simulation(VirtualTokenCounter(), TIMES, CAPACITY).run(arrivals(50), nodes(3, None))
+        ServingSimulation(VirtualTokenCounter(), TIMES, CAPACITY).run(arrivals(50), nodes(3, None))
         for _ in range(2)
     ]
     assert results[0].records == results[1].records
@@ -91,7 +91,7 @@ def test_clients_follow_up():
             next_one = GenerationRequest(str(number + 1), "u", (1,), 5)
             yield Arrival(record.ended + 1.0, next_one)
 
-    simulation = Simulation(Fcfs(), EngineTimes(1.0, 0, 0, 0), CAPACITY, followers=follow)
+    simulation = ServingSimulation(Fcfs(), EngineTimes(1.0, 0, 0, 0), CAPACITY, followers=follow)
     first = Arrival(0.0, GenerationRequest("0", "u", (1,), 5))
     result = simulation.run([first], [Presence("n", 0.0)])
     assert [r.arrived for r in result.records.values()] == [0.0, 6.0, 12.0, 18.0]
@@ -100,7 +100,7 @@ def test_clients_follow_up():
 
 
 def test_a_node_that_ends_before_its_model_is_loaded_serves_nothing():
-    simulation = Simulation(Fcfs(), TIMES, CAPACITY)
+    simulation = ServingSimulation(Fcfs(), TIMES, CAPACITY)
     result = simulation.run(
         arrivals(3), [Presence("short", 0.0, 5.0, load_s=60.0, notice_s=2.0)], 100.0
     )

@@ -391,7 +391,8 @@ def trace(
     engine: Engine, requests: list[TraceRequest], seed: int, overload: float = 1.5
 ) -> dict[str, dict[str, float]]:
     """A trace, compressed until it asks for ``overload`` times what the replicas can serve, with
-    every policy without limits.
+    every policy without limits. For fairserve each user has an application of their own, declared
+    with the average of their requests.
     """
     longest = engine.capacity.kv_tokens
     simulation = ServingSimulation(Fcfs(), engine.times, engine.capacity)
@@ -399,7 +400,17 @@ def trace(
     span = requests[-1].time
     speed = max(1e-9, span * overload / at_once.end) if span else float("inf")
     rows = {}
-    for name, make in policies(limit=None).items():
+    sizes: dict[str, list[TraceRequest]] = {}
+    for request, user in zip(requests, users_of(requests, seed), strict=True):
+        sizes.setdefault(user, []).append(request)
+    applications = {
+        user: Application(
+            statistics.fmean(request.prompt_tokens for request in each),
+            statistics.fmean(request.output_tokens for request in each),
+        )
+        for user, each in sizes.items()
+    }
+    for name, make in policies(applications, limit=None).items():
         simulation = ServingSimulation(make(), engine.times, engine.capacity)
         result = simulation.run(trace_arrivals(requests, speed, seed, longest), engine.nodes())
         assert result.count(RequestState.DONE) == len(requests)

@@ -182,19 +182,34 @@ def published_bound(engine: Engine, longest_prompt: int) -> float:
     return 2 * max(INPUT_WEIGHT * longest_prompt, OUTPUT_WEIGHT * kv_tokens)
 
 
-def two_applications(engine: Engine, seconds: float) -> dict[str, dict[str, float]]:
-    """Two users whose requests always wait, of applications of which one needs twice as much."""
-    declared = {"short": Application(256, 256), "long": Application(512, 512)}
+def two_applications(
+    engine: Engine, seconds: float, *, longer: bool
+) -> dict[str, dict[str, float]]:
+    """Two users whose requests always wait, of applications of which one has twice the weight.
+
+    Args:
+        engine: what serves.
+        seconds: time.
+        longer: whether requests of that one are twice as long, and weights are measured. Else
+            they are as long, and the operator has set the weights (floor and ceiling of 1).
+    """
+    declared = {
+        "light": Application(256, 256, floor=1.0, ceiling=1.0),
+        "heavy": Application(512, 512, floor=1.0, ceiling=1.0),
+    }
+    if longer:
+        declared = {"light": Application(256, 256), "heavy": Application(512, 512)}
+    size = 512 if longer else 256
     rate = 1.2 * engine.answers_per_s(256, 256)
     rows = {}
     for name, make in policies(declared, limit=None).items():
         arrivals = merged(
-            steady("short", rate, seconds, application="short"),
-            steady("long", rate, seconds, 512, 512, application="long"),
+            steady("light", rate, seconds, application="light"),
+            steady("heavy", rate, seconds, size, size, application="heavy"),
         )
         result, service = simulate(engine, make(), arrivals, seconds)
         rows[name] = {
-            "ratio": service.total["long"] / service.total["short"],
+            "ratio": service.total["heavy"] / service.total["light"],
             "tokens_per_s": result.tokens / seconds,
         }
     return rows

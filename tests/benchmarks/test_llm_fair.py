@@ -26,9 +26,12 @@ def test_two_users_under_each_policy():
 
 
 def test_fairserve_gives_an_application_what_it_needs():
-    rows = cases.two_applications(SMALL, 200.0)
+    rows = cases.two_applications(SMALL, 200.0, longer=True)
     assert rows["fairserve"]["ratio"] == pytest.approx(2.0, abs=0.15)
     assert rows["vtc"]["ratio"] == pytest.approx(1.0, abs=0.1)
+    rows = cases.two_applications(SMALL, 200.0, longer=False)
+    assert rows["fairserve"]["ratio"] == pytest.approx(2.0, abs=0.1)
+    assert rows["fairserve"]["tokens_per_s"] >= 0.98 * rows["vtc"]["tokens_per_s"]
 
 
 def test_no_interaction_is_cut_and_who_floods_waits():

@@ -399,7 +399,8 @@ def trace_arrivals(
         else:
             count = min(request.prompt_tokens, longest - output)
             prompt = range(number * 65_537 % 2**31, number * 65_537 % 2**31 + count)
-        yield Arrival(request.time / speed, GenerationRequest(f"r{number}", user, prompt, output))
+        new = GenerationRequest(f"r{number}", user, prompt, output, application=user)
+        yield Arrival(request.time / speed, new)
 
 
 def trace(

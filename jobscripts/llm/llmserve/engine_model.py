@@ -203,6 +203,14 @@ class SimulatedEngine:
         steps = 1 if self._prompts else min(s.remaining for s in self._answers.values())
         return self._clock + self._times.decode_s(steps, len(self._answers), self._kv_tokens())
 
+    def next_iteration(self) -> float | None:
+        """Returns when the next iteration ends; None if there is nothing to do."""
+        if self._waiting_prompts():
+            return self.next_event()
+        if not self._answers:
+            return None
+        return self._clock + self._times.decode_s(1, len(self._answers), self._kv_tokens())
+
     def advance(self, now: float) -> list[EngineReport]:
         """Compute all iterations that end until ``now``; returns what they generated."""
         while True:

@@ -4,10 +4,14 @@ So an answer that was continued can be compared with the undisturbed one byte by
 was continued from the wrong id differs in all ids that follow. Some ids are the first half of a
 character, as the tokens of a byte-level tokeniser may be: the text is complete only after the id
 that follows.
+
+The text of an id is its number after a space, that of a character of two ids ``first·second``. So
+:func:`tokenize` finds the ids of generated text again; other text is one id for each byte.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -54,3 +58,39 @@ def complete_until(ids: Sequence[int], *, whole: bool = True) -> int:
         if whole:
             last = number
     return last
+
+
+_GENERATED = re.compile(r" (0|[1-9]\d{0,4})(?:·(0|[1-9]\d{0,4}))?(?!\d)")
+
+
+def detokenize(ids: Sequence[int]) -> str:
+    """Returns the text of generated ids, which begin with a whole character."""
+    parts, first = [], None
+    for token in ids:
+        if first is not None:
+            parts.append(f" {first}·{token}")
+            first = None
+        elif token % HALF_CHARACTER == HALF_CHARACTER - 1:
+            first = token
+        else:
+            parts.append(f" {token}")
+    if first is not None:  # the answer ends within a character
+        parts.append(f" {first}")
+    return "".join(parts)
+
+
+def tokenize(text: str) -> list[int]:
+    """Returns the ids of a text."""
+    ids, position = [], 0
+    for match in _GENERATED.finditer(text):
+        numbers = [int(number) for number in match.groups() if number is not None]
+        if max(numbers) >= VOCABULARY:
+            continue
+        ids += _bytes(text[position : match.start()])
+        ids += numbers
+        position = match.end()
+    return ids + _bytes(text[position:])
+
+
+def _bytes(text: str) -> list[int]:
+    return [VOCABULARY + byte for byte in text.encode("utf-8", "surrogatepass")]

@@ -18,6 +18,7 @@ Reports name the attempt. Those of attempts that are not current have no effect.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -270,6 +271,16 @@ class Dispatcher:
         replica = self._replicas[name]
         if replica.state is not ReplicaState.DRAINING:
             replica.lasts_until = lasts_until
+
+    def measure(self, name: str, token_s: float) -> None:
+        """The engine of a replica was measured.
+
+        Args:
+            name: of the replica.
+            token_s: seconds for each token of one answer while all slots are in use.
+        """
+        replica = self._replicas[name]
+        replica.capacity = dataclasses.replace(replica.capacity, token_s=token_s)
 
     def notice(self, name: str, ends_at: float, now: float) -> list[Command]:
         """A replica will end at a time. What does not end before is moved, as far as there is room

@@ -133,6 +133,18 @@ def test_a_notice_moves_what_does_not_end_in_time():
     assert tuple(w.streams["long"]) == answer(request("long", 50))
 
 
+def test_a_measured_engine_keeps_what_it_can_end():
+    w = world(a=Capacity(4, 1_000), b=SMALL)
+    w.submit(request("first", 50))
+    [post] = w.posts
+    w.dispatcher.measure(post.replica, 0.1)
+    w.notice(post.replica, 10.0)
+    assert w.stops == []  # 50 tokens in 5 s
+    w.dispatcher.measure(post.replica, 1.0)
+    w.notice(post.replica, 10.0)
+    assert [stop.request for stop in w.stops] == ["first"]
+
+
 def test_an_answer_stays_on_a_leaving_replica_until_there_is_room():
     w = world(a=SMALL, b=Capacity(1, 100))
     w.submit(request("first", 30))

@@ -1,6 +1,6 @@
 """Fair scheduling of LLM requests, and replicas on idle nodes, on a virtual clock.
 
-    python -m benchmarks.llm_fair [--items users,interactions,adversaries,traces,gaps]
+    python -m benchmarks.llm_fair [--items users,interactions,adversaries,losses,traces,gaps]
     [--trace FILE …] [--idle FILE] [--seconds 300] [--replicas 1] [--seed 1] [--json]
 
 The dispatcher, its policies and the life table are those of the product; engines are modelled, an
@@ -11,6 +11,7 @@ iteration at a time. Each measure has a target, and the table says whether it is
 * ``interactions``: 20 users, of whom two send ten times as many interactions of 1 to 10 calls.
 * ``adversaries``: two of 20 users claim that all their requests are calls of one interaction, or
   raise the average of their application, or come back after a pause.
+* ``losses``: 200 streams, eight at a time, while one of four replicas is lost every 20 s.
 * ``traces``: each trace, compressed to 1.5 times what the replicas can serve. ``--trace`` takes the
   forms of Azure, VTC-arena, Mooncake (JSON lines) and ServeGen.
 * ``gaps``: models that load in 60, 180 and 600 s on the gaps of Summit's week.
@@ -42,7 +43,7 @@ TRACES = (
     "AzureLLMInferenceTrace_conv.csv.gz",
     "AzureLLMInferenceTrace_code.csv.gz",
 )
-ITEMS = ("users", "interactions", "adversaries", "traces", "gaps")
+ITEMS = ("users", "interactions", "adversaries", "losses", "traces", "gaps")
 LOADS_S = {60.0: 0.94, 180.0: 0.84, 600.0: 0.62}
 """Seconds of a load → part of the idle time that Summit's week allows then, as it was computed
 before."""
@@ -126,6 +127,29 @@ def adversaries(engine: cases.Engine, seconds: float) -> list[Measure]:
                 )
             )
     return measures
+
+
+def losses(engine: cases.Engine) -> list[Measure]:
+    """Streams while replicas are lost; on four replicas at least."""
+    engine = cases.Engine(engine.times, engine.capacity, max(4, engine.replicas))
+    rows = cases.losses(engine)
+    measures = []
+    for name, row in rows.items():
+        item = f"losses, {name}"
+        for key in ("failed", "different"):
+            measures.append(Measure(item, f"streams {key}", row[key], "0", row[key] == 0))
+        measures.append(Measure(item, "streams disturbed", row["disturbed"]))
+    sudden, announced = rows.values()
+    beyond = sudden["stall_p50_s"] - cases.DETECTION_S
+    return [
+        *measures,
+        Measure("losses, no notice", "stall p50 beyond detection, s", beyond, "≤ 1", beyond <= 1),
+        Measure("losses, no notice", "stall p99, s", sudden["stall_p99_s"]),
+        Measure("losses, notice of 5 s", "stall p99, s", announced["stall_p99_s"], "≤ 1",
+                announced["stall_p99_s"] <= 1),
+        Measure("losses, notice of 5 s", "tokens generated again", announced["repeated"], "≤ 0.02",
+                announced["repeated"] <= 0.02),
+    ]  # fmt: skip
 
 
 def traces(engine: cases.Engine, paths: list[Path], seed: int) -> list[Measure]:
@@ -225,6 +249,8 @@ def main() -> None:
                 measures += interactions(engine, options.seconds, options.seed)
             elif item == "adversaries":
                 measures += adversaries(engine, options.seconds)
+            elif item == "losses":
+                measures += losses(engine)
             elif item == "traces":
                 measures += traces(engine, paths, options.seed)
             else:

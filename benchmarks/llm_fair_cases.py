@@ -27,6 +27,7 @@ from llmserve.policies import (
 )
 from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT
 from llmserve.replicas import Capacity
+from llmserve.simulated_model import digest_of, generate
 from llmserve.simulation import Arrival, Presence, RequestRecord, ServingResult, ServingSimulation
 from llmserve.states import RequestState
 from llmserve.traces import TraceRequest
@@ -372,6 +373,74 @@ def adversaries(
             _, service = simulate(engine, make(), arrivals, seconds, since)
             due = sum(service.total.values()) / users
             rows[case][name] = min(service.total[user] for user in benign) / due
+    return rows
+
+
+# --- streams whose replicas are lost ---
+
+DETECTION_S = 1.0
+
+
+def losing_nodes(
+    engine: Engine, seconds: float, every_s: float, load_s: float, notice_s: float | None
+) -> Iterator[Presence]:
+    """Yields replicas of which one ends every ``every_s`` seconds, in turn, and is replaced at
+    once.
+    """
+    for place in range(engine.replicas):
+        start, end = 0.0, every_s * (place + 1)
+        for number in itertools.count():
+            load = load_s if start else 0.0
+            is_last = end > seconds
+            name = f"place{place} node{number}"
+            yield Presence(
+                name, start, float("inf") if is_last else end, load, notice_s, DETECTION_S
+            )
+            if is_last:
+                break
+            start, end = end, end + every_s * engine.replicas
+
+
+def losses(
+    engine: Engine, streams: int = 200, opened: int = 8, every_s: float = 20.0
+) -> dict[str, dict[str, float]]:
+    """Streams, so many at a time, while a replica is lost every ``every_s`` seconds: without notice
+    and with 5 s of it, less than most streams take.
+    """
+    requests = [
+        GenerationRequest(f"stream{number}", "one", range(number, number + 256), 1024, stream=True)
+        for number in range(streams)
+    ]
+    rows = {}
+    for name, notice_s in (("no notice", None), ("notice of 5 s", 5.0)):
+        waiting = iter(requests[opened:])
+
+        def follow(
+            record: RequestRecord, waiting: Iterator[GenerationRequest] = waiting
+        ) -> Iterator[Arrival]:
+            request = next(waiting, None)
+            if request is not None and record.ended is not None:
+                yield Arrival(record.ended, request)
+
+        simulation = ServingSimulation(Fcfs(), engine.times, engine.capacity, followers=follow)
+        first = [Arrival(0.0, request) for request in requests[:opened]]
+        nodes = losing_nodes(engine, 3600.0, every_s, 10.0, notice_s)
+        result = simulation.run(first, nodes)
+        records = result.records.values()
+        disturbed = [r for r in records if r.attempts > 1]
+        stalls = [r.longest_stall_s for r in disturbed]
+        rows[name] = {
+            "failed": streams - result.count(RequestState.DONE),
+            "different": sum(
+                r.end is None
+                or list(r.end.ids) != generate(digest_of(r.request.prompt), r.request.max_tokens)[0]
+                for r in records
+            ),
+            "disturbed": len(disturbed),
+            "stall_p50_s": quantile(stalls, 0.5),
+            "stall_p99_s": quantile(stalls, 0.99),
+            "repeated": result.repeated_tokens / result.tokens,
+        }
     return rows
 
 

@@ -42,6 +42,30 @@ def test_no_interaction_is_cut_and_who_floods_waits():
     assert rows["rpm"]["refused"] > rows["fairserve"]["refused"]
 
 
+def test_streams_survive_losses():
+    engine = cases.Engine(capacity=SMALL.capacity, replicas=3)
+    rows = cases.losses(engine, streams=24)
+    for row in rows.values():
+        assert (row["failed"], row["different"]) == (0, 0)
+        assert row["disturbed"] > 0
+    sudden, announced = rows["no notice"], rows["notice of 5 s"]
+    assert sudden["stall_p50_s"] >= cases.DETECTION_S
+    assert announced["stall_p99_s"] < cases.DETECTION_S
+    assert announced["repeated"] <= 0.02  # ids of half characters
+
+
+def test_one_replica_ends_at_a_time_and_is_replaced():
+    engine = cases.Engine(replicas=2)
+    nodes = list(cases.losing_nodes(engine, 50.0, 20.0, 5.0, None))
+    assert [(node.start, node.end) for node in nodes] == [
+        (0.0, 20.0),
+        (20.0, float("inf")),
+        (0.0, 40.0),
+        (40.0, float("inf")),
+    ]
+    assert [node.load_s for node in nodes] == [0.0, 5.0, 0.0, 5.0]
+
+
 def test_quantiles_of_known_values():
     values = [float(number) for number in range(101)]
     assert cases.quantile(values, 0.99) == pytest.approx(99.0)

@@ -1,18 +1,13 @@
-"""The dispatcher: its tables, known cases of losses and notices, and a random search in which no
-token is lost, none comes twice, and every request ends.
-"""
+"""The dispatcher: its tables, and known cases of losses and notices."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from llmserve.dispatcher import MAX_FAILURES, Dispatcher
 from llmserve.generation import FinishReason, GenerationRequest
-from llmserve.policies import FairServe, Fcfs, RequestsPerMinute, VirtualTokenCounter
+from llmserve.policies import Fcfs
 from llmserve.replicas import Capacity
 from llmserve.simulated_model import HALF_CHARACTER, digest_of, generate
 from llmserve.states import (
@@ -25,7 +20,6 @@ from llmserve.states import (
     RequestState,
 )
 
-from tests.draws import cases
 from tests.jobscripts.llm.engines import World, answer
 
 SMALL = Capacity(slots=2, kv_tokens=100, token_s=1.0)
@@ -249,6 +243,28 @@ def test_an_engine_that_refuses_a_request_fails_it_at_once():
     assert w.ends["r"].sentence == "The prompt is no text."
 
 
+def test_an_answer_may_stop_before_max_tokens_and_within_a_character():
+    cut, ids = within_a_character()
+    w = world(a=SMALL)
+    w.submit(cut)
+    w.carry_out(w.dispatcher.tokens("r", 1, answer(cut)[:ids], ids - 1))
+    assert len(w.streams["r"]) == ids - 1
+    w.carry_out(w.dispatcher.finished("r", 1, FinishReason.STOP, 0.0))
+    assert (w.ends["r"].state, w.ends["r"].reason) == (RequestState.DONE, FinishReason.STOP)
+    assert tuple(w.streams["r"]) == w.ends["r"].ids == answer(cut)[:ids]
+
+
+def test_an_attempt_that_an_engine_breaks_off_is_repeated():
+    w = world(a=SMALL)
+    w.submit(request(stream=True))
+    w.generate("a", 1, 4)
+    w.engines["a"].clear()
+    w.carry_out(w.dispatcher.attempt_failed("r", 1, "status 500", 0.0, may_repeat=True))
+    assert (w.posts[-1].attempt, w.posts[-1].max_tokens) == (2, 6)
+    w.run_to_the_end()
+    assert tuple(w.streams["r"]) == answer(request())
+
+
 def test_only_what_fits_is_dispatched():
     w = world(a=Capacity(slots=4, kv_tokens=40))
     for name in ("first", "second", "third", "fourth"):
@@ -344,234 +360,6 @@ def test_names_are_unique():
 def test_a_request_needs_a_prompt_and_an_answer(prompt, tokens):
     with pytest.raises(ValueError, match="Request r"):
         request(prompt=prompt, tokens=tokens)
-
-
-class Recorded:
-    """A policy that counts what it charges."""
-
-    def __init__(self, policy):
-        self._policy, self.tokens, self.prompts = policy, Counter(), Counter()
-
-    def __getattr__(self, name):
-        return getattr(self._policy, name)
-
-    def take(self, request, now):
-        self.prompts[request.name] += 1
-        self._policy.take(request, now)
-
-    def generated(self, request, count):
-        self.tokens[request.name] += count
-        self._policy.generated(request, count)
-
-
-POLICIES = {
-    "fcfs": Fcfs,
-    "rpm": lambda: RequestsPerMinute(10_000),
-    "vtc": VirtualTokenCounter,
-    "fairserve": FairServe,
-}
-NODES = ("n0", "n1", "n2")
-
-
-class DispatcherMachine(RuleBasedStateMachine):
-    """Requests, losses, notices, crashes, stops and cancellations in any order."""
-
-    @initialize(policy=st.sampled_from(sorted(POLICIES)))
-    def begin(self, policy):
-        self.policy = Recorded(POLICIES[policy]())
-        self.world = World(Dispatcher(self.policy))
-        self.requests: dict[str, GenerationRequest] = {}
-        self.cancelled: set[str] = set()
-        self.crashes: Counter[str] = Counter()
-        self.loading: set[str] = set()
-        self.noticed: set[str] = set()
-
-    @rule(
-        user=st.sampled_from("ab"),
-        prompt=st.lists(st.integers(0, 9), min_size=1, max_size=4),
-        tokens=st.integers(1, 30),
-        continuable=st.sampled_from([True, True, False]),
-        stream=st.booleans(),
-        interaction=st.sampled_from(["", "i"]),
-        last=st.booleans(),
-        resumed=st.integers(0, 3),
-    )
-    def submit(self, user, prompt, tokens, continuable, stream, interaction, last, resumed):
-        name = f"r{len(self.requests)}"
-        new = GenerationRequest(
-            name,
-            user,
-            tuple(prompt),
-            tokens,
-            interaction=interaction,
-            ends_interaction=last,
-            stream=stream,
-            continuable=continuable,
-        )
-        self.requests[name] = new
-        generated = answer(new)[:resumed] if continuable else ()
-        if stream:
-            self.world.streams[name] = list(generated)
-        self.world.submit(new, generated)
-
-    def _free(self):
-        return [name for name in NODES if name not in self.world.engines]
-
-    @precondition(lambda self: self._free())
-    @rule(
-        pick=st.integers(0, 9),
-        slots=st.integers(1, 3),
-        kv=st.integers(10, 80),
-        load=st.booleans(),
-        token_s=st.sampled_from([0.0, 1.0]),
-    )
-    def add(self, pick, slots, kv, load, token_s):
-        name = self._free()[pick % len(self._free())]
-        self.world.add(name, Capacity(slots, kv, token_s), load=load)
-        if not load:
-            self.loading.add(name)
-
-    @precondition(lambda self: self.loading)
-    @rule(pick=st.integers(0, 9))
-    def load(self, pick):
-        name = sorted(self.loading)[pick % len(self.loading)]
-        self.loading.discard(name)
-        self.world.load(name)
-
-    @precondition(lambda self: any(self.world.engines.values()))
-    @rule(pick=st.integers(0, 99), count=st.integers(1, 12))
-    def generate(self, pick, count):
-        running = [(n, a) for n, engine in sorted(self.world.engines.items()) for a in engine]
-        self.world.generate(*running[pick % len(running)], count)
-
-    @precondition(lambda self: self.world.engines)
-    @rule(pick=st.integers(0, 9), seconds=st.sampled_from([0.0, 5.0, 30.0]))
-    def notice(self, pick, seconds):
-        name = sorted(self.world.engines)[pick % len(self.world.engines)]
-        self.noticed.add(name)
-        self.world.notice(name, seconds)
-
-    def _forget(self, name):
-        self.loading.discard(name)
-        self.noticed.discard(name)
-
-    @precondition(lambda self: self.world.engines)
-    @rule(pick=st.integers(0, 9))
-    def lose(self, pick):
-        name = sorted(self.world.engines)[pick % len(self.world.engines)]
-        self._forget(name)
-        self.world.lose(name)
-
-    @precondition(lambda self: self.world.engines)
-    @rule(pick=st.integers(0, 9))
-    def crash(self, pick):
-        name = sorted(self.world.engines)[pick % len(self.world.engines)]
-        self._forget(name)
-        on_it = {
-            attempt.request.name
-            for attempt in self.world.engines[name].values()
-            if attempt.request.name not in self.world.ends
-        }
-        self.crashes.update(on_it)
-        self.world.crash(name)
-
-    @precondition(lambda self: any(self.world.engines.values()))
-    @rule(pick=st.integers(0, 99))
-    def engine_error(self, pick):
-        """One attempt fails, its engine goes on."""
-        running = [(n, a) for n, engine in sorted(self.world.engines.items()) for a in engine]
-        name, attempt = running[pick % len(running)]
-        request = self.world.engines[name].pop(attempt).request.name
-        if request not in self.world.ends:
-            self.crashes[request] += 1
-        self.world.carry_out(
-            self.world.dispatcher.attempt_failed(
-                request, attempt, "status 500", self.world.now, may_repeat=True
-            )
-        )
-
-    @rule()
-    def report_stops(self):
-        self.world.report_stops()
-
-    @precondition(lambda self: self.requests)
-    @rule(pick=st.integers(0, 99))
-    def cancel(self, pick):
-        name = sorted(self.requests)[pick % len(self.requests)]
-        if name not in self.world.ends:
-            self.cancelled.add(name)
-        commands = self.world.dispatcher.cancel(name, self.world.now)
-        for engine in self.world.engines.values():  # closing its connection stops it
-            for attempt in [a for a, r in engine.items() if r.request.name == name]:
-                del engine[attempt]
-        self.world.carry_out(commands)
-
-    @rule(seconds=st.sampled_from([1.0, 100.0]))
-    def wait(self, seconds):
-        self.world.now += seconds
-
-    @invariant()
-    def streams_are_beginnings_of_the_undisturbed_answers(self):
-        if not hasattr(self, "world"):
-            return
-        for name, stream in self.world.streams.items():
-            assert tuple(stream) == answer(self.requests[name])[: len(stream)]
-
-    @invariant()
-    def no_replica_is_idle_beside_a_request_that_fits(self):
-        if not hasattr(self, "world"):
-            return
-        states = self.world.dispatcher.replica_states()
-        if any(count >= MAX_FAILURES - 1 for count in self.crashes.values()):
-            return
-        if any(self.world.dispatcher.state(n) is RequestState.MOVING for n in self.requests):
-            return
-        idle = [
-            self.world.capacities[name].kv_tokens
-            for name, state in states.items()
-            if state is ReplicaState.READY and not self.world.engines[name]
-        ]
-        queued = [
-            r.tokens
-            for n, r in self.requests.items()
-            if self.world.dispatcher.state(n) is RequestState.QUEUED
-        ]
-        # A request that fits no idle replica may be the head of the queue, and then all wait.
-        assert not idle or not queued or max(queued) > max(idle)
-
-    def teardown(self):
-        if not hasattr(self, "world"):
-            return
-        world = self.world
-        for name in sorted(world.engines):
-            if name in self.loading:
-                world.load(name)
-        world.add("last", Capacity(4, 1_000))
-        for name in sorted(self.noticed & set(world.engines)):
-            world.run_to_the_end()
-            world.lose(name)
-        world.run_to_the_end()
-        assert set(world.ends) == set(self.requests), "a request is lost"
-        for name, end in world.ends.items():
-            submitted = self.requests[name]
-            if end.state is RequestState.DONE:
-                assert end.ids == answer(submitted)
-                if submitted.stream:
-                    assert tuple(world.streams[name]) == end.ids
-                assert self.policy.prompts[name] <= 1
-                assert self.policy.tokens[name] <= submitted.max_tokens
-            elif end.state is RequestState.CANCELLED:
-                assert name in self.cancelled
-            else:
-                assert end.state is RequestState.FAILED
-                assert self.crashes[name] == MAX_FAILURES or (
-                    submitted.stream and not submitted.continuable
-                )
-        assert world.dispatcher.load.queued == 0
-
-
-TestDispatcherMachine = DispatcherMachine.TestCase
-TestDispatcherMachine.settings = settings(max_examples=cases(300), stateful_step_count=40)
 
 
 def test_the_model_depends_on_all_ids():

@@ -1,6 +1,6 @@
 """How fast a farm hands out tasks, and what the same farm takes by other means.
 
-    python -m benchmarks.farm --dispatch [--tasks 100000] [--nodes 4] [--json]
+    python -m benchmarks.farm --dispatch [--tasks 100000] [--nodes 4] [--equal] [--json]
     python -m benchmarks.farm --peers [--tasks 1000] [--nodes 24] [--scale 1] [--grace 10]
                               [--seed 1] [--contenders array hyperqueue malletrain] [--json]
 
@@ -8,7 +8,8 @@
 machine has cores. Tasks/s are those between the first and the last result. Beside it another client
 asks for ``status`` ten times a second: the median, the 99th percentile and the maximum of its
 waits. On a real site the nodes are not on the daemon's host: here the daemon and its clients get
-the processor before the nodes and their tasks (sched(7), autogroups; root only).
+the processor before the nodes and their tasks (sched(7), autogroups; root only), except with
+``--equal``. Reported, too: for how long the daemon ran, and waited for a processor (schedstat).
 
 ``--peers``: tasks of 0.5 to 20 s (times ``--scale``) on a real Slurm with main jobs, by
 Slurm's own job array, by HyperQueue and by ``malletrain map`` (benchmarks/farm_peers.py). Needs
@@ -86,10 +87,24 @@ def preferred() -> Iterator[bool]:
         setting.write_text("0")
 
 
-def dispatch(tasks: int, nodes: int) -> dict[str, Any]:
-    """Run that many tasks of ``true``. Returns the figures."""
+def processor_s(pid: int) -> tuple[float, float]:
+    """Returns the processor time of all threads of a process, and the time for which they were
+    ready and waited for a processor, seconds (Documentation/scheduler/sched-stats of Linux).
+    """
+    ran, waited = 0, 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            thread_ran, thread_waited, _ = map(int, file.read_text().split())
+            ran, waited = ran + thread_ran, waited + thread_waited
+    return ran / 1e9, waited / 1e9
+
+
+def dispatch(tasks: int, nodes: int, equal: bool) -> dict[str, Any]:
+    """Run that many tasks of ``true``. Returns the figures. ``equal``: the daemon does not get the
+    processor before the tasks.
+    """
     with (
-        preferred() as daemon_first,
+        contextlib.nullcontext(False) if equal else preferred() as daemon_first,
         tempfile.TemporaryDirectory() as root,
         site(Path(root), nodes=nodes) as made,
     ):
@@ -105,13 +120,16 @@ def dispatch(tasks: int, nodes: int) -> dict[str, Any]:
             done = operations.tasks(job, limit=0)
             while not (first_count := client.do(done).counts["done"]):
                 time.sleep(0.01)
-            first_at, cpu = time.perf_counter(), sum(daemon.cpu_times()[:2])
+            first_at, (ran_s, waited_s) = time.perf_counter(), processor_s(daemon.pid)
             status = StatusClient(made)
             status.start()
             while client.do(done).counts["done"] < tasks:
                 time.sleep(POLL_S)
             seconds = time.perf_counter() - first_at
-            cpu_s = sum(daemon.cpu_times()[:2]) - cpu
+            ran_s, waited_s = (
+                now - before
+                for now, before in zip(processor_s(daemon.pid), (ran_s, waited_s), strict=True)
+            )
             status.stop()
             view = made.until_state(job, "completed", "failed")
         return {
@@ -123,7 +141,8 @@ def dispatch(tasks: int, nodes: int) -> dict[str, Any]:
             "added_s": added_s,
             "seconds": seconds,
             "per_s": (tasks - first_count) / seconds,
-            "daemon_cpu_ms_per_task": 1e3 * cpu_s / tasks,
+            "daemon_cpu_ms_per_task": 1e3 * ran_s / tasks,
+            "daemon_waits_for_cpu": waited_s / seconds,
             "daemon_rss_mb": daemon.memory_info().rss / 1e6,
             "status_median_ms": float(np.percentile(status.waits_ms, 50)),
             "status_p99_ms": float(np.percentile(status.waits_ms, 99)),
@@ -141,6 +160,7 @@ def show(figures: dict[str, Any]) -> None:
         ("status, maximum", f"{figures['status_max_ms']:.0f} ms", ""),
         ("adding the tasks", f"{figures['added_s']:.1f} s", ""),
         ("daemon's processor time", f"{figures['daemon_cpu_ms_per_task']:.2f} ms a task", ""),
+        ("daemon waits for processors", f"{figures['daemon_waits_for_cpu']:.1%} of the time", ""),
         ("daemon's memory", f"{figures['daemon_rss_mb']:.0f} MB", ""),
     )  # fmt: skip
     for name, value, target in rows:
@@ -155,6 +175,9 @@ def main() -> int:
     part = parser.add_mutually_exclusive_group(required=True)
     part.add_argument("--dispatch", action="store_true", help="tasks/s, and waits of clients")
     part.add_argument("--peers", action="store_true", help="beside a job array and HyperQueue")
+    parser.add_argument(
+        "--equal", action="store_true", help="daemon and tasks share the cores equally (--dispatch)"
+    )
     parser.add_argument("--tasks", type=int, help="100,000 of --dispatch, 1,000 of --peers")
     parser.add_argument("--nodes", type=int, help="4 of --dispatch, 24 of --peers")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the tasks' lengths")
@@ -169,7 +192,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.dispatch:
-        figures = dispatch(options.tasks or 100_000, options.nodes or 4)
+        figures = dispatch(options.tasks or 100_000, options.nodes or 4, options.equal)
         print(json.dumps(figures)) if options.json else show(figures)
         return 0
     if reason := missing():

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.main_jobs import MainRecord
 
 
@@ -47,6 +49,8 @@ class Account:
     """Number of main jobs that arrived before the end."""
     main_wait_mean_s: float
     """From a main job's submission to its first command, or to the end if that came first."""
+    main_wait_median_s: float
+    main_wait_p99_s: float
     main_wait_max_s: float
 
 
@@ -107,6 +111,8 @@ def account(
         free_node_s=free_s,
         main_jobs=len(waits),
         main_wait_mean_s=statistics.fmean(waits) if waits else 0.0,
+        main_wait_median_s=float(np.median(waits)) if waits else 0.0,
+        main_wait_p99_s=float(np.percentile(waits, 99)) if waits else 0.0,
         main_wait_max_s=max(waits, default=0.0),
     )
 

@@ -204,6 +204,8 @@ COLUMNS = (
     ("idle beside waiting tasks, node-s", "idle_node_s", "{:,.0f}"),
     ("main jobs", "main_jobs", "{}"),
     ("their wait, mean, s", "main_wait_mean_s", "{:.1f}"),
+    ("median, s", "main_wait_median_s", "{:.1f}"),
+    ("p99, s", "main_wait_p99_s", "{:.1f}"),
     ("longest, s", "main_wait_max_s", "{:.1f}"),
     ("submissions", "submissions", "{}"),
 )

@@ -96,6 +96,10 @@ class Lease:
     """End of the time limit of a running lease, epoch seconds; None: no limit, or not known. Not
     set while the lease is leaving.
     """
+    leave_by: float | None = None
+    """Time by which it should have left, epoch seconds, if that is earlier than ``gone_at``: a job
+    has waited for its node for some time. None: it has until then.
+    """
 
 
 @dataclass(frozen=True)

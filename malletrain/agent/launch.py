@@ -207,6 +207,7 @@ def supervised_command(
     workdir: str,
     log: Path | None = None,
     memory: Path | None = None,
+    niceness: int = 0,
 ) -> list[str]:
     """Returns ``command`` under a supervisor (see supervisor.py), which kills all its processes
     when ``command`` or ``parent`` ends.
@@ -217,6 +218,7 @@ def supervised_command(
         workdir: its working directory.
         log: file for its output; None for that of the process that starts it.
         memory: directory that the supervisor removes when ``parent`` ends; None for none.
+        niceness: added to the niceness of the processes.
     """
     return [
         sys.executable,
@@ -226,6 +228,7 @@ def supervised_command(
         "--keep",
         "--parent",
         str(parent),
+        *(("--nice", str(niceness)) if niceness else ()),
         *(("--log", str(log)) if log is not None else ()),
         "--chdir",
         workdir,

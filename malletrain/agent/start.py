@@ -59,6 +59,11 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
 
+FARM_NICENESS = 5
+"""Added to the niceness of a farm's launcher and tasks. They may use all processors of the node,
+and the agent, and on an embedded cluster the daemon, come first.
+"""
+
 COMPILED_PACKAGES = ("msgspec", "zmq")
 """Compiled packages that the launcher needs besides torch. An image with the agent's Python version
 can use the agent's copies.
@@ -126,7 +131,10 @@ def start_launcher(
 
     def start_cold() -> JobProcess:
         command, launcher_environment = launcher_command(spec, order_file, place, environment)
-        argv = supervised_command(command, os.getpid(), spec.workdir, launcher_log, place.memory)
+        niceness = FARM_NICENESS if spec.mode == "farm" else 0
+        argv = supervised_command(
+            command, os.getpid(), spec.workdir, launcher_log, place.memory, niceness
+        )
         return JobProcess(argv, launcher_environment)
 
     arguments = launcher_arguments(order_file)

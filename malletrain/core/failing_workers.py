@@ -12,6 +12,10 @@ workers, and what they do there decides who is to blame.
 A failure elsewhere counts only once a task has succeeded there after it: workers that lose a file
 system together fail the same tasks, and none of them says anything about the tasks.
 
+A farm that would end as failed is reviewed first (:meth:`FailingWorkers.review`): fewer tasks than
+make a row may have been left for a worker on which nothing works. Such a worker is suspected too,
+once.
+
 A worker that is not trusted gets one task from time to time, so that one that has been repaired is
 used again. A suspected worker that is left alone gets all tasks, and its failures count. Each time
 a suspicion was wrong, the next one needs twice as many failures. A failure of one task is excused
@@ -29,6 +33,10 @@ from enum import Enum
 
 MIN_FAILED_TASKS = 5
 """Number of different tasks in a row that fail on a worker before it is suspected, at first."""
+MIN_LAST_FAILED = 2
+"""Number of different tasks that have to fail, and none to succeed, on a worker before it is
+suspected at the end of a farm. A single one says nothing about its worker.
+"""
 MAX_FAILED_TASKS = 320
 """Upper limit of that number, and maximum number of failures that are remembered of a worker."""
 MAX_EXCUSED = 3
@@ -55,6 +63,7 @@ class TrustEvent(Enum):
     """What changes the trust in a worker."""
 
     FAIL_IN_A_ROW = "several tasks in a row fail on it"
+    FAIL_ALL = "all its tasks have failed, fewer than make a row, when the farm would end"
     SUCCEED = "a task succeeds on it"
     FAIL_ELSEWHERE = "one of its failed tasks fails on another worker, on which then one succeeds"
     SUCCEED_ELSEWHERE = "one of its failed tasks succeeds on another worker"
@@ -63,6 +72,7 @@ class TrustEvent(Enum):
 T, E = Trust, TrustEvent
 TRANSITIONS: dict[tuple[Trust, TrustEvent], Trust] = {
     (T.TRUSTED, E.FAIL_IN_A_ROW): T.SUSPECTED,
+    (T.TRUSTED, E.FAIL_ALL): T.SUSPECTED,
     (T.SUSPECTED, E.SUCCEED): T.TRUSTED,
     (T.SUSPECTED, E.FAIL_ELSEWHERE): T.TRUSTED,
     (T.SUSPECTED, E.SUCCEED_ELSEWHERE): T.REJECTED,
@@ -74,6 +84,10 @@ TRANSITIONS: dict[tuple[Trust, TrustEvent], Trust] = {
 @dataclass
 class _Worker:
     trust: Trust = Trust.TRUSTED
+    has_succeeded: bool = False
+    """Whether a task has succeeded on it."""
+    reviewed: bool = False
+    """Whether it was suspected at the end of the farm."""
     failures: dict[int, int] = field(default_factory=dict)
     """Task → number of its failures here since the last success, the oldest first."""
     in_a_row: int = 0
@@ -158,6 +172,7 @@ class FailingWorkers:
     def succeeded(self, worker: str, number: int) -> list[str]:
         """Note a success. Returns the workers that are rejected for it."""
         entry = self._workers.setdefault(worker, _Worker())
+        entry.has_succeeded = True
         self._acquit(worker, entry.failures)
         entry.failures.clear()
         self._apply(worker, TrustEvent.SUCCEED)
@@ -187,10 +202,44 @@ class FailingWorkers:
             del entry.failures[next(iter(entry.failures))]
         if len(entry.failures) < self._needed or not others():
             return {}
+        return self._suspect(worker, TrustEvent.FAIL_IN_A_ROW, now)
+
+    def review(self, present: Callable[[str], bool], now: float) -> dict[str, dict[int, int]]:
+        """Suspect workers before a farm ends as failed: those on which several tasks have failed
+        and none has ever succeeded, if a trusted worker on which one has succeeded is there.
+
+        Args:
+            present: returns whether a worker is there.
+            now: time, seconds.
+
+        Returns:
+            Worker that is suspected from now on → task → number of its failures that do not count.
+        """
+        proven = (name for name, entry in self._workers.items() if self._is_proven(entry))
+        if not any(map(present, proven)):
+            return {}
+        due = [
+            name
+            for name, entry in self._workers.items()
+            if entry.trust is Trust.TRUSTED
+            and not (entry.has_succeeded or entry.reviewed)
+            and len(entry.failures) >= MIN_LAST_FAILED
+        ]
+        for name in due:
+            self._workers[name].reviewed = True
+        return {name: self._suspect(name, TrustEvent.FAIL_ALL, now) for name in due}
+
+    @staticmethod
+    def _is_proven(entry: _Worker) -> bool:
+        return entry.trust is Trust.TRUSTED and entry.has_succeeded
+
+    def _suspect(self, worker: str, event: TrustEvent, now: float) -> dict[int, int]:
+        """Suspect a worker. Returns task → number of its failures that do not count."""
+        entry = self._workers[worker]
         entry.in_a_row, entry.trial_s = len(entry.failures), FIRST_TRIAL_S
         entry.trial_at = now + entry.trial_s
         failures, entry.failures = entry.failures, {}
-        self._apply(worker, TrustEvent.FAIL_IN_A_ROW)
+        self._apply(worker, event)
         return self._excuse(worker, failures)
 
     def _acquit(self, worker: str, failed: Iterable[int]) -> None:

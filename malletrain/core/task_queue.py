@@ -398,6 +398,24 @@ class TaskQueue:
             suspected=True,
         )
 
+    def review(
+        self, present: Callable[[str], bool], now: float
+    ) -> tuple[list[ExcusedTask], list[str]]:
+        """Judge the last failures, when no task is left and some have failed.
+
+        Args:
+            present: returns whether a worker is there.
+            now: time, seconds.
+
+        Returns:
+            The tasks of which failures do not count, and the workers that are suspected for it.
+        """
+        excused: list[ExcusedTask] = []
+        suspected = self.failing.review(present, now)
+        for failures in suspected.values():
+            excused += self._excuse(failures)
+        return excused, list(suspected)
+
     def _fail(self, number: int) -> Outcome:
         """Count a failure of a task, which its worker does not have any more."""
         self._tries[number] = min(self._tries[number] + 1, 65535)

@@ -67,6 +67,10 @@ NOTICE_S = 2.0
 """Time for which the result of a task that a SIGTERM ended waits, seconds. The main scheduler may
 have sent the signal to all processes of the lease, and the notice that the node leaves follows.
 """
+JUST_BEGUN_S = 3.0
+"""A task that has run for less than this is stopped at once when the node leaves, seconds: a main
+job would wait for longer than the work takes to be done again.
+"""
 RESULTS_AT_ONCE = 200
 """Maximum number of results in a message."""
 _RECENT = 200
@@ -93,6 +97,16 @@ def slots_of(farm: FarmSpec, core_count: int, gpu_count: int, memory_bytes: int)
     if not (farm.cpus or farm.gpus):
         limits.append(1)
     return min(limits)
+
+
+def drain_time_s(age_s: float, drain_s: float) -> float:
+    """Returns how long a task may run on after the notice that its node leaves, seconds.
+
+    Args:
+        age_s: for how long it has run, seconds.
+        drain_s: drain time of the farm, seconds.
+    """
+    return drain_s if age_s >= JUST_BEGUN_S else 0.0
 
 
 def slot_bytes(environment: Mapping[str, str]) -> int | None:
@@ -375,7 +389,8 @@ class FarmLauncher:
 
     def _leave(self, within_s: float) -> None:
         """Start no more tasks, and stop those that run when the farm's drain time is over, because
-        the node leaves the job within this time, seconds.
+        the node leaves the job within this time, seconds. Tasks that have just begun have no drain
+        time.
         """
         now, within_s = time.monotonic(), max(0.0, within_s)
         drain_s = min(self._farm.drain_s, within_s)
@@ -384,6 +399,9 @@ class FarmLauncher:
             self._stop_running(within_s)
         elif not self._leaving:
             self._stop_at, self._gone_at = now + drain_s, now + within_s
+            for task in self._running.values():
+                if not task.stopping and not drain_time_s(task.age_s, drain_s):
+                    task.stop(self.order.stop_grace_s)
         elif self._stop_at is not None:  # a second notice may leave less time, and never more
             self._stop_at = min(self._stop_at, now + within_s)
             self._gone_at = min(self._gone_at, now + within_s)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from malletrain.launch.lines import LineConnection, LineEndpoint, ProcessLine
@@ -22,6 +22,9 @@ from malletrain.protocol.launcher_channel import LauncherEnd, LaunchOrder, read_
 from malletrain.protocol.messages import Error, Message, Phase, Release
 
 TICK_S = 0.5
+_OWN_GROUP: Mapping[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
 _LAST_BYTES = 4096
 _FIRST_BYTES = 256 * 1024
 
@@ -51,7 +54,10 @@ class Child:
         environment: its environment variables.
         workdir: its working directory; None for that of this process.
         output: file descriptor for its output; None for that of this process.
-        own_group: whether it leads a session and a process group of its own.
+        own_group: whether it leads a process group of its own. Where sessions share the
+            processors equally (sched(7), autogroups), a node of many processes with sessions of
+            their own would leave little to the daemon of an embedded cluster, so it stays in the
+            launcher's session. Python 3.10 can only start a new one.
 
     Raises:
         OSError: it cannot be started.
@@ -75,7 +81,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=own_group,
+            **(_OWN_GROUP if own_group else {}),
         )
         reached(FaultPoint.LAUNCHER_FORKED)
         self._loop = loop

@@ -1,8 +1,8 @@
 """Ties a process to its parent, so that no process outlives an agent or a launcher that was killed.
 Run by its path, standard library only:
 
-    python -I -S supervisor.py [--keep [--remove DIR]] [--parent PID] [--chdir DIR] [--log FILE |
-    --per-rank-log DIR] -- COMMAND [ARGS]...
+    python -I -S supervisor.py [--keep [--remove DIR]] [--parent PID] [--nice N] [--chdir DIR]
+    [--log FILE | --per-rank-log DIR] -- COMMAND [ARGS]...
 
 Without ``--keep`` the process becomes COMMAND (exec) after asking the kernel to be killed when its
 parent dies (PR_SET_PDEATHSIG, prctl(2)); the setting survives exec and is not inherited by
@@ -16,7 +16,8 @@ process, including double-forked ones. It does the same if its parent has been s
 SUSPENDED_S seconds, because a lease that the main scheduler suspends must free the node and its
 memory. It forwards a SIGTERM to COMMAND only if its parent sent it, because Slurm's scancel sends
 SIGTERM to every process of a lease. ``--remove``: a directory to remove if the parent did not stay.
-Exits with COMMAND's code, or 128 + signal.
+Exits with COMMAND's code, or 128 + signal. ``--nice``: added to the niceness of COMMAND and of the
+supervisor.
 """
 
 from __future__ import annotations
@@ -243,6 +244,20 @@ def _supervise(command: list[str], parent: int | None, remove: str = "") -> int:
     return code if code >= 0 else 128 - code
 
 
+def lower_priority(by: int) -> None:
+    """Add ``by`` to the niceness of this process and of those that it will start. If it leads a
+    session, the niceness of the session changes, too: the kernel may share the processors between
+    sessions and not between processes (sched(7), autogroups).
+    """
+    niceness = os.nice(by)
+    if os.getsid(0) == os.getpid():
+        try:
+            with open("/proc/self/autogroup", "w") as file:
+                file.write(str(niceness))
+        except OSError:
+            pass  # a kernel without autogroups, or one that changes too many just now
+
+
 def main(argv: list[str]) -> int:
     """Become the command, or supervise it. Prints a sentence if that fails."""
     try:
@@ -255,8 +270,8 @@ def main(argv: list[str]) -> int:
 def _main(argv: list[str]) -> int:
     if "--" not in argv or argv[-1] == "--":
         print(
-            "Usage: supervisor.py [--keep [--remove DIR]] [--parent PID] [--chdir DIR] [--log FILE "
-            "| --per-rank-log DIR] -- COMMAND...",
+            "Usage: supervisor.py [--keep [--remove DIR]] [--parent PID] [--nice N] [--chdir DIR] "
+            "[--log FILE | --per-rank-log DIR] -- COMMAND...",
             file=sys.stderr,
         )
         return 2
@@ -273,6 +288,8 @@ def _main(argv: list[str]) -> int:
             parent = int(os.environ[env.LAUNCHER_PID] if value == "env" else value)
         elif word == "--remove":
             remove = value
+        elif word == "--nice":
+            lower_priority(int(value))
         elif word == "--chdir":
             os.chdir(value)
         elif word == "--log":

@@ -172,6 +172,11 @@ class TaskProcess:
         return self.ended_at is not None
 
     @property
+    def age_s(self) -> float:
+        """Time since its start, seconds."""
+        return time.monotonic() - self._began
+
+    @property
     def terminated(self) -> bool:
         """Whether a SIGTERM ended it that the launcher did not send."""
         code = self._child.process.returncode

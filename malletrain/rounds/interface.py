@@ -238,5 +238,14 @@ class Rounds(Protocol):
     def postpone(self, by_s: float) -> None:
         """Extend all running time limits by a time in which no agent could be reached."""
 
+    def hasten(self, node: str, now: float, within_s: float) -> list[Action]:
+        """Shorten the time limits of a departure that has begun.
+
+        Args:
+            node: a node that is leaving.
+            now: time on the daemon's clock, seconds.
+            within_s: seconds until it is gone, fewer than was known.
+        """
+
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""

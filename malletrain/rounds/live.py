@@ -159,6 +159,14 @@ class LiveRounds(RestartRounds):
         if self._complete_by is not None:
             self._complete_by += by_s
 
+    def hasten(self, node: str, now: float, within_s: float) -> list[Action]:
+        """Shorten the time in which leavers pass on the state, too."""
+        if self._complete_by is not None and node not in self.target:
+            self._complete_by = min(self._complete_by, now + within_s / 3)
+            gone_at = now + within_s
+            self._gone_at = min(gone_at, self._gone_at or gone_at)
+        return super().hasten(node, now, within_s)
+
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""
         due_times = (super().next_wakeup(), self._regroup_at, self._complete_by)

@@ -213,6 +213,16 @@ class RestartRounds(RoundMachine):
         self.deadline = None if self.deadline is None else self.deadline + by_s
         self.failure.postpone(by_s)
 
+    def hasten(self, node: str, now: float, within_s: float) -> list[Action]:
+        """Shorten a drain, or the wait for the end of the script."""
+        limits_s = {
+            DRAINING: self.settings.drain_limit_s(within_s),
+            FINISHING: self.settings.self_exit_limit_s(within_s),
+        }
+        if self.deadline is not None and node not in self.target and self.stage in limits_s:
+            self.deadline = min(self.deadline, now + limits_s[self.stage])
+        return []
+
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""
         return min((t for t in (self.deadline, self.failure.due) if t is not None), default=None)

@@ -236,6 +236,14 @@ class ServiceRounds:
         for deadlines in (self._leaving, self._failures_due):
             deadlines.update({node: at + by_s for node, at in deadlines.items()})
 
+    def hasten(self, node: str, now: float, within_s: float) -> list[Action]:
+        """Leave a leaver less time, and tell it."""
+        if node not in self._leaving:
+            return []
+        until = now + self.settings.self_exit_limit_s(within_s)
+        self._leaving[node] = min(until, self._leaving[node])
+        return self._announce()
+
     def next_wakeup(self) -> float | None:
         """Return the time at which :meth:`tick` is due; None if no time limit runs."""
         awaited = [self.deadline] if self._awaited and self.deadline is not None else []

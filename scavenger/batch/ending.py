@@ -68,6 +68,10 @@ REFUSED_RETRY_S = 300.0
 """Time after which a refused cancel is tried again for a job without a lease, seconds. Any user
 with leases can give a job such a name.
 """
+MIN_LEAVE_S = 2.0
+"""Minimum time to leave of a lease, seconds, however long a job has waited for its node. A training
+saves a snapshot in that time.
+"""
 RECORD_LIFETIME_S = 3600.0
 
 
@@ -283,13 +287,27 @@ class LeaseEnder:
         except SchedulerError:
             return None
 
-    def mark_leaving(self, leases: Iterable[Lease], grace_s: float) -> Iterator[Lease]:
-        """Yield the leases, with those that were asked to leave marked as leaving."""
+    def mark_leaving(
+        self, leases: Iterable[Lease], grace_s: float, leave_by: Mapping[str, float]
+    ) -> Iterator[Lease]:
+        """Yield the leases, with those that were asked to leave marked as leaving, and each with
+        the time by which it should have left.
+
+        Args:
+            leases: all leases.
+            grace_s: grace time, seconds.
+            leave_by: lease → time by which it should have left, epoch seconds, because a job waits
+                already. It has :data:`MIN_LEAVE_S` at least.
+        """
         for lease in leases:
             if lease.id in self.leave_requests and lease.state is LeaseState.RUNNING:
                 asked_at, reason = self.leave_requests[lease.id]
                 gone_at = min(asked_at + grace_s, lease.gone_at or math.inf)
                 lease = replace(lease, reason=reason, gone_at=gone_at)
+            if lease.gone_at is not None and lease.id in leave_by:
+                earliest = lease.gone_at - max(0.0, grace_s - MIN_LEAVE_S)
+                until = max(earliest, leave_by[lease.id])
+                lease = replace(lease, leave_by=until if until < lease.gone_at else None)
             yield lease
 
 

@@ -45,6 +45,9 @@ class SchedulerAnswer:
     """Idle node → why it may not be requested."""
     leave: Mapping[str, str] = field(default_factory=dict)
     """Running lease → why it has to leave, for reasons specific to this scheduler."""
+    leave_by: Mapping[str, float] = field(default_factory=dict)
+    """Running lease → time by which it should have left if it leaves, epoch seconds, for leases
+    that leave for a job that waits already."""
     urgent: bool = False
     """Whether nodes are being taken back, so that the next poll should come soon."""
 

@@ -347,7 +347,10 @@ class BatchScavenger(ABC, Generic[OptionsT, SiteT]):
                 )
                 for node in view.choice.gaps
             ),
-            leases=(*self.ender.mark_leaving(view.leases, grace_s), *ended_leases.values()),
+            leases=(
+                *self.ender.mark_leaving(view.leases, grace_s, view.answer.leave_by),
+                *ended_leases.values(),
+            ),
             total_nodes=len(view.answer.facts),
             kind_parts=parts_of_hosts(view.answer.facts),
             idle_nodes=len(self.memory.since),

@@ -6,7 +6,11 @@ showing it (observed with 22.05). If a lease takes one of these nodes, Slurm has
 which takes up to 30 s. Slurm does show which jobs it plans to start: they wait for resources, and
 their expected start is now or in the past. This module counts the nodes that each of them needs.
 Idle nodes are left alone for it. If too few are open, because a lease took one anyway, leases are
-asked to leave as in a preemption. Pure.
+asked to leave as in a preemption. Slurm 22.05 itself preempts too few leases for a job that it
+plans on a node of which a lease is just leaving for another job.
+
+A job that needs leases to leave one after the other waits for one grace time in all:
+:func:`leave_by` decides how much of it is left for each lease. Pure.
 """
 
 from __future__ import annotations
@@ -166,8 +170,9 @@ def claims(
 
     Nodes that become free are used before idle ones, planned nodes before others, and nodes of
     leaving leases before others that become free, because Slurm may have preempted these leases for
-    the job. A job that could not start even on the nodes of all leases, or that has planned nodes
-    of which none has a lease, waits for something else.
+    the job. A job that could not start even on the nodes of all leases waits for something else,
+    and so does a job that has planned nodes of which none has a lease or is claimed by a job before
+    it.
 
     Args:
         due: the due jobs.
@@ -212,7 +217,8 @@ def claims(
         ]
         missing = node_count - len(usable)
         if missing > 0:
-            if len(lease_nodes) < missing or planned_nodes.isdisjoint(lease_nodes):
+            ours = {*leases.values(), *result.nodes}
+            if len(lease_nodes) < missing or planned_nodes.isdisjoint(ours):
                 continue
             result.needed_leases[job.id] = [offered.pop(name) for name in lease_nodes[:missing]]
             result.nodes.update(lease_nodes[:missing])
@@ -229,6 +235,41 @@ def claims(
             becoming_free.pop(name, None)
             idle.pop(name, None)
     return result
+
+
+def leave_by(
+    due: Sequence[SlurmJob],
+    due_since: Mapping[str, float],
+    needed_leases: Mapping[str, Collection[str]],
+    leaving: Mapping[str, str],
+    grace_s: float,
+    previous: Mapping[str, float],
+) -> dict[str, float]:
+    """Return lease → time by which it should have left, epoch seconds: one grace time after the job
+    for which it leaves was first about to start. The job has waited since then, so that a lease
+    that leaves later has less time.
+
+    A lease leaves for the jobs that need it, and for those that Slurm plans on its node.
+
+    Args:
+        due: the due jobs.
+        due_since: id of a due job → time since which it is due, epoch seconds.
+        needed_leases: id of a due job → leases that it needs.
+        leaving: lease that is leaving → its node or slot.
+        grace_s: grace time of a preempted lease, seconds.
+        previous: the result of the last poll. It holds for the leases that are still leaving, for
+            the job may be planned on other nodes by now.
+    """
+    times = {lease: previous[lease] for lease in leaving if lease in previous}
+    leases_of: dict[str, list[str]] = {}
+    for lease, node in leaving.items():
+        leases_of.setdefault(host_of(node), []).append(lease)
+    for job in due[:MAX_DUE_JOBS]:
+        planned = (lease for host in expand(job.planned_on) for lease in leases_of.get(host, ()))
+        for lease in (*needed_leases.get(job.id, ()), *planned):
+            until = due_since[job.id] + grace_s
+            times[lease] = min(until, times.get(lease, until))
+    return times
 
 
 def slot_claims(

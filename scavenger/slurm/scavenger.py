@@ -43,7 +43,14 @@ from scavenger.batch.slots import ANY, LeasedSlot, slot_facts
 from scavenger.batch.submission import LeaseSpec
 from scavenger.interface import LeaseState, SchedulerError, host_of, kind_of
 from scavenger.slurm.check import SlurmCheckInputs, findings
-from scavenger.slurm.due import MAX_DUE_S, MAX_LACK_S, claims, due_jobs, slot_claims
+from scavenger.slurm.due import (
+    MAX_DUE_S,
+    MAX_LACK_S,
+    claims,
+    due_jobs,
+    leave_by,
+    slot_claims,
+)
 from scavenger.slurm.hosts import (
     HOSTS,
     NEIGHBOUR_FIELDS,
@@ -293,6 +300,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self._due_since: dict[str, float] = {}
         self._needed_leases: dict[str, tuple[float, list[str]]] = {}
         """Job that lacks nodes → (since when, the leases on these nodes)."""
+        self._leave_by: dict[str, float] = {}
+        """Lease that leaves → time by which it should have left, epoch seconds."""
 
     @property
     def source_name(self) -> str:
@@ -354,6 +363,14 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             job: (self._needed_leases.get(job, (now,))[0], leases)
             for job, leases in {**limited.needed_leases, **claimed.needed_leases}.items()
         }
+        self._leave_by = leave_by(
+            due,
+            self._due_since,
+            claimed.needed_leases,
+            {i: running[i].node for i in leaving},
+            grace_s,
+            self._leave_by,
+        )
         hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
         leave = {
             lease: f"job {job} waits at a limit against which it counts"
@@ -369,6 +386,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             hold=hold or limited.hold,
             node_holds=claimed.node_holds,
             leave=leave,
+            leave_by=self._leave_by,
             urgent=bool(hold or self._needed_leases),
         )
 

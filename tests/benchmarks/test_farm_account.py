@@ -42,6 +42,8 @@ def test_two_tasks_one_after_the_other():
         free_node_s=7.0,
         main_jobs=0,
         main_wait_mean_s=0.0,
+        main_wait_median_s=0.0,
+        main_wait_p99_s=0.0,
         main_wait_max_s=0.0,
     )
 
@@ -85,6 +87,8 @@ def test_a_main_job_that_has_not_started_has_waited_until_the_end():
     ]
     figures = of([done(0, 100, 110), done(1, 100, 110)], main, nodes=2)
     assert (figures.main_jobs, figures.main_wait_mean_s, figures.main_wait_max_s) == (2, 4.0, 6.0)
+    assert figures.main_wait_median_s == 4.0
+    assert figures.main_wait_p99_s == pytest.approx(5.96)
 
 
 def test_a_farm_that_was_given_up_counts_what_is_done():

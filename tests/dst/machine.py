@@ -113,15 +113,19 @@ class Machine:
 
     def _shown(self, lease: MachineLease) -> Lease:
         request = lease.request
+        gone_at = None if lease.gone_at is None else lease.gone_at + self._wall
+        # A job waits already for the nodes of some leases.
+        waited_s = GRACE_S / 2 if int(request.id.removeprefix("l")) % 3 == 0 else None
         return Lease(
             request.id,
             f"s{request.id}",
             lease.state,
             request.node if lease.state is not LeaseState.PENDING else "",
             lease.reason,
-            None if lease.gone_at is None else lease.gone_at + self._wall,
+            gone_at,
             None if lease.began is None else lease.began + self._wall,
             None if lease.ended is None else lease.ended + self._wall,
+            leave_by=None if gone_at is None or waited_s is None else gone_at - waited_s,
         )
 
     @property

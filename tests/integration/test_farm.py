@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.host_image import host_binds, make_image
+from malletrain.agent.start import FARM_NICENESS
 from malletrain.client import operations
 from malletrain.client.errors import ClientError
 from malletrain.protocol import messages
@@ -37,6 +38,13 @@ def test_200_tasks_run_once_each(shared):
     assert {task.state for task in state.tasks} == {"done"}
     assert (shared.work / state.tasks[0].log).exists()
     assert state.tasks[0].ended >= state.tasks[0].started
+
+
+def test_tasks_run_at_a_lower_priority_than_the_agent(shared):
+    job = farms.submit(shared, "nice > niceness", farms.numbered(1))
+    shared.until_state(job, "completed")
+    of_task = int((shared.work / "niceness").read_text())
+    assert of_task == min(19, os.nice(0) + FARM_NICENESS)
 
 
 def test_a_farm_waits_for_its_tasks(shared):

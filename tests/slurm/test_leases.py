@@ -167,16 +167,54 @@ def test_leases_leave_for_a_job_that_lacks_a_node_it_counted_on(cluster, root):
     assert "n5" not in gaps(one), "the other one is left to the job"
     go.touch()
     leave_requests = set()
+    time_left = {}
 
     def starts():
-        one.poll()
+        for lease in one.poll().leases:
+            if lease.leave_by is not None and lease.gone_at is not None:
+                time_left[lease.id] = lease.gone_at - lease.leave_by
         leave_requests.update(one.ender.leave_requests)
         return slurm.jobs()[main][0] == "RUNNING"
 
     slurm.until(starts, "the main job runs")
     assert len(leave_requests) == 1
+    assert time_left.keys() == leave_requests, "the job has waited for it already"
+    assert all(0 < seconds < 600 for seconds in time_left.values())
     assert all(marks[lease].exists() for lease in leave_requests), (
         "it got its signal, and was not just killed"
+    )
+    assert sum(path.exists() for path in marks.values()) == 3
+
+
+def test_a_lease_leaves_for_a_job_that_slurm_plans_on_a_node_that_leaves_for_another(cluster, root):
+    """Slurm takes one lease back for each of two jobs, of which the second needs two nodes."""
+    slurm = cluster(5, grace=600)
+    one = scavenger(slurm)
+    one.poll()
+    marks = {f"l{i}": root / f"told{i}" for i in range(1, 6)}
+    go = root / "go"
+    one.take(
+        [
+            LeaseRequest(i, f"n{i[1:]}", (sys.executable, "-c", LEAVE, str(path), str(go)))
+            for i, path in marks.items()
+        ]
+    )
+    slurm.until(
+        lambda: all((root / f"{path.name}.ready").exists() for path in marks.values()),
+        "five leases run",
+    )
+    first = slurm.submit("sleep 600", "--nodes=1", "--exclusive", "--time=20")
+    slurm.until(lambda: any(path.exists() for path in marks.values()), "a lease is preempted")
+    second = slurm.submit("sleep 600", "--nodes=2", "--exclusive", "--time=20")
+
+    def signalled():
+        one.poll()
+        return sum(path.exists() for path in marks.values()) == 3
+
+    slurm.until(signalled, "three leases leave for three nodes")
+    go.touch()
+    slurm.until(
+        lambda: {slurm.jobs()[job][0] for job in (first, second)} == {"RUNNING"}, "both jobs run"
     )
     assert sum(path.exists() for path in marks.values()) == 3
 

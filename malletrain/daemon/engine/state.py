@@ -34,7 +34,7 @@ from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
 from malletrain.store.store import Store
-from scavenger.interface import Gap
+from scavenger.interface import Gap, Lease
 
 
 class LeaseRows:
@@ -277,6 +277,8 @@ class SiteState:
     """Running lease → end of its time limit, epoch seconds, as far as the main scheduler reports
     it.
     """
+    recalls: dict[str, Lease] = field(default_factory=dict)
+    """The leases that the main scheduler takes back, at the last poll, by id."""
     failing_tasks: dict[str, dict[str, str]] = field(default_factory=dict)
     """Node → farm that gives it no tasks, because they fail there → why, as a sentence."""
     news: JobNews = field(default_factory=JobNews)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import structlog
+
 from malletrain.core.events import NodeLeaving, NodeLost
 from malletrain.daemon.engine.agents import Agents, LeasedAgent
 from malletrain.daemon.engine.state import SiteState
@@ -26,6 +28,9 @@ from malletrain.protocol.failures import no_way, secondary
 from malletrain.protocol.messages import Assignment, Failure, Goodbye
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.failure_grace import LAST_RESORT_CODE
+from scavenger.interface import Lease
+
+log = structlog.get_logger(__name__)
 
 
 def of_a_peer(assignment: Assignment) -> bool:
@@ -84,6 +89,8 @@ TIME_LIMIT_SLACK_S = 5.0
 """Difference between the time limit of a lease and its notice up to which the limit is the reason
 of the notice, seconds: clocks differ, and a scheduler checks limits at intervals of its own.
 """
+MIN_HASTE_S = 1.0
+"""A departure is hastened if the node should be free so much earlier than known, seconds."""
 SPARE_SENTENCE = "No job needs the node."
 RECLAIM_SENTENCE = "Jobs of another user have more use for the node."
 
@@ -106,6 +113,9 @@ class Departures:
         """
         if agent.gone_at is not None and not agent.reclaimed:
             return
+        recalled = self._state.recalls.get(agent.lease)
+        if recalled is not None and recalled.leave_by is not None:
+            in_s = max(0.0, min(in_s, recalled.leave_by - self._state.clock.now()))
         ends_by = self._state.lease_ends.get(agent.lease, math.inf)
         if self._state.clock.now() + in_s + TIME_LIMIT_SLACK_S >= ends_by:
             kind, reason = EventKind.NODE_EXPIRING, TIME_LIMIT
@@ -117,6 +127,37 @@ class Departures:
         agent.reclaimed = False
         self._start_departure(kind, agent, in_s, reason, sentence)
         self._state.poll_soon.set()
+
+    def recall(self, lease: Lease) -> None:
+        """Handle a poll by which the main scheduler takes a lease back.
+
+        The agent usually knows it by a signal, and may not know how long the main job has waited
+        already. A signal that the main scheduler sends while it is still starting the lease is
+        lost.
+
+        Args:
+            lease: a running lease with a time by which it is gone.
+        """
+        state = self._state
+        now, ends_by = state.clock.now(), state.lease_ends.get(lease.id, math.inf)
+        if lease.gone_at is None or lease.gone_at + TIME_LIMIT_SLACK_S >= ends_by:
+            return
+        state.recalls[lease.id] = lease
+        if (agent := state.agents.of_lease(lease.id)) is None:
+            return
+        if agent.gone_at is None or agent.reclaimed:
+            self.notice(agent, max(0.0, lease.gone_at - now))
+        elif lease.leave_by is not None and lease.leave_by < agent.gone_at - MIN_HASTE_S:
+            self._hasten(agent, max(0.0, lease.leave_by - now), now)
+
+    def _hasten(self, agent: LeasedAgent, in_s: float, now: float) -> None:
+        """Leave the time ``in_s`` to a job on a node that leaves already."""
+        agent.gone_at = now + in_s
+        log.info("a main job has waited for the node already", node=agent.node, in_s=round(in_s, 1))
+        self._state.events.append(NodeLeaving(agent.node, in_s))
+        run = self._state.runs.get(agent.holds or "")
+        if run is not None and agent.node not in run.rounds.target:
+            self._state.rounds.act(run, run.rounds.hasten(agent.node, now, in_s))
 
     def reclaim(
         self, agent: LeasedAgent, within_s: float, sentence: str = RECLAIM_SENTENCE

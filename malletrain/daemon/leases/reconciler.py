@@ -274,6 +274,7 @@ class LeaseReconciler:
         absent_before, self._absent = self._absent, self.active.keys() - leases.keys()
         with self._transactions.begin() as now:
             self._state.pending_leases.clear()
+            self._state.recalls.clear()
             for lease_id, row in list(self.active.items()):
                 lease = leases.get(lease_id)
                 if lease is not None and lease.state is LeaseState.PENDING:
@@ -307,6 +308,8 @@ class LeaseReconciler:
                     )
                 elif lease.state is LeaseState.RUNNING:
                     self._correct_start(row, lease)
+                if lease is not None and lease.state is LeaseState.RUNNING and not lease.ended:
+                    self._departures.recall(lease)
             self._cancel_unheard(now)
             failing = self._state.failing.findings
             for node in list(failing):  # without an agent, the node's next agent gets it

@@ -306,6 +306,8 @@ class AgentHandlers:
                 self.departures.may_go(agent)  # the agent may not have received it
             elif hello.gone_in_s is not None:
                 self.departures.notice(agent, hello.gone_in_s)
+            elif lease in state.recalls:  # it was starting when the signal came
+                self.departures.recall(state.recalls[lease])
             elif hello.sick:
                 self.lease_actions.sick(agent, hello.sick, _workers_failed(hello.assignment))
             elif reclaimed:  # before the daemon's last start

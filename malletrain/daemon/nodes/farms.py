@@ -391,6 +391,20 @@ class Farms:
         self._state.audit.record(EventKind.TASKS_FAILING, sentence, job=run.row.id, node=node)
         farm.unwanted.add(node)
 
+    def _review(self, run: ActiveJob, farm: Farm) -> bool:
+        """Put the tasks back that failed on nodes on which none has ever succeeded. Returns whether
+        any waits again.
+        """
+        job, now = run.row.id, self._state.clock.now()
+        excused, suspected = farm.queue.review(lambda node: self._holds(node, job), now)
+        self._state.store.tasks.excuse(job, [(e.number, e.state.value, e.tries) for e in excused])
+        farm.history.put_back(sum(each.had_failed for each in excused), now)
+        for node in suspected:
+            self._suspected(run, farm, node)
+        if farm.queue.unfinished:
+            self._hand_out(run, farm, now)
+        return bool(farm.queue.unfinished)
+
     def _fails_again(self, farm: Farm, node: str) -> None:
         """Want a rejected node no more on which a task has failed since it came back."""
         if farm.queue.failing.trust(node) is Trust.REJECTED:
@@ -464,6 +478,8 @@ class Farms:
             reached(FaultPoint.DAEMON_ENDS_FARM)
             self._transactions.feed(JobCompleted(job))
             return True
+        elif self._review(run, farm):
+            return False
         else:
             sentence = (
                 f"{failed:,} of {total:,} tasks failed; `malletrain tasks {job} --failed` lists "

@@ -1,4 +1,4 @@
-"""The dispatcher under any order of events: no token is lost, none comes twice, all requests end."""
+"""The dispatcher under any order of events: no token is lost or comes twice, all requests end."""
 
 from __future__ import annotations
 

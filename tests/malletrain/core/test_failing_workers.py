@@ -138,6 +138,52 @@ def test_a_task_is_excused_a_few_times_only():
     assert answers == [{7: 1}, {7: 1}, {7: 1}, {}]
 
 
+LAST_FAILURES = [
+    # what happened before the end, and what the review excuses on "bad"
+    ("two tasks, and none has succeeded", {"good": "+", "bad": "--"}, {"bad": {1: 1, 2: 1}}),
+    ("four", {"good": "+", "bad": "----"}, {"bad": {1: 1, 2: 1, 3: 1, 4: 1}}),
+    ("a single one says nothing", {"good": "+", "bad": "-"}, {}),
+    ("one has succeeded there", {"good": "+", "bad": "+---"}, {}),
+    ("the last one has succeeded there", {"good": "+", "bad": "---+"}, {}),
+    ("none has succeeded anywhere", {"good": "-", "bad": "---"}, {}),
+    ("tasks succeed only where nobody is", {"gone": "+", "bad": "---"}, {}),
+    (
+        "two such workers",
+        {"good": "+", "bad": "--", "worse": "--"},
+        {"bad": {1: 1, 2: 1}, "worse": {3: 1, 4: 1}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("results", "excused"), [each[1:] for each in LAST_FAILURES])
+def test_the_last_failures_of_a_farm(results, excused):
+    workers, number = FailingWorkers(), 0
+    for worker, signs in results.items():
+        for sign in signs:
+            if sign == "+":
+                workers.succeeded(worker, number)
+            else:
+                assert workers.failed(worker, number, others, 0.0) == {}
+            number += 1
+    assert workers.review(lambda worker: worker != "gone", 5.0) == excused
+    assert workers.untrusted() == {
+        worker: (Trust.SUSPECTED, len(failures)) for worker, failures in excused.items()
+    }
+    assert workers.review(lambda worker: worker != "gone", 6.0) == {}, "once"
+
+
+def test_a_worker_is_reviewed_once():
+    workers = FailingWorkers()
+    workers.succeeded("good", 0)
+    fail(workers, "bad", 1, 2)
+    assert workers.review(lambda _: True, 0.0) == {"bad": {1: 1, 2: 1}}
+    workers.failed("good", 1, others, 0.0)
+    workers.succeeded("good", 3)  # so the fault was the task's
+    assert workers.trust("bad") is Trust.TRUSTED
+    fail(workers, "bad", 4, 5)
+    assert workers.review(lambda _: True, 0.0) == {}
+
+
 TASK_S, FAILURE_S = 10.0, 0.2
 """Mean durations of a task that succeeds and of one that fails, seconds."""
 

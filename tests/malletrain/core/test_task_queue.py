@@ -243,6 +243,22 @@ def test_a_worker_becomes_suspected_though_no_failure_of_its_tasks_is_excused():
     assert (outcome.back, outcome.obsolete) == ((unbegun.number,), (("n3", unbegun),))
 
 
+def test_the_last_tasks_that_fail_on_a_worker_on_which_nothing_works_run_again_elsewhere():
+    queue = TaskQueue(60)
+    for attempt in queue.hand_out("good", 56, 0.0):
+        queue.finish("good", attempt, True, 1.0, 1.0)
+    fail(queue, "bad", queue.hand_out("bad", 4, 0.0))
+    assert queue.counts() == {WAITING: 0, RUNNING: 0, DONE: 56, FAILED: 4}
+    excused, suspected = queue.review(lambda _: True, 2.0)
+    assert excused == [(n, WAITING, 0, True) for n in range(56, 60)]
+    assert suspected == ["bad"]
+    assert queue.hand_out("bad", 4, 1000.0) == []
+    first, *rest = queue.hand_out("good", 4, 2.0)
+    assert queue.finish("good", first, True, 1.0, 3.0).rejected == ("bad",)
+    assert fail(queue, "good", rest).state is FAILED
+    assert queue.review(lambda _: True, 4.0) == ([], []), "tasks succeed on the other worker"
+
+
 def test_without_another_worker_failures_count():
     queue = TaskQueue(20)
     assert not fail(queue, "a", queue.hand_out("a", 10, 0.0), others=False).suspected
@@ -403,6 +419,15 @@ class QueueMachine(RuleBasedStateMachine):
             self.total, self.store.values(), self.retries, self.duplicate
         )
         self.queue.failing = FailingWorkers(needed=2)
+
+    @rule(present=st.booleans())
+    def review(self, present):
+        for excused in self.queue.review(lambda _: present, self.now)[0]:
+            assert present
+            assert self.store[excused.number].tries >= excused.tries
+            self.store[excused.number] = self.store[excused.number]._replace(
+                state=excused.state, tries=excused.tries
+            )
 
     @rule()
     def retry(self):

@@ -348,6 +348,27 @@ def test_tasks_that_fail_on_both_nodes_have_failed(tmp_path):
         site.close()
 
 
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_farm_whose_last_tasks_failed_on_a_node_on_which_nothing_works_goes_on(tmp_path, code):
+    site = Site(tmp_path, total=8, nodes=2)
+    try:
+        site.pull(0, capacity=3)
+        bad = [(number, attempt) for number, attempt, _ in site.items(0)[1]]
+        site.pull(1, capacity=5)
+        good = [(number, attempt) for number, attempt, _ in site.items(1)[1]]
+        site.finish(*bad, code=7)
+        assert site.counts() == {"waiting": 5, "failed": 3}
+        site.finish(*good, agent=1, capacity=3)
+        assert [number for number, *_ in site.items(1)[1]] == [0, 1, 2]
+        assert "tasks-failing" in site.kinds()
+        site.finish((0, 2), (1, 2), (2, 2), agent=1, received=2, code=code)
+        state = "failed" if code else "completed"
+        until(lambda: site.daemon.job(site.job).state == state, f"the farm is {state}")
+        assert site.counts() == ({"done": 5, "failed": 3} if code else {"done": 8})
+    finally:
+        site.close()
+
+
 def test_a_failure_is_reported_with_its_output(site):
     site.pull()
     site.items()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from malletrain.launch.farm import slot_bytes, slots_of
+from malletrain.launch.farm import JUST_BEGUN_S, drain_time_s, slot_bytes, slots_of
 from malletrain.launch.task_process import array_variables
 from malletrain.protocol import messages
 from malletrain.protocol.farm import FarmSpec, TaskItem
@@ -84,6 +84,12 @@ class Node:
         self.agent.socket.close()
 
 
+def until_drained_for(path):
+    """Wait until the task that makes this file has run for so long that it has a drain time."""
+    until(path.exists, "the task runs")
+    until(lambda: time.time() > path.stat().st_mtime + JUST_BEGUN_S, "it has not just begun")
+
+
 @contextmanager
 def node(folder, farm, **setting):
     made = Node(folder, farm, **setting)
@@ -102,6 +108,17 @@ def test_tasks_run_and_their_output_is_in_their_logs(tmp_path):
         assert (logs / "0.log").read_text() == "a b 0\n"
         assert (logs / "1.log").read_text() == "$HOME 1\n"
         assert sorted(os.listdir(logs)) == ["0.log", "1.log"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 can start new sessions only")
+def test_a_task_leads_a_group_in_the_session_of_its_launcher(tmp_path):
+    code = "import os; print(os.getpid() == os.getpgrp(), os.getsid(0))"
+    with node(tmp_path, spec_of(sys.executable, "-c", code)) as launcher:
+        launcher.begin()
+        launcher.give(["1"])
+        assert launcher.result().code == 0
+        log = (tmp_path / "work" / "logs" / "0.log").read_text()
+        assert log.split() == ["True", str(os.getsid(launcher.process.pid))]
 
 
 def test_a_failed_task_brings_the_end_of_its_output(tmp_path):
@@ -290,7 +307,7 @@ def test_with_a_drain_time_a_task_ends_after_the_notice_and_no_other_begins(tmp_
         launcher.begin()
         launcher.give(["1"], ["2"])
         work = tmp_path / "work"
-        until((work / "up0").exists, "the first task runs")
+        until_drained_for(work / "up0")
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=7200.0))
         until(lambda: launcher.hear(TaskPull).capacity == 0, "the notice is heard")
         (work / "end").touch()
@@ -306,10 +323,23 @@ def test_a_task_that_outlasts_its_drain_time_or_node_is_stopped(tmp_path, drain_
     with node(tmp_path, spec_of("sh", "-c", command, drain_s=drain_s)) as launcher:
         launcher.begin()
         launcher.give(["1"])
-        until((tmp_path / "work" / "up").exists, "the task runs")
+        until_drained_for(tmp_path / "work" / "up")
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=gone_in_s))
         launcher.hear(messages.Drained)
         assert launcher.heard == []
+
+
+@pytest.mark.parametrize(
+    ("age_s", "drain_s", "seconds"),
+    [
+        (0.0, 20.0, 0.0),
+        (JUST_BEGUN_S - 0.1, 20.0, 0.0),
+        (JUST_BEGUN_S, 20.0, 20.0),
+        (60.0, 1.0, 1.0),
+    ],
+)
+def test_a_task_that_has_just_begun_has_no_drain_time(age_s, drain_s, seconds):
+    assert drain_time_s(age_s, drain_s) == seconds
 
 
 def test_a_second_notice_shortens_the_drain_time(tmp_path):
@@ -317,7 +347,7 @@ def test_a_second_notice_shortens_the_drain_time(tmp_path):
     with node(tmp_path, spec_of("sh", "-c", command, drain_s=3600.0)) as launcher:
         launcher.begin()
         launcher.give(["1"])
-        until((tmp_path / "work" / "up").exists, "the task runs")
+        until_drained_for(tmp_path / "work" / "up")
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=7200.0))
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=0.1))
         launcher.hear(messages.Drained)
@@ -329,7 +359,7 @@ def test_a_node_that_stays_after_all_goes_on(tmp_path):
         launcher.begin()
         launcher.give(["1"])
         work = tmp_path / "work"
-        until((work / "up0").exists, "the task runs")
+        until_drained_for(work / "up0")
         launcher.view(Peer("n0", "127.0.0.1", gone_in_s=7200.0))
         until(lambda: launcher.hear(TaskPull).capacity == 0, "the notice is heard")
         launcher.view(NODE)

@@ -106,6 +106,26 @@ def test_a_command_ignores_no_signal(keep):
     assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_command_runs_at_a_lower_priority_and_its_session_too(leads):
+    group = Path("/proc/self/autogroup")
+    code = f"import os; print(os.nice(0)); print(open({str(group)!r}).read())"
+    if not group.exists():
+        code = "import os; print(os.nice(0)); print()"
+    output = subprocess.run(
+        [*SUPERVISOR, "--keep", "--nice", "3", "--", sys.executable, "-c", code],
+        start_new_session=leads,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    niceness, autogroup = output.split("\n", 1)
+    assert int(niceness) == min(19, os.nice(0) + 3)
+    if "nice" in autogroup:
+        own = int(group.read_text().split()[-1])
+        assert int(autogroup.split()[-1]) == (int(niceness) if leads else own)
+
+
 def test_a_command_that_cannot_be_run_is_named(tmp_path):
     result = subprocess.run(
         [*SUPERVISOR, "--", "/no/such/program"], capture_output=True, text=True, check=False

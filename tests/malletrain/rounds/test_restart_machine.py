@@ -33,6 +33,12 @@ class RoundsMachine(RuleBasedStateMachine):
             return
         w.move(alive, within)
 
+    @rule(node=st.sampled_from(NODES), within=st.sampled_from([0.0, 2.0, 20.0]))
+    def a_departure_is_hastened(self, node, within):
+        w = self.world
+        if node in w.agents and node not in w.rounds.target:
+            w.act(w.rounds.hasten(node, w.now, within))
+
     @precondition(lambda self: any(a.up for a in self.world.agents.values()))
     @rule(data=st.data(), most=st.integers(1, 4))
     def daemon_hears(self, data, most):

@@ -1,5 +1,7 @@
 """How leases are ended: when the scheduler is asked again, and which leases are to leave."""
 
+from dataclasses import replace
+
 import pytest
 
 from scavenger.batch.commands import CommandError
@@ -80,11 +82,33 @@ def test_who_was_asked_to_leave_is_asked_once_then_cancelled(ender, scheduler):
     for now in (0.0, 5.0, GRACE_S, GRACE_S + 1, GRACE_S + 3):
         ender.ask({"l1": "its node drains"}, signal, GRACE_S, now)
     assert scheduler.cancels == [(["1"], signal), (["1"], ())]
-    [lease] = ender.mark_leaving([job(1).lease], GRACE_S)
+    [lease] = ender.mark_leaving([job(1).lease], GRACE_S, {})
     assert (lease.reason, lease.gone_at) == ("its node drains", GRACE_S)
-    assert list(ender.mark_leaving([job(2).lease], GRACE_S)) == [job(2).lease]
+    assert list(ender.mark_leaving([job(2).lease], GRACE_S, {})) == [job(2).lease]
     ender.forget({"l2"}, 40.0)
     assert ender.leave_requests == {}
+
+
+@pytest.mark.parametrize(
+    ("wanted_by", "leave_by"),
+    [(115.0, None), (110.0, None), (109.0, 109.0), (104.0, 104.0), (102.0, 102.0), (90.0, 102.0)],
+)
+@pytest.mark.parametrize("is_request", [False, True])
+def test_a_lease_that_a_job_has_waited_for_should_leave_earlier(
+    ender, is_request, wanted_by, leave_by
+):
+    """It leaves since 100, and is gone at 110; it has two seconds at least."""
+    lease = job(1).lease
+    if is_request:
+        ender.ask({"l1": "job 7 lacks its node"}, ("--signal=TERM",), 10.0, 100.0)
+    else:
+        lease = replace(lease, gone_at=110.0)
+    [lease] = ender.mark_leaving([lease], 10.0, {"l1": wanted_by})
+    assert (lease.gone_at, lease.leave_by) == (110.0, leave_by)
+
+
+def test_a_lease_that_stays_has_no_time_by_which_it_should_leave(ender):
+    assert list(ender.mark_leaving([job(1).lease], 10.0, {"l1": 5.0})) == [job(1).lease]
 
 
 def test_where_asking_is_cancelling_the_cancel_is_not_repeated_either(ender, scheduler):

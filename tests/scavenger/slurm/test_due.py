@@ -3,10 +3,10 @@ lack.
 """
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scavenger.slurm.due import claims, due_jobs, tasks_at_once
+from scavenger.slurm.due import claims, due_jobs, leave_by, tasks_at_once
 from scavenger.slurm.parse import read_jobs, read_nodes
 from scavenger.slurm.site import read_site
 from scavenger.slurm.state import node_facts
@@ -266,6 +266,47 @@ def test_several_jobs_share_what_there_is():
     assert lacked(due(waiting(1, 2)), broken, leases) == {"1": ["l4", "l5"]}
 
 
+def test_a_job_lacks_a_lease_if_slurm_plans_it_on_a_node_that_leaves_for_another_job():
+    """Seen with 22.05: Slurm preempts l6 for job 19, then plans job 20 on n5 and n6 and preempts
+    l5 for it, and no other lease.
+    """
+    nodes = facts(allocated="n[1-8]")
+    leases = {f"l{i}": f"n{i}" for i in range(5, 9)}
+    first, second = waiting(19, 1, planned="n6"), waiting(20, 2, planned="n[5-6]")
+    assert lacked(due(first, second), nodes, leases, ("l5", "l6")) == {"20": ["l7"]}
+    assert lacked(due(second), nodes, leases, ("l5", "l6")) == {}
+    completing = facts(completing="n6", allocated="n[1-5,7-8]")
+    del leases["l6"]
+    assert lacked(due(first, second), completing, leases, ("l5",)) == {"20": ["l7"]}
+
+
+SINCE = {"1": 100.0, "2": 104.0}
+
+
+@pytest.mark.parametrize(
+    ("jobs", "needed", "leaving", "previous", "times"),
+    [
+        # Slurm preempts it for the job that it plans on its node.
+        ([(1, "n[1-2]")], {}, {"l1": "n1"}, {}, {"l1": 110.0}),
+        # A lease that the job lacks has what is left of the grace time of the first one.
+        ([(1, "n[1-2]")], {"1": ["l3"]}, {"l1": "n1"}, {}, {"l1": 110.0, "l3": 110.0}),
+        # It leaves for nobody that waits.
+        ([(1, "n[1-2]")], {}, {"l5": "n5"}, {}, {}),
+        # Two jobs count on its node.
+        ([(2, "n[1-2]"), (1, "n[2-3]")], {}, {"l2": "n2", "l1": "n1"}, {},
+            {"l2": 110.0, "l1": 114.0}),
+        # The job is planned on other nodes by now, or has begun.
+        ([(1, "n4")], {}, {"l1": "n1"}, {"l1": 110.0, "l9": 90.0}, {"l1": 110.0}),
+        ([], {}, {"l1": "n1"}, {"l1": 110.0}, {"l1": 110.0}),
+        # A slot.
+        ([(1, "n1")], {}, {"l1": "n1/gpu.0", "l2": "n2/gpu.0"}, {}, {"l1": 110.0}),
+    ],
+)  # fmt: skip
+def test_by_when_a_lease_should_have_left(jobs, needed, leaving, previous, times):
+    made = [job for number, planned in jobs for job in waiting(number, 2, planned=planned)]
+    assert leave_by(made, SINCE, needed, leaving, 10.0, previous) == times
+
+
 @given(
     idle=st.sets(st.integers(1, 8)),
     others=st.sets(st.integers(1, 8)),
@@ -290,3 +331,34 @@ def test_claims_never_exceed_what_there_is(idle, others, going, wants):
     assert set(given_up) <= leases.keys() - leaving
     assert result.node_holds.keys() <= {f"n{i}" for i in idle}
     assert len(given_up) + len(result.node_holds) <= sum(wants)
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["idle", "lease", "leaving"]), min_size=8, max_size=8),
+    plans=st.lists(st.sets(st.integers(1, 8), min_size=2), max_size=4),
+)
+@example(kinds=[*4 * ["lease"], *2 * ["leaving"], *2 * ["lease"]], plans=[{5, 6}, {5, 6}])
+def test_as_many_leases_leave_as_due_jobs_lack_nodes(kinds, plans):
+    """Wherever Slurm plans the jobs, while all nodes are idle or leased."""
+    of_kind = {kind: [n for n in range(1, 9) if kinds[n - 1] == kind] for kind in set(kinds)}
+    idle = of_kind.get("idle", [])
+    leased = [*of_kind.get("lease", []), *of_kind.get("leaving", [])]
+    states = {
+        "idle": ",".join(f"n{n}" for n in idle),
+        "allocated": ",".join(f"n{n}" for n in leased),
+    }
+    jobs = [
+        waiting(number, len(plan), planned=",".join(f"n{n}" for n in sorted(plan)))
+        for number, plan in enumerate(plans)
+    ]
+    leaving = {f"l{n}" for n in of_kind.get("leaving", [])}
+    result = claims(
+        due(*jobs),
+        facts(**{state: names for state, names in states.items() if names}),
+        {f"l{n}": f"n{n}" for n in leased},
+        leaving,
+    )
+    lacking = max(0, sum(map(len, plans)) - len(idle) - len(leaving))
+    needed = [lease for leases in result.needed_leases.values() for lease in leases]
+    if lacking <= len(leased) - len(leaving):
+        assert len(needed) == lacking

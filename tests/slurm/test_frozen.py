@@ -86,7 +86,6 @@ def test_a_site_gets_over_a_slurmctld_that_was_frozen_for_33_s(cluster, root):
         rounds = len(site.events("round-formed", job))
         with frozen(slurm):
             thaws_at = time.time() + FROZEN_S
-            operator = reservation(slurm, FROZEN_S + RESERVED_IN_S)
             site.until(lambda: site.events("scheduler-busy"), "the daemon says so")
             with site.client() as client:
                 assert "answer" in client.status().poll_error
@@ -94,6 +93,7 @@ def test_a_site_gets_over_a_slurmctld_that_was_frozen_for_33_s(cluster, root):
             site.until_samples(job, samples + 50)
             site.until(lambda: time.time() > thaws_at, "the time is over")
             assert len(site.events("round-formed", job)) == rounds, "no job notices"
+            operator = reservation(slurm, RESERVED_IN_S)
         assert operator.wait() == 0
         site.until(lambda: site.events("scheduler-answers"), "polls work again")
         site.until(lambda: site.events("node-leaving"), "the maintenance is seen")

@@ -38,8 +38,10 @@ EXEMPT_S = 20
 """PreemptExemptTime where there is one, seconds."""
 GRACE_S = 10
 KILL_WAIT_S = 2
-BOUND = re.compile(r"A job (?:may wait|waits) (\d+) s for a lease")
-"""The sentence of ``check``."""
+BOUND = re.compile(
+    r"A job (?:may wait|waits) (\d+) s for a lease(?:.*A heterogeneous job waits up to (\d+) s)?"
+)
+"""The sentences of ``check``: the bound of a job, and that of a heterogeneous one."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,13 @@ def waits(
     return [record.started - record.submitted for record in records if record.started is not None]
 
 
-def told_bound_s(slurm: SlurmCluster, config: Path) -> float:
+def told_bound_s(slurm: SlurmCluster, config: Path, heterogeneous: bool) -> float:
     """Returns the longest wait that ``malletrain check`` tells, seconds.
+
+    Args:
+        slurm: the Slurm.
+        config: the configuration of the daemon.
+        heterogeneous: whether the bound of heterogeneous jobs is wanted.
 
     Raises:
         RuntimeError: it tells none.
@@ -98,7 +105,7 @@ def told_bound_s(slurm: SlurmCluster, config: Path) -> float:
     done = subprocess.run(argv, env=slurm.environment, capture_output=True, text=True, check=False)
     if (match := BOUND.search(" ".join(done.stdout.split()))) is None:
         raise RuntimeError(f"check tells no longest wait: {done.stdout}{done.stderr}")
-    return float(match[1])
+    return float(match[2] if heterogeneous else match[1])
 
 
 def compared(bound_s: float, without: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
@@ -142,7 +149,7 @@ def measure(
             slurm.until(lambda: slurm.states().count("idle") == nodes, "all nodes are idle again")
             text = config.replace("[gaps]", f"{case.lines}[gaps]")
             with running_daemon(root, slurm, text) as state:
-                bound_s = told_bound_s(slurm, root / "site.toml")
+                bound_s = told_bound_s(slurm, root / "site.toml", case.heterogeneous)
                 submit_stubs(root, state, ("one", "two"), nodes)
                 slurm.until(lambda: nodes_leased(state) == nodes, "MalleTrain holds the machine")
                 beside = waits(slurm, jobs, root / "beside", minutes)

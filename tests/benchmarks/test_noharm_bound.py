@@ -43,10 +43,13 @@ def test_the_configuration_of_each_case_is_one(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("more", "bound_s"), [("", "17"), ("PreemptExemptTime = 00:01:30\n", "107")]
+    ("more", "bounds_s"),
+    [("", ("17", "47")), ("PreemptExemptTime = 00:01:30\n", ("107", None))],
 )
-def test_the_bound_is_read_as_check_tells_it(tmp_path, more, bound_s):
+def test_the_bound_is_read_as_check_tells_it(tmp_path, more, bounds_s):
     slurm = slurm_world.World(tmp_path)
     slurm.file("config", slurm_world.CONFIG + more)
-    told = [match[1] for _, words in slurm.scavenger().check() if (match := BOUND.search(words))]
-    assert told == [bound_s]
+    told = [
+        match.groups() for _, words in slurm.scavenger().check() if (match := BOUND.search(words))
+    ]
+    assert told == [bounds_s]

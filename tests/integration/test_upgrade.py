@@ -1,21 +1,12 @@
 """An upgrade in place while a job of each mode runs: restart, live, service, farm. Each goes on
 with its agents of the version before, changes nodes under the new daemon, and ends as if nothing
 had happened.
-
-The version before is this one under another number; with MALLETRAIN_BEFORE=COMMIT that commit of
-the repository.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import site as python_site
-import subprocess
-import venv
 from collections import Counter
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,14 +15,10 @@ from malletrain import __version__
 from malletrain.submission.spec import build
 from tests.integration import farms
 from tests.integration.embedded import Site, gone
+from tests.integration.installed import BEFORE, VERSION, Installed
 from tests.integration.test_service import SERVICE
 
-ROOT = Path(__file__).parents[2]
-BEFORE = os.environ.get("MALLETRAIN_BEFORE", "")
-"""A commit; empty: this version under the number VERSION."""
-VERSION = "0.0.9"
-PARTS = ("allocator", "jobscripts", "jpa", "malletrain", "scavenger", "site-configs")
-SAMPLES = 2000
+SAMPLES = 4000
 
 RESTART = f"""
 import os, time, torch, malletrain
@@ -40,7 +27,7 @@ snapshot = malletrain.Snapshot("restart.snap", model=torch.nn.Linear(1, 1), samp
 snapshot.restore()
 for epoch in sampler.epochs(1):
     for batch in sampler:
-        for _ in range(1 if os.path.exists("go") else 20):
+        for _ in range(1 if os.path.exists("go") else 80):
             time.sleep(0.01)
         with open(f"restart-{{os.getpid()}}", "a") as file:
             file.write("".join(f"{{i}}\\n" for i in batch))
@@ -59,7 +46,7 @@ net = run.ddp(model)
 data = torch.arange({SAMPLES}, dtype=torch.float32).reshape(-1, 1)
 for epoch in sampler.epochs(1):
     for batch in run.batches(torch.utils.data.DataLoader(data, batch_sampler=sampler)):
-        for _ in range(1 if os.path.exists("go") else 20):
+        for _ in range(1 if os.path.exists("go") else 80):
             time.sleep(0.01)
         with run.step():
             optimizer.zero_grad()
@@ -72,58 +59,19 @@ TASK = "while ! test -e go; do sleep 0.05; done; " + farms.APPEND
 TASKS = 12
 
 
-class Installed(Site):
-    """A site whose daemon and agents have a virtual environment of their own."""
-
-    def __init__(self, root: Path, nodes: int) -> None:
-        super().__init__(root, nodes=nodes)
-        self.code = root / "code"
-        self.install(BEFORE or VERSION)
-        venv.create(root / "venv", symlinks=True, with_pip=False)
-        [packages] = (root / "venv" / "lib").glob("python*/site-packages")
-        paths = [self.code, *python_site.getsitepackages()]
-        (packages / "malletrain.pth").write_text("".join(f"{path}\n" for path in paths))
-        self.python = str(root / "venv" / "bin" / "python")
-
-    def install(self, version: str) -> None:
-        """Put a version in the place of the one that is installed: this one, this one under another
-        number, or a commit.
-        """
-        new = self.root / "code.new"
-        if version in (__version__, VERSION):
-            for part in PARTS:
-                shutil.copytree(ROOT / part, new / part, symlinks=True)
-        else:
-            new.mkdir()
-            archive = ["git", "-C", str(ROOT), "archive", version, *PARTS]
-            with subprocess.Popen(archive, stdout=subprocess.PIPE) as git:
-                subprocess.run(["tar", "-x", "-C", str(new)], stdin=git.stdout, check=True)
-        if version == VERSION:
-            init = new / "malletrain" / "__init__.py"
-            text = init.read_text()
-            assert f'"{__version__}"' in text
-            init.write_text(text.replace(f'"{__version__}"', f'"{VERSION}"'))
-        shutil.rmtree(self.code, ignore_errors=True)
-        new.rename(self.code)
-
-    def launch_daemon(self) -> None:
-        argv = [self.python, "-m", "malletrain", "daemon", "--config", str(self.config)]
-        with (self.root / "daemon.log").open("ab") as log:
-            self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, cwd=self.root)
-
-    def train(self, name: str, text: str, **spec: object) -> str:
-        """Submit a script of one or two nodes; returns the job's id."""
-        made = build(
-            str(self.script(f"{name}.py", text)),
-            (),
-            name=name,
-            nodes="1:2",
-            workdir=str(self.work),
-            profile=False,
-            **spec,
-        )
-        with self.client() as client:
-            return client.submit(msgspec.structs.replace(made, python=self.python)).id
+def train(site: Installed, name: str, text: str, **spec: object) -> str:
+    """Submit a script of one or two nodes; returns the job's id."""
+    made = build(
+        str(site.script(f"{name}.py", text)),
+        (),
+        name=name,
+        nodes="1:2",
+        workdir=str(site.work),
+        profile=False,
+        **spec,
+    )
+    with site.client() as client:
+        return client.submit(msgspec.structs.replace(made, python=site.python)).id
 
 
 def samples_of(site: Site, name: str) -> Counter[int]:
@@ -137,10 +85,12 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
     site = Installed(tmp_path, nodes=8)
     try:
         site.start_daemon()
+        value = site.root / "value.csv"
+        value.write_text("nodes,value\n1,10\n2,20\n")
         jobs = {
-            "restart": site.train("restart", RESTART),
-            "live": site.train("live", LIVE, live=True),
-            "service": site.train("service", SERVICE, service=True),
+            "restart": train(site, "restart", RESTART),
+            "live": train(site, "live", LIVE, live=True),
+            "service": train(site, "service", SERVICE, service=True, value=value),
             "farm": farms.submit(site, TASK, [[str(k)] for k in range(TASKS)], "1:2"),
         }
         trainings = [jobs["restart"], jobs["live"]]
@@ -156,7 +106,9 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         go_on()
         with site.client() as client:
             assert BEFORE or client.status().version == VERSION
-        rounds = {job: len(site.events("round-formed", job)) for job in jobs.values()}
+        rounds = {job: len(site.events("round-formed", job)) for job in trainings}
+        members = {path.name for path in site.work.glob("news-*")}
+        assert len(members) == 2, "of the service"
         nodes = {job: site.job(job).nodes for job in jobs.values()}
         before = set(site.agents().values())
         assert len(before) == 8
@@ -170,7 +122,8 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         go_on()
         site.until(all_run, "each job has its nodes")
         assert {job: site.job(job).nodes for job in jobs.values()} == nodes
-        assert {job: len(site.events("round-formed", job)) for job in jobs.values()} == rounds
+        assert {job: len(site.events("round-formed", job)) for job in trainings} == rounds
+        assert {path.name for path in site.work.glob("news-*")} == members, "no process is new"
         assert set(site.agents().values()) == before
 
         # A node of each is wanted by the main scheduler; an agent of this version comes instead.

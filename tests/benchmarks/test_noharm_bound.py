@@ -49,7 +49,7 @@ def test_the_configuration_of_each_case_is_one(tmp_path, name):
 def test_the_bound_is_read_as_check_tells_it(tmp_path, more, bounds_s):
     slurm = slurm_world.World(tmp_path)
     slurm.file("config", slurm_world.CONFIG + more)
-    told = [
+    sentences = [
         match.groups() for _, words in slurm.scavenger().check() if (match := BOUND.search(words))
     ]
-    assert told == [bounds_s]
+    assert sentences == [bounds_s]

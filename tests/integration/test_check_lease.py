@@ -36,7 +36,7 @@ def test_a_lease_of_pbs_is_taken_to_its_end_beside_a_daemon(tmp_path, lines):
         job = site.submit(site.script("steady.py", STEADY), nodes=(1, 1))
         site.until(lambda: site.job(job).nodes, "the daemon's job runs")
         site.until_samples(job, 20)
-        held = set(site.pbs.leases())
+        leases = set(site.pbs.leases())
         site.pbs.edit(lambda state: state["jobs"][main].update(delete=True))
         site.pbs.until(lambda: site.pbs.jobs()[main]["state"] == "F", "a host is idle")
         steps = trial(site)
@@ -44,7 +44,7 @@ def test_a_lease_of_pbs_is_taken_to_its_end_beside_a_daemon(tmp_path, lines):
         assert "became a gap" in steps[0][1]
         assert "was taken as job" in steps[1][1]
         assert "It ended within" in steps[3][1]
-        assert set(site.pbs.leases()) == held, "the daemon's lease stays, and no other does"
+        assert set(site.pbs.leases()) == leases, "the daemon's lease stays, and no other does"
         site.until_samples(job, site.job(job).samples + 20)
         (site.work / "stop").touch()
         assert site.until_state(job, "completed", "failed").state == "completed"

@@ -148,16 +148,9 @@ def test_jobs_of_all_modes_go_on_over_an_upgrade_in_place(tmp_path):
         assert farms.runs(site) == Counter(range(TASKS))
 
         # Agents of before that have no job any more are replaced, and no others.
-        def replaced() -> bool:
-            site.until(all_settled, "the nodes are given back or leased anew")
-            return set(site.agents().values()).isdisjoint(before - kept)
-
-        def all_settled() -> bool:
-            return all(gone(agent) for agent in before - kept)
-
-        kept = {site.agents()[node] for node in site.job(jobs["service"]).nodes} & before
-        site.until(replaced, "they are replaced")
-        assert not any(gone(agent) for agent in kept)
+        of_service = {site.agents()[node] for node in site.job(jobs["service"]).nodes} & before
+        site.until(lambda: all(gone(agent) for agent in before - of_service), "they are replaced")
+        assert not any(gone(agent) for agent in of_service)
         why = {event.sentence for event in site.events("lease-released")}
         assert BEFORE or any(f"agent is of malletrain {VERSION}" in sentence for sentence in why)
         with site.client() as client:

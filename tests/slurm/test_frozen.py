@@ -53,8 +53,8 @@ def test_a_frozen_slurmctld_is_asked_again_soon_and_a_reservation_made_meanwhile
     longest_s = one.settings.max_pause_s
     one.commands.calls = CallLog(max_backoff_s=longest_s)  # as the daemon connects
     one.poll()
-    told = root / "told"
-    one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", LEAVE, str(told)))])
+    notice = root / "told"
+    one.take([LeaseRequest("l1", "n1", (sys.executable, "-c", LEAVE, str(notice)))])
     slurm.until((root / "told.ready").exists, "the lease runs")
     patient = one.commands.policy
     one.commands.policy = CommandPolicy(timeout_s=0.5, tries=1)
@@ -67,12 +67,12 @@ def test_a_frozen_slurmctld_is_asked_again_soon_and_a_reservation_made_meanwhile
             pauses_s.append(one.contact().busy_s)
         assert one.contact().busy
         assert all(0 < pause_s <= longest_s for pause_s in pauses_s), pauses_s
-        assert not told.exists()
+        assert not notice.exists()
     one.commands.policy = patient
     assert operator.wait() == 0
     assert one.poll().poll_again_s <= longest_s
     assert not one.contact().busy
-    slurm.until(lambda: one.poll() and told.exists(), "the lease is told of the maintenance")
+    slurm.until(lambda: one.poll() and notice.exists(), "the lease is told of the maintenance")
     slurm.until(lambda: not slurm.leases(), "it leaves in order")
 
 

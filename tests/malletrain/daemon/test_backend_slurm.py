@@ -122,8 +122,8 @@ def test_what_is_wrong_is_said_at_its_key(tmp_path, slurm, gaps, key, words):
     ],
 )
 def test_options_that_would_make_leases_unknown_are_reserved(option, reserved):
-    found = reserved_sbatch_option(option)
-    assert (found[0] if found else "") == reserved
+    match = reserved_sbatch_option(option)
+    assert (match[0] if match else "") == reserved
 
 
 def test_the_tag_is_of_the_daemons_key(tmp_path):

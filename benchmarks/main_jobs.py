@@ -22,6 +22,8 @@ SLACK_S = 20.0
 """Delay of a main job at which the trace is still free of waits between main jobs, seconds."""
 SHORTEST_S, LONGEST_S = 20.0, 90.0
 """Length of a main job, seconds."""
+PARTITION = "batch"
+"""Partition of the main jobs."""
 DRAWS = 2000
 """Number of jobs that are tried at most for each minute of a trace."""
 
@@ -38,11 +40,28 @@ class MainJob:
     """Options of sbatch besides the number of nodes."""
     gpus: int = 0
     """GPUs that it uses on its node; 0: it has whole nodes."""
+    parts: tuple[int, ...] = ()
+    """Nodes of each component of a heterogeneous job; empty: it is none. Their sum is ``nodes``."""
 
     @property
     def requested_s(self) -> float:
         """The node-seconds that it uses; of a job with GPUs its GPU-seconds."""
         return (self.gpus or self.nodes) * self.seconds
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of sbatch: its nodes and options, for each component of a heterogeneous job."""
+        if not self.parts:
+            return (f"--nodes={self.nodes}", *self.options)
+        first, *others = ((f"--nodes={nodes}", *self.options) for nodes in self.parts)
+        more = (word for words in others for word in (":", f"--partition={PARTITION}", *words))
+        return (*first, *more)
+
+    @property
+    def nodelist(self) -> str:
+        """The names of its nodes, as its shell expands them."""
+        groups = (f"$SLURM_JOB_NODELIST_HET_GROUP_{k}" for k in range(len(self.parts)))
+        return ",".join(groups) or "$SLURM_JOB_NODELIST"
 
 
 @dataclass(frozen=True)
@@ -138,13 +157,11 @@ class Player(threading.Thread):
                 self._submitted.append(time.time())
                 record = self._folder / str(number)
                 command = (
-                    f"{{ date +%s.%N; echo $SLURM_JOB_NODELIST; }} >{record}; "
+                    f"{{ date +%s.%N; echo {job.nodelist}; }} >{record}; "
                     f"sleep {job.seconds:.1f}; date +%s.%N >>{record}"
                 )
                 self._ids.append(
-                    self._slurm.submit(
-                        command, f"--nodes={job.nodes}", f"--job-name=main-{number}", *job.options
-                    )
+                    self._slurm.submit(command, f"--job-name=main-{number}", *job.words)
                 )
         except BaseException as error:
             self._error = error

@@ -4,6 +4,7 @@ harvests beside it.
     python -m benchmarks.noharm [--nodes 64] [--minutes 8] [--repeats 2] [--load 0.85]
                                 [--shapes single array block] [--lease-nodes 8] [--json]
     python -m benchmarks.noharm --slots     (see benchmarks/noharm_slots.py)
+    python -m benchmarks.noharm --bound     (see benchmarks/noharm_bound.py)
 
 A Slurm of that many nodes runs on this machine (needs its packages, see tests/slurm/install.sh).
 The main workload is drawn at random: jobs of 1 node to half the machine, 20 s to 5 min, with time
@@ -34,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import end_in_order, main_jobs, noharm_slots
+from benchmarks import end_in_order, main_jobs, noharm_bound, noharm_slots
 from benchmarks.main_jobs import MainJob, drawn
 from benchmarks.noharm_account import Harvest, MainRun, account, gaps_of, harvest_of, summary
 from benchmarks.slurm_site import (
@@ -235,6 +236,14 @@ def main() -> int:
     parser.add_argument(
         "--slots", action="store_true", help="jobs beside leases of slots: benchmarks/noharm_slots"
     )
+    parser.add_argument(
+        "--bound",
+        action="store_true",
+        help="whether main jobs wait longer than check says: benchmarks/noharm_bound",
+    )
+    parser.add_argument(
+        "--cases", nargs="+", choices=noharm_bound.CASES, default=list(noharm_bound.CASES)
+    )
     parser.add_argument("--cycles", type=int, default=6, help="windows of each kind (--slots)")
     parser.add_argument("--window", type=float, default=3.0, help="seconds of each (--slots)")
     parser.add_argument("--wanted", type=int, default=8, help="slots wanted back (--slots)")
@@ -254,6 +263,17 @@ def main() -> int:
                 noharm_slots.show(row)
         if args.json:
             print(noharm_slots.as_json(figures))
+        return 0
+    if args.bound:
+        config = CONFIG.replace("{shape}", "single").replace("{lease_nodes}", str(args.lease_nodes))
+        figures = []
+        trace = (args.nodes, args.minutes, args.load, args.seed)
+        for row in noharm_bound.rows(args.cases, *trace, config):
+            figures.append(row)
+            if not args.json:
+                noharm_bound.show(row)
+        if args.json:
+            print(json.dumps({"cpus": os.cpu_count(), "rows": figures}, indent=1))
         return 0
     rows = []
     for repeat in range(args.repeats):

@@ -348,6 +348,36 @@ class BatchScheduler(SchedulerTable):
         return value
 
 
+RESERVED_SBATCH_OPTIONS = {
+    ("--array", "-a"): "a lease is one job; see lease_shape",
+    ("--clusters", "-M"): "leases are looked for in the daemon's own cluster only, so each cluster "
+    "needs a daemon of its own",
+    ("--dependency", "-d"): "a lease starts at once or not at all",
+    ("--hold", "-H"): "a lease starts at once or not at all",
+    ("--job-name", "-J"): "a lease is known by its name",
+    ("--requeue",): "a lease that has left does not begin again",
+    ("--test-only",): "no lease would be submitted",
+    ("--wait", "-W"): "sbatch would return only when the lease has ended",
+    ("--wrap",): "a lease has a script of its own",
+}
+"""Names of an option of sbatch that would make leases unknown or useless → why."""
+
+
+def reserved_sbatch_option(option: str) -> tuple[str, str] | None:
+    """Returns the name of a reserved option and why it is reserved; None if it is not.
+
+    Args:
+        option: the option as it is given to sbatch, with its value.
+    """
+    name = option.partition("=")[0] if option.startswith("--") else option[:2]
+    for names, why in RESERVED_SBATCH_OPTIONS.items():
+        # getopt_long(3) takes any beginning of a long name that no other one has.
+        begins = len(name) > 4 and name.startswith("--") and names[0].startswith(name)
+        if name in names or begins:
+            return names[0], why
+    return None
+
+
 class SlurmLease(Section):
     """Options of a lease's Slurm job."""
 
@@ -377,7 +407,8 @@ class SlurmLease(Section):
     options: Words = key(
         [],
         description="Further options of sbatch for the leases, each one text, such as "
-        '"--licenses=scratch".',
+        '"--licenses=scratch". Those with which leases would be unknown or useless, such as '
+        "--clusters or --array, are refused.",
     )
     nice: int = key(
         0,
@@ -410,6 +441,13 @@ class SlurmLease(Section):
                     '"{value}" is no option; write each one as one text, such as '
                     '"--licenses=scratch"',
                     {"value": option},
+                )
+            if (reserved := reserved_sbatch_option(option)) is not None:
+                name, why = reserved
+                raise PydanticCustomError(
+                    "option",
+                    "{name} cannot be an option of leases: {why}",
+                    {"name": name, "why": why},
                 )
         return value
 

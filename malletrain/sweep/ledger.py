@@ -204,8 +204,9 @@ class Ledger:
         """Create the sampler and the pruner; needed to start trials, not to read them. Raises
         SweepError.
         """
-        tried = len(self.trials())
-        self.study.sampler = sampler_of(self.sweep, tried)
+        trials = self.trials()
+        drawn = sum(len(trial.params) for trial in trials)
+        self.study.sampler = sampler_of(self.sweep, len(trials) + drawn)
         self.study.pruner = pruner_of(self.sweep)
 
     # --- reading ---

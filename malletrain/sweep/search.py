@@ -22,18 +22,19 @@ except ImportError:
     ) from None
 
 SEED = 0
-"""Default seed of samplers; a restarted sweep adds its number of trials."""
+"""Default seed of samplers; a restarted sweep adds to it what it has drawn."""
 
 
-def sampler_of(sweep: Sweep, tried: int = 0) -> optuna.samplers.BaseSampler:
-    """Returns the sampler. ``tried``: number of existing trials, added to the seed so that a new
-    sampler does not draw the same values again.
+def sampler_of(sweep: Sweep, drawn: int = 0) -> optuna.samplers.BaseSampler:
+    """Returns the sampler. ``drawn``: number of trials and of their values, added to the seed so
+    that a new sampler does not draw the same values again. The number of trials alone is the same
+    before and after the values of the newest one are drawn.
 
     Raises:
         SweepError: the sampler cannot be imported or created.
     """
     s = sweep.sampler
-    seed = (SEED if s.seed is None else s.seed) + tried
+    seed = (SEED if s.seed is None else s.seed) + drawn
     try:
         if s.kind == "tpe":
             # Running trials count as bad, so that simultaneous trials differ.

@@ -66,7 +66,12 @@ class SweepSection(Section):
     value: Literal["last", "best"] = key(
         "last", description="Which of the values of the metric that a trial reports is its result."
     )
-    trials: int = key(100, ge=1, description="Number of trials, including failed ones.")
+    trials: int = key(
+        100,
+        ge=1,
+        description="Number of trials, including failed ones. A grid has all of its trials if it "
+        "is not given.",
+    )
     time: MaybeDuration = key(None, description="Time after which no more trials start.")
     node_hours: float | None = key(
         None, gt=0, description="Used node-hours after which no more trials start."
@@ -368,4 +373,7 @@ def parse_sweep(
         count = "1 problem" if len(ordered) == 1 else f"{len(ordered)} problems"
         lines = [f"{where}: {count}.", *(f"  {problem}" for problem in ordered)]
         raise SweepError("\n".join(lines))
+    if made.sampler.kind == "grid" and "trials" not in made.sweep.model_fields_set:
+        whole = made.sweep.model_copy(update={"trials": int(made.most_trials)})
+        return made.model_copy(update={"sweep": whole})
     return made

@@ -80,6 +80,8 @@ SIGNS = re.compile(
             r"Requested operation is presently disabled",
             r"temporarily unable to load",
             r"Currently unable to load job state",
+            # A controller, or the host of the command, is out of sockets, processes or memory
+            r"Resource temporarily unavailable",
             # PBS: error codes 15007, 15033 of pbs_error.h
             r"Server too busy",
             r"too many (?:connections|requests)",

@@ -28,6 +28,10 @@ from scavenger.slurm.source import SlurmSource
 
 CLUSTER = "PreemptExemptTime"
 DEFAULT_QOS = "normal"
+HETEROGENEOUS_DELAY_S = 30.0
+"""Time for which Slurm puts off a component of a heterogeneous job (reason ``BeginTime``) if its
+nodes are not free yet when it first could start; measured with Slurm 22.05, also without leases.
+"""
 
 
 @dataclass(frozen=True)
@@ -324,7 +328,12 @@ def _longest_wait(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             "qos NAME set PreemptExemptTime=00:00:00, which counts more than that of the cluster.",
         )
     else:
-        yield True, f"A job waits {wait.seconds:.0f} s for a lease at the longest: {parts}."
+        yield (
+            True,
+            f"A job waits {wait.seconds:.0f} s for a lease at the longest: {parts}. A "
+            f"heterogeneous job waits up to {wait.seconds + HETEROGENEOUS_DELAY_S:.0f} s, because "
+            "Slurm puts off its components while it preempts for them.",
+        )
 
 
 def _backfill(inputs: SlurmCheckInputs) -> Iterator[Finding]:

@@ -43,8 +43,8 @@ def test_a_trace_is_played_with_the_options_of_its_jobs(tmp_path):
     slurm = Slurm()
     begin, [first, second] = replay(slurm, JOBS, tmp_path / "records", 0.0)
     assert slurm.submitted == [
-        ("--nodes=2", "--job-name=main-0", "--exclusive", "--time=5"),
-        ("--nodes=1", "--job-name=main-1", "--gres=gpu:2", "--time=3"),
+        ("--job-name=main-0", "--nodes=2", "--exclusive", "--time=5"),
+        ("--job-name=main-1", "--nodes=1", "--gres=gpu:2", "--time=3"),
     ]
     assert begin <= first.submitted <= second.submitted
     assert first == MainRecord(first.submitted, 5.0, None, ("n1", "n2"))

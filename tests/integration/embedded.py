@@ -48,6 +48,8 @@ class Site:
     """
 
     environment: Mapping[str, str] | None = None
+    python = sys.executable
+    """The Python of the daemon and of jobs."""
     limits = LIMITS
     """Lines of [jobs]."""
     _since = 0
@@ -137,7 +139,7 @@ class Site:
     def launch_daemon(self) -> None:
         """Start the daemon."""
         log = (self.root / "daemon.log").open("ab")
-        argv = [sys.executable, "-m", "malletrain", "daemon", "--config", str(self.config)]
+        argv = [self.python, "-m", "malletrain", "daemon", "--config", str(self.config)]
         self.daemon = subprocess.Popen(argv, stdout=log, stderr=log, env=self.environment)
         log.close()
 
@@ -198,7 +200,7 @@ class Site:
             "",
             str(script),
             str(self.work),
-            sys.executable,
+            self.python,
             tuple(args),
             min_nodes=nodes[0],
             max_nodes=nodes[1],

@@ -35,15 +35,16 @@ def elsewhere(site):
     """The same site for a daemon in another place."""
     made = copy.copy(site)
     made.root, made.daemon = site.root / "other", None
-    made.root.mkdir()
+    made.root.mkdir(exist_ok=True)
     made.state, made.config = made.root / "state", made.root / "site.toml"
     text = site.config.read_text().replace(
         f'state_dir = "{site.state}"', f'state_dir = "{made.state}"'
     )
     assert "[scheduler.local]" in text
-    made.config.write_text(
-        text.replace("[scheduler.local]", f'[scheduler.local]\ndirectory = "{site.state}/cluster"')
-    )
+    if "directory = " not in text:
+        cluster = f'[scheduler.local]\ndirectory = "{site.state}/cluster"'
+        text = text.replace("[scheduler.local]", cluster)
+    made.config.write_text(text)
     return made
 
 

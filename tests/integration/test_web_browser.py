@@ -121,7 +121,7 @@ def unread() -> str:
     return (
         "[...document.querySelectorAll('figure svg text, #jobs a')].filter((e) => e.closest('svg')"
         " ? e.getBoundingClientRect().height < 9"
-        r" : /^\w+$/.test(e.textContent) && e.getClientRects().length > 1"
+        r" : /^[a-zA-Z0-9]+$/.test(e.textContent) && e.getClientRects().length > 1"
         ").map((e) => e.textContent)"
     )
 

@@ -1,32 +1,99 @@
-// Charts as SVG: lines over time or number of nodes, and stacked bars.
+// Charts as SVG: lines over time or number of nodes, and stacked bars. They are drawn as wide as their place, so that
+// their words have the size of other text at every width.
 
-import { h, s } from "./dom.js";
-import { clock, number } from "./words.js";
+import { h, replace, s } from "./dom.js";
+import { clock, number, tick } from "./words.js";
 
-const WIDTH = 720;
-const LEFT = 58;
+const FIRST_WIDTH = 720; // until the place is known
+const FONT_PX = 12;
 const RIGHT = 12;
 const TOP = 10;
 const BOTTOM = 26;
+const BETWEEN_LABELS = 24;
+const ROW = 20;
 
-/** Returns about `most` round numbers between `low` and `high`, for ticks. */
+let canvas = null;
+
+/** Returns the width of a text in a chart, pixels. */
+export function textWidth(text) {
+  canvas ??= document.createElement("canvas").getContext?.("2d") ?? {};
+  if (!canvas.measureText) return 7 * text.length;
+  canvas.font = `${FONT_PX}px system-ui, sans-serif`;
+  return canvas.measureText(text).width;
+}
+
+/** Returns the width of the widest of these texts, pixels. */
+export const widest = (texts) => Math.max(0, ...texts.map(textWidth));
+
+/**
+ * A picture with its description. `draw(width)` returns {height, parts}: it is called again when the width changes.
+ * `legend`: [element, name] pairs.
+ */
+export function picture(label, draw, legend = []) {
+  const svg = s("svg", { role: "img", "aria-label": label });
+  let drawn = 0;
+  const fit = (width) => {
+    if (width <= 0 || width === drawn) return;
+    drawn = width;
+    const { height, parts } = draw(width);
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    replace(svg, parts);
+  };
+  fit(FIRST_WIDTH);
+  const made = h("figure", {}, svg, h("figcaption", {}, label, legend.length > 0 && h("span", { class: "legend" },
+    legend.map(([key, name]) => h("span", {}, key, name)))));
+  if (globalThis.ResizeObserver) {
+    new ResizeObserver((entries) => fit(Math.floor(entries.at(-1).contentRect.width))).observe(made);
+  }
+  return made;
+}
+
+const key = (style) => h("i", { class: `key ${style}` });
+
+/** Returns about `most` round numbers from `low` to `high` or the next one below and above, for ticks. */
 export function ticks(low, high, most = 5) {
   const raw = (high - low) / most || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((each) => each >= raw);
+  const step = [1, 2, 5, 10].map((k) => k * power).find((each) => each >= raw * (1 - 1e-9));
   const made = [];
-  for (let k = Math.ceil(low / step); k * step <= high + step * 1e-9; k += 1) made.push(k * step);
+  const last = Math.ceil(high / step - 1e-9);
+  for (let k = Math.floor(low / step + 1e-9); k <= last; k += 1) made.push(Number((k * step).toPrecision(12)));
   return made;
 }
 
-/** Returns whole seconds, minutes or hours between two times, for ticks. */
-function timeTicks(low, high) {
-  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400];
-  const step = steps.find((each) => (high - low) / each <= 6) ?? 604800;
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+const MINUTE = 60;
+const DAY = 86400;
+
+/** Returns the label of a tick: no seconds where all are whole minutes, the day at midnight. */
+function timeLabel(time, step) {
+  if (step < MINUTE) return clock(time);
+  const text = clock(time).slice(0, 5);
+  const long = step >= DAY || (step >= 3600 && text === "00:00");
+  return long ? new Date(time * 1000).toLocaleDateString([], { day: "numeric", month: "short" }) : text;
+}
+
+/** Returns the labels of a time axis from `left` to `right`, as many as there is room for. */
+export function timeAxis(low, high, left, right, y) {
+  const most = Math.max(1, Math.floor((right - left) / (textWidth("00:00:00") + BETWEEN_LABELS)));
+  const step = TIME_STEPS.find((each) => (high - low) / each <= most) ?? DAY * Math.ceil((high - low) / most / DAY);
+  const zone = -60 * new Date(low * 1000).getTimezoneOffset(); // ticks are round in local time
   const made = [];
-  for (let at = Math.ceil(low / step) * step; at <= high; at += step) made.push(at);
+  for (let at = Math.ceil((low + zone) / step) * step - zone; at <= high; at += step) {
+    made.push(below(left + ((at - low) / (high - low)) * (right - left), y, timeLabel(at, step), right));
+  }
   return made;
 }
+
+/** Returns a label centred at `x`, or as near to it as it is whole. */
+function below(x, y, text, right) {
+  const half = textWidth(text) / 2;
+  return s("text", { x: Math.max(half, Math.min(x, right + RIGHT - half)).toFixed(1), y, "text-anchor": "middle" }, text);
+}
+
+const grid = (left, right, y, text) => [
+  s("line", { class: "grid", x1: left, x2: right, y1: y, y2: y }),
+  s("text", { x: left - 6, y: y + 4, "text-anchor": "end" }, text)];
 
 const stepped = (points) => points.flatMap(([x, y], k) => (k ? [[x, points[k - 1][1]], [x, y]] : [[x, y]]));
 
@@ -34,9 +101,10 @@ const path = (points) => points.map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(
 
 /**
  * A line chart. `lines`: {name, points: [[x, y]], style: class, stepped, dots, band: [[x, low, high]]};
- * `marks`: {x, text, style}. `time`: whether x are times. `whole`: whether y are whole numbers. `label`: description in a sentence.
+ * `marks`: {x, text, style}. `time`: whether x are times. `whole`: whether y are whole numbers. `label`: description in a
+ * sentence. `legend`: [style, name] pairs besides the lines.
  */
-export function chart(label, { lines, marks = [], time = true, height = 180, whole = false }) {
+export function chart(label, { lines, marks = [], time = true, height = 180, whole = false, legend = [] }) {
   const all = lines.flatMap((line) => [
     ...line.points, ...(line.band ?? []).flatMap(([x, low, high]) => [[x, low], [x, high]])]);
   if (!all.length) return h("p", { class: "none" }, `${label}: nothing seen yet.`);
@@ -47,42 +115,44 @@ export function chart(label, { lines, marks = [], time = true, height = 180, who
   if (whole || (yMin > 0 && yMin < 0.6 * yMax)) yMin = 0;
   if (yMax === yMin) [yMin, yMax] = [yMin - Math.abs(yMin) * 0.1 - 0.5, yMax + Math.abs(yMax) * 0.1 + 0.5];
   if (xMax === xMin) [xMin, xMax] = [xMin - 1, xMax + 1];
-  const px = (x) => LEFT + ((x - xMin) / (xMax - xMin)) * (WIDTH - LEFT - RIGHT);
-  const py = (y) => height - BOTTOM - ((y - yMin) / (yMax - yMin)) * (height - TOP - BOTTOM);
-  const at = (points) => points.map(([x, y]) => [px(x), py(y)]);
-  const parts = [];
-  for (const y of ticks(yMin, yMax, 4)) {
-    if (whole && !Number.isInteger(y)) continue;
-    parts.push(s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(y), y2: py(y) }),
-      s("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, number(y)));
-  }
-  for (const x of time ? timeTicks(xMin, xMax) : ticks(xMin, xMax, 8)) {
-    if (!time && !Number.isInteger(x)) continue;
-    parts.push(s("text", { x: px(x), y: height - 8, "text-anchor": "middle" },
-      time ? clock(x) : String(x)));
-  }
-  for (const mark of marks) {
-    parts.push(s("line", { class: `mark ${mark.style}`, x1: px(mark.x), x2: px(mark.x), y1: TOP,
-      y2: height - BOTTOM }, s("title", {}, mark.text)));
-  }
-  for (const line of lines) {
-    if (line.band?.length) {
-      const edge = [...line.band.map(([x, , top]) => [x, top]),
-        ...[...line.band].reverse().map(([x, bottom]) => [x, bottom])];
-      parts.push(s("path", { class: `band ${line.style}`, d: `${path(at(edge))}Z` }));
+  const yTicks = ticks(yMin, yMax, 4).filter((y) => !whole || Number.isInteger(y));
+  [yMin, yMax] = [Math.min(yMin, yTicks[0]), Math.max(yMax, yTicks.at(-1))];
+  const left = Math.ceil(widest(yTicks.map(tick))) + 12;
+
+  function draw(width) {
+    const right = width - RIGHT;
+    const px = (x) => left + ((x - xMin) / (xMax - xMin)) * (right - left);
+    const py = (y) => height - BOTTOM - ((y - yMin) / (yMax - yMin)) * (height - TOP - BOTTOM);
+    const at = (points) => points.map(([x, y]) => [px(x), py(y)]);
+    const parts = yTicks.flatMap((y) => grid(left, right, py(y), tick(y)));
+    if (time) {
+      parts.push(...timeAxis(xMin, xMax, left, right, height - 8));
+    } else {
+      const most = Math.max(1, Math.floor((right - left) / (textWidth(String(xMax)) + BETWEEN_LABELS)));
+      const inside = ticks(xMin, xMax, Math.min(8, most)).filter((x) => Number.isInteger(x) && x >= xMin && x <= xMax);
+      parts.push(...inside.map((x) => below(px(x), height - 8, String(x), right)));
     }
-    const points = line.stepped ? stepped(line.points) : line.points;
-    if (!line.onlyDots) parts.push(s("path", { class: `line ${line.style}`, d: path(at(points)) }));
-    if (line.dots || line.onlyDots) {
-      parts.push(...line.points.map(([x, y, text]) =>
-        s("circle", { class: `dot ${line.style}`, cx: px(x), cy: py(y), r: 4 }, s("title", {}, text ?? number(y)))));
+    for (const mark of marks) {
+      parts.push(s("line", { class: `mark ${mark.style}`, x1: px(mark.x), x2: px(mark.x), y1: TOP,
+        y2: height - BOTTOM }, s("title", {}, mark.text)));
     }
+    for (const line of lines) {
+      if (line.band?.length) {
+        const edge = [...line.band.map(([x, , top]) => [x, top]),
+          ...[...line.band].reverse().map(([x, bottom]) => [x, bottom])];
+        parts.push(s("path", { class: `band ${line.style}`, d: `${path(at(edge))}Z` }));
+      }
+      const points = line.stepped ? stepped(line.points) : line.points;
+      if (!line.onlyDots) parts.push(s("path", { class: `line ${line.style}`, d: path(at(points)) }));
+      if (line.dots || line.onlyDots) {
+        parts.push(...line.points.map(([x, y, text]) =>
+          s("circle", { class: `dot ${line.style}`, cx: px(x), cy: py(y), r: 4 }, s("title", {}, text ?? number(y)))));
+      }
+    }
+    return { height, parts };
   }
-  const names = lines.filter((line) => line.name);
-  return h("figure", {},
-    s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, parts),
-    h("figcaption", {}, label, names.length > 1 && h("span", { class: "legend" },
-      names.map((line) => h("span", {}, h("i", { class: `key ${line.style}` }), line.name)))));
+  const names = lines.filter((line) => line.name).map((line) => [line.style, line.name]);
+  return picture(label, draw, [...(names.length > 1 ? names : []), ...legend].map(([style, name]) => [key(style), name]));
 }
 
 /**
@@ -91,45 +161,49 @@ export function chart(label, { lines, marks = [], time = true, height = 180, who
  */
 export function shares(label, points, names, height = 180) {
   const [xMin, xMax] = [points[0][0], Math.max(points.at(-1)[0], points[0][0] + 1)];
-  const px = (x) => LEFT + ((x - xMin) / (xMax - xMin)) * (WIDTH - LEFT - RIGHT);
-  const py = (y) => height - BOTTOM - Math.min(1, Math.max(0, y)) * (height - TOP - BOTTOM);
+  const left = Math.ceil(textWidth("100 %")) + 12;
   const tops = [points.map(() => 0)];
   names.forEach((_, k) => tops.push(points.map((point, at) => tops[k][at] + point[k + 1])));
-  const edge = (sums) => points.map(([x], at) => [px(x), py(sums[at])]);
-  const parts = [0, 0.25, 0.5, 0.75, 1].flatMap((y) => [
-    s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: py(y), y2: py(y) }),
-    s("text", { x: LEFT - 6, y: py(y) + 4, "text-anchor": "end" }, `${100 * y} %`)]);
-  for (const x of timeTicks(xMin, xMax)) {
-    parts.push(s("text", { x: px(x), y: height - 8, "text-anchor": "middle" }, clock(x)));
+
+  function draw(width) {
+    const right = width - RIGHT;
+    const px = (x) => left + ((x - xMin) / (xMax - xMin)) * (right - left);
+    const py = (y) => height - BOTTOM - Math.min(1, Math.max(0, y)) * (height - TOP - BOTTOM);
+    const edge = (sums) => points.map(([x], at) => [px(x), py(sums[at])]);
+    const parts = [0, 0.25, 0.5, 0.75, 1].flatMap((y) => grid(left, right, py(y), `${100 * y} %`));
+    parts.push(...timeAxis(xMin, xMax, left, right, height - 8));
+    names.forEach((name, k) => {
+      const outline = [...edge(tops[k + 1]), ...edge(tops[k]).reverse()];
+      parts.push(s("path", { class: `area part${k % 8}`, d: `${path(outline)}Z` },
+        s("title", {}, `${name}: ${number(Math.round(1000 * points.at(-1)[k + 1]) / 10)} % at last`)));
+    });
+    return { height, parts };
   }
-  names.forEach((name, k) => {
-    const outline = [...edge(tops[k + 1]), ...edge(tops[k]).reverse()];
-    parts.push(s("path", { class: `area part${k % 8}`, d: `${path(outline)}Z` },
-      s("title", {}, `${name}: ${number(Math.round(1000 * points.at(-1)[k + 1]) / 10)} % at last`)));
-  });
-  return h("figure", {}, s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, parts),
-    h("figcaption", {}, label, h("span", { class: "legend" },
-      names.map((name, k) => h("span", {}, h("i", { class: `key part${k % 8}` }), name)))));
+  return picture(label, draw, names.map((name, k) => [key(`part${k % 8}`), name]));
 }
 
 /** A chart of stacked bars. `rows`: {name, parts: [[part, seconds]]}; `order`: all parts, for their colours. */
 export function bars(label, rows, order) {
   const most = Math.max(...rows.map((row) => row.parts.reduce((sum, [, size]) => sum + size, 0)), 1e-9);
-  const height = rows.length * 20 + BOTTOM;
-  const labelWidth = 150;
-  const scale = (WIDTH - labelWidth - RIGHT) / most;
-  const parts = ticks(0, most, 5).map((x) =>
-    s("text", { x: labelWidth + x * scale, y: height - 8, "text-anchor": "middle" }, `${number(x)} s`));
-  rows.forEach((row, k) => {
-    parts.push(s("text", { x: labelWidth - 8, y: k * 20 + 14, "text-anchor": "end" }, row.name));
-    let x = labelWidth;
-    for (const [part, size] of row.parts) {
-      parts.push(s("rect", { class: `part part${order.indexOf(part) % 8}`, x, y: k * 20 + 3,
-        width: Math.max(0, size * scale), height: 14 }, s("title", {}, `${part}: ${number(size)} s`)));
-      x += size * scale;
-    }
-  });
-  return h("figure", {}, s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, parts),
-    h("figcaption", {}, label, h("span", { class: "legend" },
-      order.map((part, k) => h("span", {}, h("i", { class: `key part${k % 8}` }), part)))));
+  const height = rows.length * ROW + BOTTOM;
+  const left = Math.ceil(widest(rows.map((row) => row.name))) + 12;
+
+  function draw(width) {
+    const right = width - RIGHT;
+    const scale = (right - left) / most;
+    const room = Math.max(1, Math.floor((right - left) / (textWidth("0000 s") + BETWEEN_LABELS)));
+    const parts = ticks(0, most, Math.min(5, room)).filter((x) => x <= most)
+      .map((x) => below(left + x * scale, height - 8, `${number(x)} s`, right));
+    rows.forEach((row, k) => {
+      parts.push(s("text", { x: left - 8, y: k * ROW + 14, "text-anchor": "end" }, row.name));
+      let x = left;
+      for (const [part, size] of row.parts) {
+        parts.push(s("rect", { class: `part part${order.indexOf(part) % 8}`, x, y: k * ROW + 3,
+          width: Math.max(0, size * scale), height: 14 }, s("title", {}, `${part}: ${number(size)} s`)));
+        x += size * scale;
+      }
+    });
+    return { height, parts };
+  }
+  return picture(label, draw, order.map((part, k) => [key(`part${k % 8}`), part]));
 }

@@ -44,6 +44,9 @@ export function link(path, ...children) {
   return h("a", { href: `#/${path}` }, ...children);
 }
 
+/** Returns a name in pieces between which a line may break, so that its words stay whole. */
+export const breakable = (name) => name.split(/(?<=[^\p{L}\p{N}])/u).flatMap((piece, k) => (k ? [h("wbr", {}), piece] : [piece]));
+
 /** Returns for each column whether any row has a value in it. */
 export const filled = (columns, rows) => columns.map((_, k) => k)
   .filter((k) => rows.some((cells) => cells[k] !== "" && cells[k] !== null && cells[k] !== undefined));

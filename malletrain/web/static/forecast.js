@@ -3,7 +3,7 @@
 import { get } from "./daemon.js";
 import { chart } from "./charts.js";
 import { h, replace } from "./dom.js";
-import { number } from "./words.js";
+import { duration, number } from "./words.js";
 
 const EVERY_MS = 60000;
 const THIN = 3; // a point for each quarter of an hour
@@ -15,7 +15,7 @@ function picture(each) {
   const last = each.past.at(-1);
   return h("section", {}, h("h2", {}, `Class ${each.node_class}`),
     h("p", {}, each.hours < 24
-      ? `${number(each.now)} nodes now. The forecast is of ${number(each.hours)} h only; after a week it is as good as it gets.`
+      ? `${number(each.now)} nodes now. The forecast is of ${duration(3600 * each.hours)} only; after a week it is as good as it gets.`
       : `${number(each.now)} nodes now. In eight of ten cases it will be within the band.`),
     chart(`Nodes that jobs can have, class ${each.node_class}`, {
       whole: true,

@@ -121,8 +121,8 @@ export function job(main, [id = ""]) {
     const marks = rescales.map((each) => ({ x: each.began, style: `cause-${each.kind}`,
       text: `${clock(each.began)}: ${each.from_nodes} → ${each.to_nodes} nodes, ${CAUSES[each.kind] ?? each.kind}` }));
     const causes = [...new Set(rescales.map((each) => each.kind))];
-    replace(places.scale, chart("Nodes over time", { lines: [{ points, style: "seen", stepped: true }], marks, height: 160, whole: true }),
-      h("p", { class: "legend" }, causes.map((kind) => h("span", {}, h("i", { class: `key cause-${kind}` }), CAUSES[kind] ?? kind))));
+    replace(places.scale, chart("Nodes over time", { lines: [{ points, style: "seen", stepped: true }], marks, height: 160, whole: true,
+      legend: causes.map((kind) => [`cause-${kind}`, CAUSES[kind] ?? kind]) }));
   }
 
   function throughput() {
@@ -169,7 +169,7 @@ export function job(main, [id = ""]) {
     const order = [...new Set(over.flatMap((each) => Object.keys(each.phases)))];
     const newest = over.slice(-20);
     replace(places.costs, newest.length ? bars("Pauses by phase", newest.map((each) => ({
-      name: `${each.from_nodes} → ${each.to_nodes} ${CAUSES[each.kind] ?? each.kind}`.slice(0, 24), parts: Object.entries(each.phases) })), order) : "",
+      name: `${each.from_nodes} → ${each.to_nodes} ${CAUSES[each.kind] ?? each.kind}`, parts: Object.entries(each.phases) })), order) : "",
     over.length ? table("Rescales", [["Time", ""], ["Nodes", ""], ["Cause", ""], ["Pause", "number"], ...order.map((part) => [part, "number"])],
       [...over].reverse().map((each) => [moment(each.began), `${each.from_nodes} → ${each.to_nodes}`, CAUSES[each.kind] ?? each.kind,
         duration(each.cost_s), ...order.map((part) => (part in each.phases ? duration(each.phases[part]) : ""))]))

@@ -1,23 +1,24 @@
 // All jobs, as a table that can be filtered and sorted.
 
 import { seen } from "./daemon.js";
-import { h, link, replace } from "./dom.js";
+import { breakable, h, link, replace } from "./dom.js";
 import { ENDED, count, duration, measured, moment, natural, number, rate } from "./words.js";
 
 const FILTERS = [["", "all"], ["unfinished", "not ended"], ["running", "running"], ["waiting", "waiting"],
   ["completed", "completed"], ["failed", "failed"], ["cancelled", "cancelled"]];
 const COLUMNS = [
   ["id", "Job", (job) => job.id, (job) => link(`job/${job.id}`, job.id)],
-  ["name", "Name", (job) => job.name, (job) => link(`job/${job.id}`, job.name)],
-  ["owner", "Owner", (job) => job.owner, (job) => job.owner, "wide"],
-  ["state", "State", (job) => job.state, (job) => h("span", { class: `state ${job.state}` }, job.state)],
+  ["name", "Name", (job) => job.name, (job) => link(`job/${job.id}`, breakable(job.name)), "name"],
+  ["state", "State", (job) => job.state, (job) => [h("span", { class: `state ${job.state}` }, job.state),
+    job.reason && h("small", { class: "reason" }, job.reason)], "standing"],
   ["nodes", "Nodes", (job) => job.nodes.length, (job) => `${job.nodes.length || "-"} of ${job.min_nodes}:${job.max_nodes}`, "number"],
   ["rate", "Samples/s", (job) => job.rate, (job) => rate(job.rate), "number"],
+  ["took", "Time", (job) => took(job), (job) => duration(took(job)), "number"],
+  ["owner", "Owner", (job) => job.owner, (job) => breakable(job.owner), "name wide"],
   ["samples", "Samples", (job) => job.samples, (job) => worked(job), "number wide"],
   ["rescales", "Rescales", (job) => job.rescales, (job) => job.rescales, "number wide"],
   ["age", "Submitted", (job) => job.submitted, (job) => moment(job.submitted), "wide"],
-  ["took", "Time", (job) => took(job), (job) => duration(took(job)), "number"],
-  ["metrics", "Metrics and notes", (job) => job.reason, (job) => [job.reason, metrics(job)].filter(Boolean).join(" · ")],
+  ["metrics", "Metrics", (job) => metrics(job), (job) => metrics(job), "wide"],
 ];
 const MORE = 200;
 // Persists while other pages are shown.
@@ -97,6 +98,16 @@ export function jobs(main) {
     const elements = [...newRows.values()].map((each) => each.element);
     if (elements.length !== body.children.length || elements.some((each, k) => each !== body.children[k])) {
       body.replaceChildren(...elements);
+    }
+    hideEmpty();
+  }
+
+  /** Hides the columns in which no job has anything. */
+  function hideEmpty() {
+    for (const [k, each] of [...head.cells].entries()) {
+      const empty = body.rows.length > 0 && [...body.rows].every((row) => !row.cells[k].textContent);
+      each.hidden = empty;
+      for (const row of body.rows) row.cells[k].hidden = empty;
     }
   }
 

@@ -3,7 +3,7 @@
 import { get, seen } from "./daemon.js";
 import { h, link, replace, section, table } from "./dom.js";
 import { Timeline } from "./timeline.js";
-import { clock, count, duration, moment, nodeTime, rate } from "./words.js";
+import { count, duration, moment, nodeTime, rate } from "./words.js";
 
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 const DRAW_EVERY_MS = 1000;
@@ -75,7 +75,7 @@ export function machine(main) {
     const names = new Map([...seen.jobs.values()].map((job) => [job.id, job.name]));
     const newest = seen.events.slice(-40).reverse();
     if (!change || change.events.length || change.full) {
-      replace(events, newest.map((event) => h("li", {}, h("time", {}, clock(event.time)), " ",
+      replace(events, newest.map((event) => h("li", {}, h("time", {}, moment(event.time)), " ",
         h("b", {}, event.kind), " ", event.job ? [link(`job/${event.job}`, names.get(event.job) ?? event.job), " "] : "",
         event.node ? `${event.node} ` : "", event.sentence)));
     }

@@ -18,6 +18,16 @@ export function number(value) {
     ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
+/** Formats the label of a tick of an axis: 200 k, not 2.00e+5. */
+export function tick(value) {
+  const size = Math.abs(value);
+  if (size >= 1e4) {
+    const [unit, name] = UNITS.find(([each]) => size >= each);
+    return `${Number((value / unit).toPrecision(4))} ${name}`;
+  }
+  return size && size < 1e-3 ? value.toExponential() : String(Number(value.toPrecision(4)));
+}
+
 // A metric of a script. JSON has no number for NaN and infinity, which come as null.
 export const measured = (value) => (value === null ? "not a number" : number(value));
 
@@ -61,7 +71,7 @@ export function hosts(names) {
 }
 
 export function clock(time) {
-  return new Date(time * 1000).toLocaleTimeString([], { hour12: false });
+  return new Date(time * 1000).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 }
 
 export function moment(time) {

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from malletrain.config.model import ConfigError, parse_config
+from malletrain.config.schedulers import reserved_sbatch_option
 from malletrain.daemon.site.advertise import AddressError
 from malletrain.daemon.site.backends import backend, slurm_settings
 from malletrain.identity.keys import KeyRing
@@ -84,6 +85,12 @@ def test_what_a_site_may_want(tmp_path):
         ("", 'nodes = ["n[1-"]', "gaps.nodes", "no list of nodes"),
         ("", 'features = "ib"', "gaps.features", "a list of texts"),
         ('options = ["licenses=x"]', "", "scheduler.slurm.options", "is no option"),
+        (
+            'options = ["--licenses=x", "--clusters=other"]',
+            "",
+            "scheduler.slurm.options",
+            "--clusters cannot be an option of leases: leases are looked for in the daemon's own",
+        ),
         ('submit_as = ["sudo"]', "", "scheduler.slurm.submit_as", "must hold {owner}"),
         ('launch = "mpirun"', "", "scheduler.slurm.launch", '"auto"'),
         ("grace = 5", "", "scheduler.slurm.grace", "5 has no unit"),
@@ -95,6 +102,28 @@ def test_what_is_wrong_is_said_at_its_key(tmp_path, slurm, gaps, key, words):
     [problem] = error.value.problems
     assert problem.key.startswith(key)
     assert words in problem.message
+
+
+@pytest.mark.parametrize(
+    ("option", "reserved"),
+    [
+        ("--clusters=a,b", "--clusters"),
+        ("--clus=a", "--clusters"),
+        ("-Mother", "--clusters"),
+        ("-M", "--clusters"),
+        ("--job-name=x", "--job-name"),
+        ("--requeue", "--requeue"),
+        ("--wait", "--wait"),
+        ("--wait-all-nodes=1", ""),
+        ("--cluster-constraint=x", ""),
+        ("--comment=--array", ""),
+        ("--mem=5G", ""),
+        ("-C", ""),
+    ],
+)
+def test_options_that_would_make_leases_unknown_are_reserved(option, reserved):
+    match = reserved_sbatch_option(option)
+    assert (match[0] if match else "") == reserved
 
 
 def test_the_tag_is_of_the_daemons_key(tmp_path):

@@ -10,7 +10,7 @@ import math
 import msgspec
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
@@ -67,11 +67,21 @@ def test_killed_at_every_point_nothing_is_lost_and_nothing_counts_twice():
 
 @given(st.sets(st.integers(1, 60), max_size=12))
 @settings(deadline=None, max_examples=15)
+@example(set(range(3, 60, 7)))  # before and after the values of a trial are drawn
 def test_killed_again_and_again(points):
     world = World()
     world.kill_at = points
     world.play()
     world.check_ended(6)
+
+
+def test_no_values_are_drawn_twice_however_often_the_engine_is_killed():
+    """A new sampler that draws as the one before it would repeat a trial."""
+    for every in range(2, 14):
+        world = World(described(trials=12, at_once=2))
+        world.kill_at = set(range(3, 120, every))
+        world.play()
+        assert len({trial.params["x"] for trial in world.trials()}) == 12, every
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["not carried out", "answer lost"])
@@ -374,6 +384,30 @@ kind = "grid"
     world.play()
     world.check_ended(4)
     assert sorted(t.params["x"] for t in world.trials()) == [0.1, 0.2, 0.3, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("trials", "done"), [("", 120), ("trials = 50", 50), ("trials = 999", 120)]
+)
+def test_a_grid_of_more_than_a_hundred_is_done_whole_unless_fewer_are_wanted(trials, done):
+    text = f"""
+[sweep]
+metric = "loss"
+at_once = 40
+{trials}
+[job]
+script = "train.py"
+[space]
+x = {[k / 100 for k in range(30)]}
+width = [1, 2, 3, 4]
+[sampler]
+kind = "grid"
+"""
+    world = World(described(text=text))
+    world.kill_at = {50, 200}
+    world.play()
+    world.check_ended(done)
+    assert len({(t.params["x"], t.params["width"]) for t in world.trials()}) == done
 
 
 @pytest.mark.parametrize("kind", ["tpe", "cmaes", "random"])

@@ -57,6 +57,33 @@ def test_names_of_nodes_are_those_of_the_command_line(names):
     assert sorted(expand(folded)) == sorted(set(names))
 
 
+def test_ticks_are_labelled_as_people_say_numbers():
+    values = [0, 0.25, 1500, 20000, 200000, 1.5e6, 2e-6, -30000, 5e15]
+    assert evaluated("words.js", f"{values}.map(page.tick)") == [
+        *("0", "0.25", "1500", "20 k", "200 k", "1.5 M", "2e-6", "-30 k", "5000 T")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "expected"),
+    [
+        (0, 919000, 4, [0, 500000, 1000000]),
+        (0, 3, 4, [0, 1, 2, 3]),
+        (0.1, 0.3, 4, [0.1, 0.15, 0.2, 0.25, 0.3]),
+        (-0.5, 0.5, 4, [-0.5, 0, 0.5]),
+    ],
+)
+def test_ticks_begin_and_end_beyond_the_curve(low, high, most, expected):
+    assert evaluated("charts.js", f"page.ticks({low}, {high}, {most})") == expected
+
+
+def test_forty_two_consecutive_jobs_differ_by_colour_or_pattern():
+    cues = evaluated("timeline.js", "[...Array(60).keys()].map((k) => page.jobCue(`j${k}`))")
+    assert [cues[k] for k in (0, 6, 7, 41, 42)] == [[0, 0], [6, 0], [0, 1], [6, 5], [0, 0]]
+    for first in range(19):
+        assert len({tuple(cue) for cue in cues[first : first + 42]}) == 42
+
+
 def test_columns_without_anything_in_them_are_left_out():
     rows = [["a", "", 0, None], ["b", "", 1, None]]
     assert evaluated("dom.js", f"page.filled([1, 2, 3, 4], {json.dumps(rows)})") == [0, 2]
@@ -71,6 +98,7 @@ class Element {
   constructor(tag) { Object.assign(this, { tag, attributes: {}, children: [] }); }
   setAttribute(name, value) { this.attributes[name] = value; }
   append(child) { this.children.push(child); }
+  replaceChildren() { this.children = []; }
   all() { return [this, ...this.children.flatMap((each) => each.all())]; }
 }
 globalThis.Node = Element;
@@ -89,7 +117,7 @@ def test_shares_over_time_are_stacked_to_the_top():
         ".filter((each) => each.tag === 'path')"
         ".map((each) => [each.attributes.class, each.attributes.d]); })()",
     )
-    bottom, top, begin, end = 154, 10, "58.0", "708.0"
+    bottom, top, begin, end = 154, 10, "47.0", "708.0"
     first, second = bottom - 0.25 * (bottom - top), bottom - 0.5 * (bottom - top)
     assert outlines == [
         ["area part0", f"M{begin} {first}L{end} {second}L{end} {bottom}.0L{begin} {bottom}.0Z"],

@@ -28,6 +28,7 @@ def test_a_command_is_counted_by_its_name_whatever_stands_before_it(argv, comman
         "sbatch: error: Slurm job queue full, sleeping and retrying.",
         "squeue: error: RPC rate limited 3 time(s). Sleeping for 2 seconds then trying again.",
         "sinfo: error: RPC rate limit exceeded by uid 1000 with bucket 30 refill 2",
+        "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
         "qsub: Server too busy",
     ],
 )

@@ -51,7 +51,8 @@ def test_check_says_the_number_and_refuses_what_keeps_leases(tmp_path):
     sentences = [s for works, s in slurm.scavenger().check() if works and "at the longest" in s]
     assert sentences == [
         "A job waits 17 s for a lease at the longest: 10 s of grace, 5 s of KillWait for a lease "
-        "that does not end by itself, 2 s until Slurm looks again."
+        "that does not end by itself, 2 s until Slurm looks again. A heterogeneous job waits up to "
+        "47 s, because Slurm puts off its components while it preempts for them."
     ]
     slurm.file("config", world.CONFIG + EXEMPT)
     (sentence,) = [s for works, s in slurm.scavenger().check() if not works]

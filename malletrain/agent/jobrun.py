@@ -162,6 +162,8 @@ class NodeJob:
         """Failures of workers here in that round."""
         self.address = ""
         """Address that the launcher has reported, for the other nodes."""
+        self.data_address = ""
+        """Address at which it serves the samples of data caches."""
         self.reports = WorkerReports(assign.job, send, tuned=bool(assign.spec.tuned))
         self.ended = False
         """No process of the job is left, and this has been reported to the daemon."""
@@ -204,11 +206,17 @@ class NodeJob:
         that workers have ended; if False, such a job is reported as running.
         """
         ends = (AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED)
+        data = self.data_address
         if not ended and self.phase in ends:
-            return Assignment(self.job, AssignmentPhase.RUNNING, self.generation, (), self.address)
+            running = AssignmentPhase.RUNNING
+            return Assignment(
+                self.job, running, self.generation, (), self.address, data_address=data
+            )
         entered = self._rounds.get(self.generation)
         size = entered.group_size if entered and self.phase is AssignmentPhase.SUCCEEDED else 0
-        return Assignment(self.job, self.phase, self.generation, self.failures, self.address, size)
+        return Assignment(
+            self.job, self.phase, self.generation, self.failures, self.address, size, data
+        )
 
     @property
     def _in_lobby(self) -> bool:
@@ -394,6 +402,7 @@ class NodeJob:
             failures,
         )
         self.address, self._waited_s = assignment.address, 0.0
+        self.data_address = assignment.data_address
         self._some_ended = assignment.phase is AssignmentPhase.FINISHING
         self._report()
         if self._drain is not None and assignment.phase is not AssignmentPhase.RUNNING:
@@ -464,7 +473,8 @@ class NodeJob:
         self._store, self._waited_s = None, 0.0
         pending = self._pending_round()
         self._rounds = {pending.generation: pending} if pending else {}
-        self.generation, self.address, self._last_failures = 0, "", ()
+        self.generation, self._last_failures = 0, ()
+        self.address = self.data_address = ""
         self._cancel_drain()
         if spec.mode == "live":
             self._add_first_logs(spec.nproc_per_node)

@@ -196,6 +196,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Address of the process of a service."""
     size: Count = 0
     """Number of nodes of that round, once all workers here have succeeded; 0: not known."""
+    data_address: Name = ""
+    """Address at which the node serves the samples of its data caches to the others."""
 
 
 class MetricSample(

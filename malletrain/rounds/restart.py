@@ -492,7 +492,8 @@ class RestartRounds(RoundMachine):
         rank, size = self.members.index(node), len(self.members)
         if rank and self._store is None:
             return []
-        return [SendRound(node, self.generation, rank, size, self._store if rank else None)]
+        store, samples = self._store if rank else None, self.holdings.samples(self.members)
+        return [SendRound(node, self.generation, rank, size, store, samples)]
 
     def invite_reporter(self, occurrence: Occurrence) -> list[Action]:
         """Send the node that reported the round, unless a member has failed."""

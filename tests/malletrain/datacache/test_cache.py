@@ -301,7 +301,9 @@ def test_pooled_hits_are_those_of_the_memories_together(site):
     assert 0.5 < held / 200 < 0.95
     assert len(reads) == 200 - held
     memories = [cache.facts()["memory_bytes"] for cache in caches]
-    assert held / 200 == pytest.approx(pooled_hits(memories, caches[0].facts()["data_bytes"]), abs=0.1)
+    assert held / 200 == pytest.approx(
+        pooled_hits(memories, caches[0].facts()["data_bytes"]), abs=0.1
+    )
 
 
 def test_a_lost_node_means_misses_and_nothing_else(site):
@@ -359,7 +361,9 @@ def test_samples_of_the_next_batches_come_before_they_are_needed(site):
     data.read()
     asked = []
     fetch = cache._reader.fetch
-    cache._reader.fetch = lambda samples, *rest: asked.append(list(samples)) or fetch(samples, *rest)
+    cache._reader.fetch = lambda samples, *rest: (
+        asked.append(list(samples)) or fetch(samples, *rest)
+    )
     labels = []
     for _ in sampler.epochs(2):
         for images, numbers in DataLoader(cache, batch_sampler=sampler):

@@ -19,7 +19,6 @@ def test_a_known_answer_that_no_release_may_change():
     assert owners(range(12), ["n1", "n2", "n3"]) == KNOWN
 
 
-
 @given(SAMPLES, NODES, st.randoms(use_true_random=False))
 def test_the_order_of_the_nodes_does_not_matter(samples, nodes, random):
     shuffled = random.sample(nodes, len(nodes))

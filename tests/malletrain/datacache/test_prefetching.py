@@ -26,9 +26,7 @@ def test_a_known_answer_over_the_end_of_an_epoch():
     assert upcoming_batches(plan, orders.__getitem__, 0, 0, 0, 0) == []
 
 
-@given(
-    st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.booleans(), st.integers(0, 3)
-)
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.booleans(), st.integers(0, 3))
 def test_the_plan_is_what_the_sampler_yields(samples, batch, ranks, drop_last, seed):
     if samples < ranks or batch < ranks or (drop_last and samples < batch):
         return

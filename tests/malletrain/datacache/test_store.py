@@ -97,7 +97,9 @@ def test_a_damaged_sample_counts_as_absent(folder):
     assert check_sum(5, body(5)) != check_sum(6, body(5))  # bytes of another sample
 
 
-@pytest.mark.parametrize("entry", [(1, 100, 0), (2**63, 100, 0), (5000, 2**32 - 1, 0), (5000, 0, 0)])
+@pytest.mark.parametrize(
+    "entry", [(1, 100, 0), (2**63, 100, 0), (5000, 2**32 - 1, 0), (5000, 0, 0)]
+)
 def test_an_entry_that_points_anywhere_counts_as_absent(folder, entry):
     store = attach(folder, DATA, MIB)
     with open(store.path, "r+b") as file:
@@ -108,7 +110,9 @@ def test_an_entry_that_points_anywhere_counts_as_absent(folder, entry):
 
 def test_another_length_is_refused_by_name(folder):
     attach(folder, DATA, MIB)
-    with pytest.raises(DataCacheRefusalError, match="'imagenet' .* 100 samples, but this one has 9"):
+    with pytest.raises(
+        DataCacheRefusalError, match="'imagenet' .* 100 samples, but this one has 9"
+    ):
         attach(folder, DataSetIdentity("imagenet", 9, 7), MIB)
     assert attach(folder, DataSetIdentity("other", 9, 7), MIB).length == 9
 
@@ -199,7 +203,8 @@ for sample in np.random.default_rng(int(sys.argv[2])).permutation(100).tolist():
 @pytest.mark.slow
 def test_processes_that_write_together_write_each_sample_once(folder):
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(seed)]) for seed in range(3)
+        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(seed)])
+        for seed in range(3)
     ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     store = attach(folder, DATA, MIB)

@@ -217,6 +217,11 @@ class DataCache:
         """Whether samples are kept in memory. If not, the user was told the reason."""
         return self._store is not None
 
+    @property
+    def prefetches_nothing(self) -> bool:
+        """Whether no sample is being fetched in advance."""
+        return self._prefetcher is None or self._prefetcher.idle
+
     def counts(self) -> ReadCounts:
         """Return the reads of this rank so far, its loader workers included."""
         return ReadCounts() if self._counts is None else self._counts.total()

@@ -54,18 +54,22 @@ class SamplePeers:
         self._abandoned: Any = None
         """Loop and connections of the parent, which a forked process must not close."""
 
-    def fetch(self, wanted: Mapping[str, Sequence[int]]) -> dict[int, Any]:
+    def fetch(self, samples_of: Mapping[str, Sequence[int]]) -> dict[int, Any]:
         """Return the samples that other nodes have, packed, by number. All nodes are asked at the
         same time.
 
         Args:
-            wanted: address of a node → numbers of samples.
+            samples_of: address of a node → numbers of samples.
         """
-        asked = [(address, samples) for address, samples in wanted.items() if self._asks(address)]
-        found: dict[int, Any] = {}
-        for samples in self._run([self._fetch(address, samples) for address, samples in asked]):
-            found.update(samples)
-        return found
+        requests = [
+            self._fetch(address, samples)
+            for address, samples in samples_of.items()
+            if self._asks(address)
+        ]
+        packed: dict[int, Any] = {}
+        for samples in self._run(requests):
+            packed.update(samples)
+        return packed
 
     def offer(self, samples: Mapping[str, Mapping[int, Any]]) -> None:
         """Hand samples to the nodes that own them, unless their stores are full.
@@ -140,7 +144,7 @@ class SamplePeers:
         return answer
 
     async def _fetch(self, address: str, samples: Sequence[int]) -> dict[int, Any]:
-        found: dict[int, Any] = {}
+        packed: dict[int, Any] = {}
         remaining = list(samples)
         while remaining:
             answer = await self._call(address, "get", samples=remaining)
@@ -149,27 +153,16 @@ class SamplePeers:
             head, body = answer
             try:
                 self._of(address).full = bool(head["full"])
-                sent = self._unpacked(head, body)
+                sent = intact_samples(head, body)
                 last = head["samples"][-1] if head["samples"] else None
                 more = bool(head["more"])
             except (KeyError, TypeError, ValueError):
                 break
-            found.update(sent)
+            packed.update(sent)
             if not more or last not in remaining:
                 break
             remaining = remaining[remaining.index(last) + 1 :]
-        return found
-
-    @staticmethod
-    def _unpacked(head: Mapping[str, Any], body: Any) -> dict[int, Any]:
-        view, at = memoryview(body), 0
-        found: dict[int, Any] = {}
-        for sample, size, total in zip(head["samples"], head["sizes"], head["sums"], strict=True):
-            data = view[at : at + size]
-            at += size
-            if len(data) == size and check_sum(sample, data) == total:
-                found[sample] = data
-        return found
+        return packed
 
     async def _offer(self, address: str, owned: list[tuple[int, Any]]) -> None:
         while owned:
@@ -193,3 +186,20 @@ class SamplePeers:
             self._of(address).full = bool(answer[0].get("full"))
             if self._of(address).full:
                 return
+
+
+def intact_samples(head: Mapping[str, Any], body: Any) -> dict[int, Any]:
+    """Return the samples of an answer whose check sums are correct.
+
+    Args:
+        head: their numbers, sizes and check sums.
+        body: their bytes, one after another.
+    """
+    view, at = memoryview(body), 0
+    intact: dict[int, Any] = {}
+    for sample, size, total in zip(head["samples"], head["sizes"], head["sums"], strict=True):
+        data = view[at : at + size]
+        at += size
+        if len(data) == size and check_sum(sample, data) == total:
+            intact[sample] = data
+    return intact

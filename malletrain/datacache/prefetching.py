@@ -39,11 +39,11 @@ class SamplePrefetcher:
         dropped.
         """
         with self._changed:
-            wanted = {sample for batch in batches for sample in batch}
-            self._staged = {s: data for s, data in self._staged.items() if s in wanted}
-            self._absent &= wanted
-            known = self._staged.keys() | self._absent | self._in_flight
-            unknown = (tuple(s for s in batch if s not in known) for batch in batches)
+            planned = {sample for batch in batches for sample in batch}
+            self._staged = {s: data for s, data in self._staged.items() if s in planned}
+            self._absent &= planned
+            done = self._staged.keys() | self._absent | self._in_flight
+            unknown = (tuple(s for s in batch if s not in done) for batch in batches)
             self._plan = [batch for batch in unknown if batch]
             self._changed.notify_all()
             if self._thread is None and self._plan:
@@ -57,15 +57,20 @@ class SamplePrefetcher:
         that are only planned are left to the caller.
         """
         with self._changed:
-            wanted = set(samples)
+            needed = set(samples)
             self._plan = [
                 batch
-                for batch in (tuple(s for s in b if s not in wanted) for b in self._plan)
+                for batch in (tuple(s for s in b if s not in needed) for b in self._plan)
                 if batch
             ]
-            while self._in_flight & wanted and not self._closed:
+            while self._in_flight & needed and not self._closed:
                 self._changed.wait()
-            return {s: self._staged.pop(s) for s in wanted if s in self._staged}
+            return {s: self._staged.pop(s) for s in needed if s in self._staged}
+
+    @property
+    def idle(self) -> bool:
+        """Whether all of the plan has been fetched."""
+        return not self._plan and not self._in_flight
 
     def close(self) -> None:
         """End the thread."""
@@ -84,12 +89,12 @@ class SamplePrefetcher:
                     return
                 batch = self._plan.pop(0)
                 self._in_flight = frozenset(batch)
-            found: Mapping[int, Any] = {}
+            samples: Mapping[int, Any] = {}
             try:
-                found = self._fetch(batch)
+                samples = self._fetch(batch)
             finally:
                 with self._changed:
-                    self._staged.update(found)
-                    self._absent.update(s for s in batch if s not in found)
+                    self._staged.update(samples)
+                    self._absent.update(s for s in batch if s not in samples)
                     self._in_flight = frozenset()
                     self._changed.notify_all()

@@ -49,12 +49,12 @@ class SampleReader:
             samples: their numbers.
             staged: packed samples that were fetched before.
         """
-        found: dict[int, Any] = dict(staged or {})
-        peer_hits = len(found)
+        packed: dict[int, Any] = dict(staged or {})
+        peer_hits = len(packed)
         local: dict[int, Any] = {}
         missing: list[int] = []
         for sample in dict.fromkeys(samples):
-            if sample in found:
+            if sample in packed:
                 continue
             data = self._store.get(sample)
             if data is None:
@@ -67,12 +67,12 @@ class SampleReader:
             owner_of = dict(zip(missing, owners(missing, list(addresses)), strict=True))
             fetched = self.fetch(missing, owner_of, addresses)
             peer_hits += len(fetched)
-            found.update(fetched)
-        found.update(local)
-        hit_bytes = sum(len(data) for data in found.values())
-        from_source = [sample for sample in missing if sample not in found]
+            packed.update(fetched)
+        packed.update(local)
+        hit_bytes = sum(len(data) for data in packed.values())
+        from_source = [sample for sample in missing if sample not in packed]
         read, source_bytes, unpacked = self._read_source(from_source, owner_of)
-        values = self._values(samples, found, read)
+        values = self._values(samples, packed, read)
         counts = ReadCounts(
             len(local), peer_hits, len(from_source), hit_bytes, source_bytes, unpacked
         )
@@ -97,12 +97,12 @@ class SampleReader:
             addresses = self._members.addresses()
         if owner_of is None:
             owner_of = dict(zip(samples, owners(samples, list(addresses)), strict=True))
-        wanted: dict[str, list[int]] = {}
+        samples_of: dict[str, list[int]] = {}
         for sample in samples:
             address = addresses.get(owner_of[sample], "")
             if owner_of[sample] != self._members.node and address:
-                wanted.setdefault(address, []).append(sample)
-        return self._peers.fetch(wanted) if wanted else {}
+                samples_of.setdefault(address, []).append(sample)
+        return self._peers.fetch(samples_of) if samples_of else {}
 
     def not_here(self, samples: Sequence[int]) -> list[int]:
         """Return those of ``samples`` that are not in this node's memory."""
@@ -148,18 +148,17 @@ class SampleReader:
             f"data cache packs not {error}",
         )
 
-    @staticmethod
     def _values(
-        samples: Sequence[int], packed: Mapping[int, Any], read: dict[int, Any]
+        self, samples: Sequence[int], packed: Mapping[int, Any], read: Mapping[int, Any]
     ) -> list[Any]:
         values: list[Any] = []
-        seen: set[int] = set()
+        repeated: set[int] = set()
         for sample in samples:
+            # A second one of a batch is another object, because a transform may change the first.
             if sample in read:
-                values.append(read[sample])
-                continue
-            # The second one of a batch is a copy, because a transform may change the first.
-            data = packed[sample]
-            values.append(unpack(bytearray(data) if sample in seen else data))
-            seen.add(sample)
+                values.append(self._dataset[sample] if sample in repeated else read[sample])
+            else:
+                data = packed[sample]
+                values.append(unpack(bytearray(data) if sample in repeated else data))
+            repeated.add(sample)
         return values

@@ -54,7 +54,7 @@ class SampleRequests:
             there may be more.
         """
         store = self._store(DataSetIdentity(name, length, first))
-        found: list[int] = []
+        present: list[int] = []
         sums: list[int] = []
         bodies: list[Any] = []
         size = 0
@@ -65,11 +65,11 @@ class SampleRequests:
             size += len(one[0])
             if bodies and size > MAX_BATCH_BYTES:
                 break
-            found.append(sample)
+            present.append(sample)
             bodies.append(one[0])
             sums.append(one[1])
         head = {
-            "samples": found,
+            "samples": present,
             "sizes": [len(body) for body in bodies],
             "sums": sums,
             "full": store is None or store.full,

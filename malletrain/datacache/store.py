@@ -34,10 +34,10 @@ from malletrain.memory.folder import available
 from malletrain.protocol.sizes import shown
 
 _HEADER = struct.Struct("<8sQQQI")
-_HEADER_BYTES = 4096
+HEADER_BYTES = 4096
 _TAIL = struct.Struct("<Q")
 _TAIL_OFFSET = 64
-_ENTRY = struct.Struct("<QII")
+ENTRY = struct.Struct("<QII")
 """Offset of a sample, its length, its check sum; an offset of 0: absent."""
 _MAGIC = b"MTDATA1\0"
 _CHECK_BYTES = 16 << 20
@@ -183,14 +183,14 @@ class NodeStore:
 
     def get(self, sample: int) -> memoryview | bytearray | None:
         """Return a packed sample where it lies; None if it is absent or damaged."""
-        found = self.find(sample)
-        return None if found is None else found[0]
+        one = self.find(sample)
+        return None if one is None else one[0]
 
     def _entry(self, sample: int) -> tuple[int, int, int]:
         if not 0 <= sample < self.length:
             return 0, 0, 0
-        entry: tuple[int, int, int] = _ENTRY.unpack_from(
-            self._map, _HEADER_BYTES + sample * _ENTRY.size
+        entry: tuple[int, int, int] = ENTRY.unpack_from(
+            self._map, HEADER_BYTES + sample * ENTRY.size
         )
         return entry
 
@@ -214,7 +214,7 @@ class NodeStore:
         import numpy
 
         entries = numpy.frombuffer(
-            self._view[_HEADER_BYTES : _HEADER_BYTES + self.length * _ENTRY.size], dtype="<u8"
+            self._view[HEADER_BYTES : HEADER_BYTES + self.length * ENTRY.size], dtype="<u8"
         )
         return int(numpy.count_nonzero(entries[::2]))
 
@@ -274,14 +274,13 @@ class NodeStore:
         _write(self._file, data, offset)
         _write(
             self._file,
-            _ENTRY.pack(offset, len(data), total),
-            _HEADER_BYTES + sample * _ENTRY.size,
+            ENTRY.pack(offset, len(data), total),
+            HEADER_BYTES + sample * ENTRY.size,
         )
         return True
 
     def _tail(self) -> int:
-        tail: int = _TAIL.unpack(os.pread(self._file, _TAIL.size, _TAIL_OFFSET))[0]
-        return tail
+        return int(_TAIL.unpack(os.pread(self._file, _TAIL.size, _TAIL_OFFSET))[0])
 
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -307,18 +306,18 @@ def attach(folder: Path, data: DataSetIdentity, memory: int) -> NodeStore:
             _create(path, data, memory)
             continue
         if store.length != data.length:
-            held = store.length
+            length = store.length
             store.close()
             raise DataCacheRefusalError(
-                f"The data cache {data.name!r} on this node has a data set of {held} samples, but "
-                f"this one has {data.length}. Give it another name."
+                f"The data cache {data.name!r} on this node has a data set of {length} samples, "
+                f"but this one has {data.length}. Give it another name."
             )
         return store
     raise OSError(f"{path} cannot be opened: it is removed again and again.")
 
 
 def _create(path: Path, data: DataSetIdentity, memory: int) -> None:
-    start = -(-(_HEADER_BYTES + data.length * _ENTRY.size) // _HEADER_BYTES) * _HEADER_BYTES
+    start = -(-(HEADER_BYTES + data.length * ENTRY.size) // HEADER_BYTES) * HEADER_BYTES
     size = min(memory, _free_for(path.parent, memory))
     if size < start / _MAX_INDEX_SHARE:
         raise NoMemoryForDataError(

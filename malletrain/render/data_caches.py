@@ -43,8 +43,8 @@ def sentence(cache: DataCacheView) -> str:
     shares = [f"{100 * count / reads:.0f} % {place}" for count, place in places]
     text = f"{reads:,} reads: {', '.join(shares)}; {shown(cache.hit_bytes)} were not read from it."
     if cache.samples and cache.memory_bytes:
-        held = 100 * min(1.0, cache.present / cache.samples)
-        text += f" The memory of its nodes has {held:.0f} % of the samples."
+        share = 100 * min(1.0, cache.present / cache.samples)
+        text += f" The memory of its nodes has {share:.0f} % of the samples."
     return f"{text} {coverage(cache)}"
 
 

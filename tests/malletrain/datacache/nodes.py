@@ -53,7 +53,6 @@ class Job:
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: bytes = SECRET):
         self._base, self._monkeypatch, self.secret = tmp_path, monkeypatch, secret
         self.services: dict[str, SampleService] = {}
-        self.left: set[str] = set()
         self._open = contextlib.ExitStack()
 
     def folder(self, node: str) -> Path:

@@ -22,14 +22,14 @@ def hits(cache_reads):
 
 
 def lru(capacity):
-    held, reads = OrderedDict(), []
+    cached, reads = OrderedDict(), []
     for epoch in orders():
         for sample in epoch:
-            reads.append(sample in held)
-            held[sample] = True
-            held.move_to_end(sample)
-            if len(held) > capacity:
-                held.popitem(last=False)
+            reads.append(sample in cached)
+            cached[sample] = True
+            cached.move_to_end(sample)
+            if len(cached) > capacity:
+                cached.popitem(last=False)
     return hits(reads)
 
 
@@ -37,10 +37,10 @@ def never_evict(capacity_of):
     """Caches of several nodes, each of which keeps what it owns."""
     nodes = list(capacity_of)
     owner = owners(range(SAMPLES), nodes)
-    held, reads = {node: set() for node in nodes}, []
+    cached, reads = {node: set() for node in nodes}, []
     for epoch in orders():
         for sample in epoch:
-            mine = held[owner[sample]]
+            mine = cached[owner[sample]]
             reads.append(sample in mine)
             if sample not in mine and len(mine) < capacity_of[owner[sample]]:
                 mine.add(sample)

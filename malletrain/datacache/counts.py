@@ -12,6 +12,7 @@ import os
 import struct
 import tempfile
 from dataclasses import dataclass, fields
+from operator import add
 from pathlib import Path
 
 SLOTS = 64
@@ -36,13 +37,12 @@ class ReadCounts:
     """Samples read from the data set that cannot be packed."""
 
     def __add__(self, other: ReadCounts) -> ReadCounts:
-        pairs = zip(self.values, other.values, strict=True)
-        return ReadCounts(*(one + another for one, another in pairs))
+        return ReadCounts(*map(add, self.values, other.values))
 
     @property
     def values(self) -> tuple[int, ...]:
         """The counts in the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return tuple(map(self.__getattribute__, COUNT_NAMES))
 
     @property
     def reads(self) -> int:
@@ -55,8 +55,10 @@ class ReadCounts:
         return (self.node_hits + self.peer_hits) / self.reads if self.reads else 0.0
 
 
-_FIELDS = struct.Struct(f"<{len(fields(ReadCounts))}Q")
+COUNT_NAMES = tuple(field.name for field in fields(ReadCounts))
 _SLOT_BYTES = 64
+_FIELDS = struct.Struct(f"<{len(COUNT_NAMES)}Q")
+_PADDED = struct.Struct(f"<{len(COUNT_NAMES)}Q{_SLOT_BYTES - _FIELDS.size}x")
 
 
 class SharedCounts:
@@ -88,10 +90,7 @@ class SharedCounts:
 
     def total(self) -> ReadCounts:
         """Return the sum over all processes."""
-        total = ReadCounts()
-        for slot in range(SLOTS):
-            total += ReadCounts(*_FIELDS.unpack_from(self._map, slot * _SLOT_BYTES))
-        return total
+        return ReadCounts(*map(sum, zip(*_PADDED.iter_unpack(self._map), strict=True)))
 
     def close(self) -> None:
         """Remove the file, in the process that created it."""

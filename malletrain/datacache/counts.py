@@ -57,15 +57,25 @@ class ReadCounts:
 
 COUNT_NAMES = tuple(field.name for field in fields(ReadCounts))
 _SLOT_BYTES = 64
+_PREFIX = "counts-"
 _FIELDS = struct.Struct(f"<{len(COUNT_NAMES)}Q")
 _PADDED = struct.Struct(f"<{len(COUNT_NAMES)}Q{_SLOT_BYTES - _FIELDS.size}x")
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove the files of processes that were killed."""
+    for path in folder.glob(f"{_PREFIX}*-*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if not os.path.exists(f"/proc/{pid}"):
+            path.unlink(missing_ok=True)
 
 
 class SharedCounts:
     """The counts of one rank. ``folder``: folder in shared memory for their file."""
 
     def __init__(self, folder: Path) -> None:
-        file, name = tempfile.mkstemp(dir=folder, prefix=f"counts-{os.getpid()}-")
+        _remove_dead(folder)
+        file, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
         try:
             os.truncate(file, SLOTS * _SLOT_BYTES)
             self._map = mmap.mmap(file, SLOTS * _SLOT_BYTES)
@@ -79,8 +89,11 @@ class SharedCounts:
 
     def __setstate__(self, state: dict[str, Path]) -> None:
         self.path, self._owner = state["path"], 0
-        with open(self.path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), SLOTS * _SLOT_BYTES)
+        try:
+            with open(self.path, "r+b") as file:
+                self._map = mmap.mmap(file.fileno(), SLOTS * _SLOT_BYTES)
+        except OSError:  # gone: what this process reads is not counted
+            self._map = mmap.mmap(-1, SLOTS * _SLOT_BYTES)
 
     def add(self, slot: int, counts: ReadCounts) -> None:
         """Add ``counts`` to a slot. ``slot``: number of the process, from 0."""

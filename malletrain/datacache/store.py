@@ -119,7 +119,8 @@ class NodeStore:
         """Check sum of its sample 0."""
         self.capacity: int = size - start
         """Memory for samples, bytes."""
-        self._start, self._size = start, size
+        self._start: int = start
+        self._size: int = size
         prot = mmap.PROT_READ | mmap.PROT_WRITE
         self._map = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=prot)
         self._view = memoryview(self._map)

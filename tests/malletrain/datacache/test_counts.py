@@ -35,3 +35,18 @@ def test_each_process_has_a_slot_and_the_sum_is_that_of_all(tmp_path):
     assert counts.path.exists()  # it is the creator's
     counts.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_a_process_that_was_killed_goes_with_the_next_one(tmp_path):
+    if (pid := os.fork()) == 0:
+        made = SharedCounts(tmp_path)
+        os._exit(0 if made.path.exists() else 1)  # as if it were killed
+    assert os.waitpid(pid, 0)[1] == 0
+    (dead,) = tmp_path.iterdir()
+    counts = SharedCounts(tmp_path)
+    assert list(tmp_path.iterdir()) == [counts.path] != [dead]
+    pickled = pickle.dumps(counts)
+    counts.close()
+    late = pickle.loads(pickled)  # a worker that is started after that
+    late.add(1, ReadCounts(node_hits=1))
+    assert late.total() == ReadCounts(node_hits=1)

@@ -28,6 +28,7 @@ from malletrain.datacache.store import (
     DataCacheRefusalError,
     DataSetIdentity,
     NodeStore,
+    OtherDataSetError,
     attach,
     check_sum,
     private_data_folder,
@@ -122,9 +123,9 @@ class DataCache:
         try:
             folder = private_data_folder(data_folder())
             store = attach(folder, self._identity, most)
+        except OtherDataSetError:
+            raise
         except DataCacheRefusalError as refusal:
-            if "Give it another name" in str(refusal):
-                raise
             self._say_uncached(str(refusal))
             return
         except OSError as error:

@@ -51,6 +51,10 @@ class DataCacheRefusalError(ValueError):
     """The data set cannot use this store; the message is for the user."""
 
 
+class OtherDataSetError(DataCacheRefusalError):
+    """The name belongs to a data set of another length."""
+
+
 class NoMemoryForDataError(DataCacheRefusalError):
     """The node has too little memory; the data set is read without a cache."""
 
@@ -297,7 +301,7 @@ def attach(folder: Path, data: DataSetIdentity, memory: int) -> NodeStore:
 
     Raises:
         NoMemoryForDataError: the node has too little memory.
-        DataCacheRefusalError: the store of that name has another data set.
+        OtherDataSetError: the store of that name has a data set of another length.
         OSError: it cannot be created.
     """
     path = folder / file_name(data.name)
@@ -309,7 +313,7 @@ def attach(folder: Path, data: DataSetIdentity, memory: int) -> NodeStore:
         if store.length != data.length:
             length = store.length
             store.close()
-            raise DataCacheRefusalError(
+            raise OtherDataSetError(
                 f"The data cache {data.name!r} on this node has a data set of {length} samples, "
                 f"but this one has {data.length}. Give it another name."
             )

@@ -15,6 +15,7 @@ from malletrain.datacache.store import (
     DataSetIdentity,
     NodeStore,
     NoMemoryForDataError,
+    OtherDataSetError,
     attach,
     check_sum,
     file_name,
@@ -110,9 +111,7 @@ def test_an_entry_that_points_anywhere_counts_as_absent(folder, entry):
 
 def test_another_length_is_refused_by_name(folder):
     attach(folder, DATA, MIB)
-    with pytest.raises(
-        DataCacheRefusalError, match=r"'imagenet' .* 100 samples, but this one has 9"
-    ):
+    with pytest.raises(OtherDataSetError, match=r"'imagenet' .* 100 samples, but this one has 9"):
         attach(folder, DataSetIdentity("imagenet", 9, 7), MIB)
     assert attach(folder, DataSetIdentity("other", 9, 7), MIB).length == 9
 

@@ -23,14 +23,16 @@ import stat
 import struct
 import tempfile
 import threading
+import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from malletrain.datacache.packing import ALIGN
-from malletrain.memory.folder import available
+from malletrain.memory.folder import LOCK_PAUSE_S, available
 from malletrain.protocol.sizes import shown
 
 _HEADER = struct.Struct("<8sQQQI")
@@ -42,6 +44,10 @@ ENTRY = struct.Struct("<QII")
 _MAGIC = b"MTDATA1\0"
 _CHECK_BYTES = 16 << 20
 """Bytes that are written between two looks at the node's free memory."""
+LOCK_TRIES = 500
+"""Number of tries to get a lock, LOCK_PAUSE_S apart."""
+BLOCKED_S = 60.0
+"""Time for which nothing is written after a lock was not had, seconds."""
 _MAX_INDEX_SHARE = 0.25
 """Maximum part of the memory that the index may take."""
 SUFFIX = ".samples"
@@ -134,6 +140,8 @@ class NodeStore:
         self._failed = ""
         self._refused = False
         """Whether a sample did not fit."""
+        self._blocked_until = 0.0
+        """Time until which nothing is written, because another process is stopped (monotonic)."""
 
     @classmethod
     def open_existing(cls, path: Path) -> NodeStore | None:
@@ -144,7 +152,8 @@ class NodeStore:
             # first one, which lives as long as a sample is in use.
             for _ in range(2):
                 files.append(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
-            fcntl.flock(files[1], fcntl.LOCK_SH)
+            if not _locked(fcntl.flock, files[1], fcntl.LOCK_SH):
+                raise OSError(f"{path} is being removed.")
             status = os.fstat(files[0])
             if status.st_uid != os.geteuid() or status.st_nlink == 0:  # removed meanwhile
                 raise OSError(f"{path} cannot be used.")
@@ -234,13 +243,14 @@ class NodeStore:
             total: their check sum; None to compute it.
 
         Returns:
-            Whether the store has the sample now.
+            Whether the store has the sample now. It has not if there is no memory for it, or if
+            another process is stopped in the middle of a write.
         """
         if not 0 <= sample < self.length:
             return False
         if sample in self:
             return True
-        if self.full:
+        if self.full or time.monotonic() < self._blocked_until:
             return False
         if total is None:
             total = check_sum(sample, data)
@@ -248,11 +258,13 @@ class NodeStore:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX, 1, 0)
+                if not _locked(fcntl.lockf, self._file, fcntl.LOCK_EX):
+                    self._blocked_until = time.monotonic() + BLOCKED_S
+                    return False
                 try:
                     return self._append(sample, data, total)
                 finally:
-                    fcntl.lockf(self._file, fcntl.LOCK_UN, 1, 0)
+                    fcntl.lockf(self._file, fcntl.LOCK_UN)
             except OSError as error:
                 self._failed = (
                     "the node's shared memory is full"
@@ -398,6 +410,19 @@ def remove_unused(path: Path) -> bool:
     finally:
         os.close(file)
     return True
+
+
+def _locked(lock: Callable[[int, int], object], file: int, kind: int) -> bool:
+    """Take a lock that others hold for microseconds. Returns False if a process that is stopped
+    holds it.
+    """
+    for _ in range(LOCK_TRIES):
+        try:
+            lock(file, kind | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES
+            time.sleep(LOCK_PAUSE_S)
+    return False
 
 
 def _write(file: int, data: Any, offset: int) -> None:

@@ -1,5 +1,6 @@
 """The store of a node: bounded, shared by processes, right after any kill, private to its user."""
 
+import fcntl
 import multiprocessing
 import os
 import subprocess
@@ -23,6 +24,7 @@ from malletrain.datacache.store import (
     remove_unused,
 )
 from tests.strangers import SOMEBODY, only_root
+from tests.waiting import NEVER_S
 
 MIB = 1 << 20
 DATA = DataSetIdentity("imagenet", 100, 7)
@@ -192,7 +194,9 @@ WRITER = """
 import os, sys
 from pathlib import Path
 import numpy as np
+from malletrain.datacache import store as module
 from malletrain.datacache.store import DataSetIdentity, attach
+module.LOCK_TRIES = 1_000_000
 store = attach(Path(sys.argv[1]), DataSetIdentity("imagenet", 100, 7), 1 << 20)
 for sample in np.random.default_rng(int(sys.argv[2])).permutation(100).tolist():
     store.put(sample, np.random.default_rng(sample).bytes(1000))
@@ -242,6 +246,42 @@ def test_a_writer_that_is_killed_in_a_write_leaves_misses_and_no_lock(folder, wr
     assert store.put(2, body(2))
     assert bytes(store.get(2)) == body(2)
     assert bytes(store.get(1)) == body(1)
+
+
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from malletrain.datacache import store as module
+store = module.NodeStore.open_existing(Path(sys.argv[1]))
+def write(file, data, offset):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.pwrite(file, data, offset)
+module._write = write
+store.put(50, b"x" * 1000)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_that_is_stopped_in_a_write_keeps_nobody_from_reading(folder, monkeypatch):
+    monkeypatch.setattr(store_module, "LOCK_TRIES", 3)
+    monkeypatch.setattr(store_module, "BLOCKED_S", 0.0)
+    store = attach(folder, DATA, MIB)
+    store.put(1, body(1))
+    stopped = subprocess.Popen([sys.executable, "-c", STOPPED, str(store.path)])
+    try:
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+        assert not store.put(2, body(2))
+        assert bytes(store.get(1)) == body(1)
+        assert not store.full
+        monkeypatch.setattr(store_module, "BLOCKED_S", NEVER_S)
+        assert not store.put(2, body(2))
+        monkeypatch.setattr(fcntl, "lockf", None)
+        assert not store.put(3, body(3))  # it does not try
+        monkeypatch.undo()
+    finally:
+        stopped.kill()
+        stopped.wait()
+    assert attach(folder, DATA, MIB).put(2, body(2))
 
 
 def _child(store, results):

@@ -290,7 +290,7 @@ def _checked_length(dataset: Any, name: str, sampler: Any) -> int:
     if type(sampler).__name__ == "ElasticStream":
         raise TypeError(
             "DataCache caches data sets with indices. An ElasticStream reads shards one after "
-            "another; use it without a cache."
+            "another; docs/data-cache.md (whole shards) says how to cache them."
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(

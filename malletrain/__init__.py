@@ -3,8 +3,9 @@
 Training scripts do ``import malletrain``, so importing this package imports only the standard
 library; other modules are imported when one of their names is used. The training-side library:
 :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
-:func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`. They run
-in the user's process. :class:`Client` submits jobs from Python, :class:`AsyncClient` from asyncio.
+:func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`,
+:class:`DataCache`. They run in the user's process. :class:`Client` submits jobs from Python,
+:class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from malletrain.api.aio import AsyncClient
     from malletrain.api.client import Client
+    from malletrain.datacache.cache import DataCache
     from malletrain.training.loader_workers import loader_workers
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
@@ -27,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "Client",
+    "DataCache",
     "ElasticSampler",
     "ElasticStream",
     "Snapshot",
@@ -43,6 +46,7 @@ __all__ = [
 _MODULE_OF = {
     "AsyncClient": "malletrain.api.aio",
     "Client": "malletrain.api.client",
+    "DataCache": "malletrain.datacache.cache",
     "ElasticSampler": "malletrain.training.sampler",
     "ElasticStream": "malletrain.training.stream",
     "Snapshot": "malletrain.training.snapshot",

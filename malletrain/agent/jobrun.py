@@ -166,6 +166,8 @@ class NodeJob:
         """The process of a service has joined and is not ready to serve."""
         self._start_s: float | None = None
         """Time from the start of the process of a service until it was ready, seconds."""
+        self.data_address = ""
+        """Address at which it serves the samples of data caches."""
         self.reports = WorkerReports(assign.job, send, tuned=bool(assign.spec.tuned))
         self.ended = False
         """No process of the job is left, and this has been reported to the daemon."""
@@ -208,20 +210,13 @@ class NodeJob:
         that workers have ended; if False, such a job is reported as running.
         """
         ends = (AssignmentPhase.FINISHING, AssignmentPhase.SUCCEEDED, AssignmentPhase.FAILED)
-        if not ended and self.phase in ends:
-            return Assignment(self.job, AssignmentPhase.RUNNING, self.generation, (), self.address)
-        entered = self._rounds.get(self.generation)
-        size = entered.group_size if entered and self.phase is AssignmentPhase.SUCCEEDED else 0
-        return Assignment(
-            self.job,
-            self.phase,
-            self.generation,
-            self.failures,
-            self.address,
-            size,
-            self._loading,
-            self._start_s,
-        )
+        phase, failures, size = self.phase, self.failures, 0
+        if not ended and phase in ends:
+            phase, failures = AssignmentPhase.RUNNING, ()
+        elif phase is AssignmentPhase.SUCCEEDED and self.generation in self._rounds:
+            size = self._rounds[self.generation].group_size
+        state = (self.job, phase, self.generation, failures, self.address, size)
+        return Assignment(*state, self._loading, self._start_s, self.data_address)
 
     @property
     def _in_lobby(self) -> bool:
@@ -401,13 +396,11 @@ class NodeJob:
             )
         elif assignment.phase is AssignmentPhase.RUNNING and assignment.generation in self._rounds:
             self._on_round_joined(self._rounds[assignment.generation])
-        self.phase, self.generation, self.failures = (
-            assignment.phase,
-            assignment.generation,
-            failures,
-        )
+        self.phase, self.generation = assignment.phase, assignment.generation
+        self.failures = failures
         self.address, self._waited_s = assignment.address, 0.0
         self._loading, self._start_s = assignment.loading, assignment.start_s
+        self.data_address = assignment.data_address
         self._some_ended = assignment.phase is AssignmentPhase.FINISHING
         self._report()
         if self._drain is not None and assignment.phase is not AssignmentPhase.RUNNING:
@@ -478,7 +471,8 @@ class NodeJob:
         self._store, self._waited_s = None, 0.0
         pending = self._pending_round()
         self._rounds = {pending.generation: pending} if pending else {}
-        self.generation, self.address, self._last_failures = 0, "", ()
+        self.generation, self._last_failures = 0, ()
+        self.address = self.data_address = ""
         self._loading, self._start_s = False, None
         self._cancel_drain()
         if spec.mode == "live":

@@ -78,6 +78,8 @@ class JobPlace:
     """Environment of the agent."""
     memory: Path | None = None
     """The job's directory in the node's memory, for snapshots; None if there is none."""
+    data: Path | None = None
+    """The directory of data caches in the node's memory, for all jobs; None if there is none."""
     daemon: str = ""
     """Name of the daemon of the job."""
     chosen: bool = False
@@ -159,6 +161,8 @@ def job_environment(
         environment[env.MEMORY] = str(place.memory)
         environment[env.MEMORY_LIMIT] = str(memory_bytes)
         environment[env.HAND_OVER] = str(hand_over_bytes)
+    if place.data is not None:
+        environment[env.DATA] = str(place.data)
     if place.memory_bytes is not None:
         environment[env.SLOT_MEMORY_MB] = str(place.memory_bytes >> 20)
     return environment

@@ -170,6 +170,12 @@ class WorkerReports:
                 self._send_layout_fact(sender, {"saves": True})
             case local.BatchFacts():
                 self._send_layout_fact(sender, {"global_batch": datagram.global_batch})
+            case local.DataCacheFacts():
+                reads: dict[str, bounds.Fact] = {
+                    name: value for name, value in vars(datagram).items() if name != "sender"
+                }
+                reads["process"] = f"{sender.generation}.{sender.pid}"
+                self._send_or_queue(messages.Notice(self.job, sender.rank, "data", "", reads))
             case local.DrainDone():
                 reached(FaultPoint.AGENT_DRAINED)
                 return DrainServed(

@@ -36,7 +36,7 @@ from malletrain.agent.run_dir import private_directory
 from malletrain.agent.sharing import CHECK_EVERY_S, lease_bytes, watch_of
 from malletrain.agent.stacks import StackReader
 from malletrain.launch.cores import allowed_cores
-from malletrain.memory.folder import bytes_below, folder_for_job, private_folder
+from malletrain.memory.folder import DATA_FOLDER, bytes_below, folder_for_job, private_folder
 from malletrain.protocol import env, messages, wire
 from malletrain.protocol.farm import TaskAck, TaskItems, TaskStop
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -68,6 +68,7 @@ class NodeAgent:
         self._config = config
         self.directory = private_directory(config.run_dir, config.node, os.environ)
         self._memory = private_folder(config.node)
+        self._data = folder_for_job(self._memory, DATA_FOLDER)
         self._sockets = socket_directory(self.directory)
         self._workers = WorkerSocket(str(self._sockets / "workers.sock"))
         self._launcher_endpoint = f"ipc://{self._sockets / 'launcher.sock'}"
@@ -76,7 +77,7 @@ class NodeAgent:
         self._launchers.bind(self._launcher_endpoint)
         self._launcher_id: bytes | None = None
         callbacks = self._hello, self._from_daemon, self._on_welcome, self._warm_bytes
-        self._link = DaemonLink(config, *callbacks, lambda: bytes_below(self._memory))
+        self._link = DaemonLink(config, *callbacks, self._snapshot_bytes)
         self._prober, self._stacks = Prober(self._link.send), StackReader(self._link.send)
         self._logs = LogForwarder(config.node, self._link.send)
         self._fitness = NodeFitness(config, self.directory, self._link.send)
@@ -175,6 +176,9 @@ class NodeAgent:
         slot = self._config.slot
         return allowed_cores({env.SLOT_CPUS: str(slot.cpus)} if slot else {})
 
+    def _snapshot_bytes(self) -> int:
+        return max(0, bytes_below(self._memory) - bytes_below(self._data))
+
     def _warm_bytes(self) -> int:
         return self._servers.memory_bytes()
 
@@ -271,6 +275,7 @@ class NodeAgent:
         place = JobPlace(
             directory=self.directory / f"job-{self._count}",
             memory=folder_for_job(self._memory, f"job-{self._count}"),
+            data=self._data,
             launcher_endpoint=self._launcher_endpoint,
             worker_socket=self._workers.path,
             host=host,

@@ -39,7 +39,8 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273, "riscv64": 30, "s39
 _IO_PRIORITIES: dict[IoPriority, int] = {"low": 2 << 13 | 7, "idle": 3 << 13}
 """Class and level as ioprio_set(2) encodes them."""
 _IO_OF_PROCESS = 1
-_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+_PSS = re.compile(rb"Pss:\s+(\d+) kB")
+_MAPPING = re.compile(rb"[0-9a-f]+-[0-9a-f]+ ")
 _NUMBER = re.compile(r"\.(\d+)$")
 
 
@@ -127,18 +128,28 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return total
 
 
-def proportional_bytes(pids: Iterable[int]) -> int:
+def proportional_bytes(pids: Iterable[int], folder: Path | None = None) -> int:
     """Return the memory of processes, bytes, in which a page that several processes share counts
     once in all (Pss of proc_pid_smaps(5)). Slower than :func:`resident_bytes`, by milliseconds a
     gigabyte.
+
+    Args:
+        pids: the processes.
+        folder: a folder whose files do not count; None for none.
     """
     total = 0
+    left_out = b" " + os.fsencode(folder) + b"/" if folder is not None else b""
     for pid in pids:
         try:
-            match = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+            maps = Path(f"/proc/{pid}/smaps").read_bytes()
         except OSError:  # it has ended
             continue
-        total += int(match[1]) * 1024 if match else 0
+        counts = True
+        for line in maps.splitlines():
+            if _MAPPING.match(line):
+                counts = not left_out or left_out not in line
+            elif counts and (match := _PSS.match(line)):
+                total += int(match[1]) * 1024
     return total
 
 
@@ -153,7 +164,7 @@ def lease_bytes(folder: Path | None, most: int) -> int:
     pids = [os.getpid(), *descendants(os.getpid())]
     files = bytes_below(folder)
     total = resident_bytes(pids) + files
-    return total if total <= most else proportional_bytes(pids) + files
+    return total if total <= most else proportional_bytes(pids, folder) + files
 
 
 class MemoryWatch:

@@ -42,6 +42,10 @@ class SubmitOptions(TypedDict, total=False):
     """Loader workers of each process, for DataLoaders that name no number, or ``"auto"``. Default:
     none.
     """
+    data_memory: str
+    """Memory of each node for the script's DataCache, such as ``"25%"`` or ``"8G"``. Default: what
+    the script says.
+    """
     weight: float
     """How much the job counts beside the others. Default: 1."""
     goal: str

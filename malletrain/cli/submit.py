@@ -139,6 +139,12 @@ def _file_of(params: dict[str, Any]) -> str:
     help="Loader workers of each process, for DataLoaders that name no num_workers. auto: found "
     "by measuring. Default: none.",
 )
+@click.option(
+    "--data-memory",
+    metavar="PERCENT|SIZE",
+    help="Memory of each node for the script's malletrain.DataCache, such as 25% or 8G. Default: "
+    "what the script says, else 25%.",
+)
 @weight_option
 @click.option(
     "--goal",

@@ -23,6 +23,7 @@ from pathlib import Path
 from malletrain.launch import fabric
 from malletrain.launch.lines import LineConnection, ProcessLine
 from malletrain.launch.loop import TICK_S, Child, LaunchLoop, first_words, last_words, stop_all
+from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore
 from malletrain.launch.worker_variables import WorkerVariables
 from malletrain.protocol import env
@@ -91,7 +92,11 @@ class LiveLauncher:
     """The workers of one live job on this node."""
 
     def __init__(
-        self, order: LaunchOrder, command: list[str], variables: WorkerVariables | None = None
+        self,
+        order: LaunchOrder,
+        command: list[str],
+        variables: WorkerVariables | None = None,
+        samples: NodeSamples | None = None,
     ) -> None:
         """Start the workers.
 
@@ -100,11 +105,12 @@ class LiveLauncher:
             command: command of one worker.
             variables: sets the variables of the workers that follow from the layout of the node;
                 None: they stay.
+            samples: serves the samples of data caches; None for none.
         """
         self.order = order
         self.command = command
         self._loop = LaunchLoop(order)
-        self._variables = variables
+        self._variables, self._samples = variables, samples
         self._layout = order.spec.layout
         """Layout of the node for which the workers were started."""
         self._workers: list[_Worker] = []
@@ -161,6 +167,8 @@ class LiveLauncher:
             self._stores[generation] = ReachedStore(
                 job, generation, message.store_host, message.store_port
             )
+        if self._samples is not None:
+            self._samples.enter(message)
         for worker in self._workers:
             self._send_round(worker)
 
@@ -189,7 +197,11 @@ class LiveLauncher:
         self, phase: AssignmentPhase, generation: int, failures: tuple[Failure, ...] = ()
     ) -> None:
         self._last_phase = (phase, generation)
-        self._loop.agent.send(Phase(Assignment(self.order.job, phase, generation, failures)))
+        data_address = self._samples.address if self._samples is not None else ""
+        assignment = Assignment(
+            self.order.job, phase, generation, failures, data_address=data_address
+        )
+        self._loop.agent.send(Phase(assignment))
 
     # --- the workers ---
 

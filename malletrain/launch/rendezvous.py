@@ -30,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from malletrain.launch import fabric
 from malletrain.launch.listeners import USER_ADDRESS
+from malletrain.launch.node_samples import NodeSamples
 from malletrain.launch.round_store import ReachedStore, ServedStore, StoreClient, job_secret
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -64,6 +65,7 @@ class DaemonRendezvous(RendezvousHandler):
         timeout_s: maximum time for the first contact with the agent, and for connecting to a
             round's store, seconds.
         keeper: address of the keeper of this node's memory; empty for none.
+        samples: serves the samples of data caches; None for none.
     """
 
     def __init__(
@@ -73,11 +75,12 @@ class DaemonRendezvous(RendezvousHandler):
         host: str,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         keeper: str = "",
+        samples: NodeSamples | None = None,
     ) -> None:
         self._job = job
         self._host = host
         self._timeout_s = timeout_s
-        self._keeper = keeper
+        self._keeper, self._samples = keeper, samples
         self._inbox = RoundInbox()
         self._stores: dict[int, ServedStore | ReachedStore] = {}
         self._failures: tuple[Failure, ...] = ()
@@ -224,7 +227,14 @@ class DaemonRendezvous(RendezvousHandler):
     # --- inside ---
 
     def _report(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
-        assignment = Assignment(self._job, phase, self._inbox.generation, failures, self._keeper)
+        assignment = Assignment(
+            self._job,
+            phase,
+            self._inbox.generation,
+            failures,
+            self._keeper,
+            data_address=self._samples.address if self._samples else "",
+        )
         self._agent.send(Phase(assignment))
 
     def _listen(self, timeout_s: float) -> None:
@@ -272,6 +282,8 @@ class DaemonRendezvous(RendezvousHandler):
         os.environ[env.GENERATION] = str(pending.generation)
         fabric.set_network(os.environ, pending.interface)
         self.on_layout(pending.layout)
+        if self._samples is not None:
+            self._samples.enter(pending)
         self._report(AssignmentPhase.RUNNING)
         store_info = RendezvousStoreInfo(USER_ADDRESS, store.local_port)
         return RendezvousInfo(store.store, pending.group_rank, pending.group_size, store_info)

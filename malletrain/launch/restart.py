@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from malletrain.launch import live
 from malletrain.launch.loop import order_from_arguments, stop_signal
+from malletrain.launch.node_samples import node_samples
 from malletrain.launch.rendezvous import DaemonRendezvous
 from malletrain.launch.round_store import job_secret
 from malletrain.launch.script import script_command
@@ -66,13 +67,15 @@ def run(order: LaunchOrder) -> int:
     SignalException after a stop that a signal requested.
     """
     spec, variables = order.spec, WorkerVariables()
+    samples = node_samples(order)
     variables.set(spec.layout)
     if spec.mode == "live":
-        return live.LiveLauncher(order, worker_command(order), variables).run()
+        return live.LiveLauncher(order, worker_command(order), variables, samples).run()
     keeper = _keeper(order)
     handler = DaemonRendezvous(
         *(order.job, order.endpoint, order.host, order.join_timeout_s),
         keeper=keeper.address if keeper else "",
+        samples=samples,
     )
     command = worker_command(order)
     worker_spec = WorkerSpec(
@@ -103,6 +106,8 @@ def run(order: LaunchOrder) -> int:
         handler.shutdown()
         if keeper:
             keeper.close()
+        if samples:
+            samples.close()
     return 0
 
 

@@ -72,6 +72,8 @@ def is_locked(folder: Path) -> bool:
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "malletrain-mem"
+DATA_FOLDER = "data"
+"""Name of the folder of data caches in an agent's folder. It outlives the jobs of the agent."""
 _MIN_FREE_FRACTION = 0.05
 """Fraction of the node's memory that snapshots always leave free."""
 _NAME = re.compile(r"[0-9a-f]{16}/[0-9-]+(\.pt|/(\.metadata|__\d+_\d+\.distcp))")

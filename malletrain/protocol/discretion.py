@@ -79,4 +79,5 @@ def detail_for_others(detail: JobDetail) -> JobDetail:
         notices=(),
         failure="",
         stacks={},
+        data=(),
     )

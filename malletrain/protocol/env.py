@@ -14,6 +14,8 @@ CLUSTER = "MALLETRAIN_CLUSTER"
 CONFIG = "MALLETRAIN_CONFIG"
 DAEMON = "MALLETRAIN_DAEMON"
 DAEMON_ID = "MALLETRAIN_DAEMON_ID"
+DATA = "MALLETRAIN_DATA"
+DATA_MEMORY = "MALLETRAIN_DATA_MEMORY"
 DEBUG = "MALLETRAIN_DEBUG"
 ENDPOINT = "MALLETRAIN_ENDPOINT"
 FAULTS = "MALLETRAIN_FAULTS"
@@ -124,6 +126,10 @@ TABLE = (
     (KEEPER, "Address at which other nodes of the job reach the snapshots in that folder.",
      "launch",
      "training"),
+    (DATA, "Folder in the node's memory for data caches; all jobs on the node use it.", "agent",
+     "launch, training"),
+    (DATA_MEMORY, "Memory of a node for a data cache whose script names none (`--data-memory`).",
+     "cli", "training"),
     (SOCKET, "Socket on which the agent takes the workers' reports.", "agent", "training"),
     (STEP_TIMES, "`1`: the agent accepts the parts of steps in the workers' reports.", "agent",
      "training"),

@@ -362,7 +362,8 @@ class Round(Message, frozen=True):
 
     The node of group rank 0 gets it without ``store_host`` and answers StoreUp; the others get it
     once the store is up. For a service a round only announces the ``members`` in rank order; there
-    is no store.
+    is no store. For other jobs ``members`` are the nodes that serve the samples of their data
+    caches, each with that address.
     """
 
     job: Id

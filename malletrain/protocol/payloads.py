@@ -206,6 +206,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     start_s: Duration | None = None
     """Time from the start of the process of a service until it was ready, seconds; None: it is not,
     or the launcher does not measure it."""
+    data_address: Name = ""
+    """Address at which the node serves the samples of its data caches to the others."""
 
 
 class MetricSample(

@@ -284,6 +284,36 @@ class LayoutView(View, frozen=True):
     """The layouts, the default first."""
 
 
+class DataCacheView(View, frozen=True):
+    """The reads of a job of one data set through a data cache."""
+
+    name: str
+    node_hits: int = 0
+    """Samples found in the memory of the node that needed them."""
+    peer_hits: int = 0
+    """Samples fetched from the memory of other nodes."""
+    source_reads: int = 0
+    """Samples read from the data set."""
+    hit_bytes: int = 0
+    """Bytes of the first two, which were not read from the data set."""
+    source_bytes: int = 0
+    """Bytes of the last."""
+    unpacked: int = 0
+    """Samples read from the data set that cannot be cached."""
+    samples: int = 0
+    """Length of the data set."""
+    present: int = 0
+    """Samples in the memory of the job's nodes."""
+    data_bytes: int = 0
+    """Estimated size of the data set."""
+    memory_bytes: int = 0
+    """Memory of the job's nodes for it."""
+    node_bytes: int = 0
+    """All memory of one node that the job can use."""
+    coverage: float | None = None
+    """Part of the samples that an epoch reads; None if unknown."""
+
+
 class JobDetail(View, frozen=True):
     """``malletrain show JOB``."""
 
@@ -310,6 +340,8 @@ class JobDetail(View, frozen=True):
     """Where the time of its steps goes at its newest scale; None if not measured."""
     layout: LayoutView | None = None
     """Layout of its nodes; None if its owner has not asked for the best one."""
+    data: tuple[DataCacheView, ...] = ()
+    """Where the samples of its data caches came from, by data set."""
 
 
 class SeriesView(View, frozen=True):

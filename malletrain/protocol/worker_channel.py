@@ -189,6 +189,35 @@ class BetweenEpochs:
     entered: bool
 
 
+@dataclass(frozen=True)
+class DataCacheFacts:
+    """Cumulative counts of the reads of one process and its loader workers through a data cache.
+
+    ``node_hits``, ``peer_hits``, ``source_reads``: samples found in this node's memory, in that of
+    another node, and read from the data set; ``unpacked``: those of the last that cannot be cached.
+    ``hit_bytes``, ``source_bytes``: their sizes, as they are packed. ``samples``: length of the
+    data set; ``present``: number of them in this node's memory. ``data_bytes``: estimated size of
+    the data set; ``memory_bytes``: this node's memory for it; ``node_bytes``: all memory of this
+    node that the job can use. ``coverage``: part of the data that an epoch reads; None if unknown.
+    """
+
+    sender: Sender
+    name: str
+    node: str
+    node_hits: int
+    peer_hits: int
+    source_reads: int
+    hit_bytes: int
+    source_bytes: int
+    unpacked: int
+    samples: int
+    present: int
+    data_bytes: int
+    memory_bytes: int
+    node_bytes: int
+    coverage: float | None = None
+
+
 Datagram = (
     WorkerProgress
     | StartupMark
@@ -200,6 +229,7 @@ Datagram = (
     | BatchFacts
     | WorkLeft
     | BetweenEpochs
+    | DataCacheFacts
 )
 
 KINDS: dict[str, type[Any]] = {
@@ -213,6 +243,7 @@ KINDS: dict[str, type[Any]] = {
     "batch": BatchFacts,
     "work": WorkLeft,
     "epoch": BetweenEpochs,
+    "data": DataCacheFacts,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

@@ -35,6 +35,7 @@ from malletrain.protocol.views import (
 )
 from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
+from malletrain.render.data_caches import data_caches
 from malletrain.render.hosts import host_sentences
 from malletrain.render.layouts import layouts
 from malletrain.render.palette import STATE_STYLES
@@ -311,6 +312,7 @@ def job(detail: JobDetail) -> RenderableType:
         parts += scaling(detail.profile, detail.rates, owner_curve=owner_curve)
         parts += layouts(detail)
         parts += step_times(detail)
+        parts += data_caches(detail)
     if detail.rescales:
         parts += _steps(detail.rescales)
     for sentence in detail.notices:

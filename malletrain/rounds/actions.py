@@ -57,6 +57,8 @@ class SendRound:
     rank: int
     size: int
     store: tuple[str, int] | None
+    samples: tuple[tuple[str, str], ...] = ()
+    """Members that serve the samples of data caches: (node, address), in rank order."""
 
 
 @dataclass(frozen=True)

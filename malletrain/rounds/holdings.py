@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AT_WORK, BROKEN, OF_NO_ROUND, AssignmentPhase
 from malletrain.rounds.actions import Action, SendAssign, SendRelease
+
+MAX_SAMPLE_NODES = 512
+"""Maximum number of nodes of a job that pool their samples. Every member of a round gets the
+addresses of all of them.
+"""
 
 
 @dataclass
@@ -61,6 +67,14 @@ class Holdings:
         """Return the addresses of the keepers on ``nodes``."""
         assignments = (self.phases.get(node) for node in nodes)
         return tuple(a.address for a in assignments if a is not None and a.address)
+
+    def samples(self, nodes: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """Return those of ``nodes`` that serve samples, up to MAX_SAMPLE_NODES, with the address of
+        each.
+        """
+        assignments = ((node, self.phases.get(node)) for node in nodes)
+        serving = ((n, a.data_address) for n, a in assignments if a is not None and a.data_address)
+        return tuple(islice(serving, MAX_SAMPLE_NODES))
 
     def note(self, node: str, assignment: Assignment) -> None:
         """Store the assignment that ``node`` reports."""

@@ -215,10 +215,8 @@ class RestartRounds(RoundMachine):
 
     def hasten(self, node: str, now: float, within_s: float) -> list[Action]:
         """Shorten a drain, or the wait for the end of the script."""
-        limits_s = {
-            DRAINING: self.settings.drain_limit_s(within_s),
-            FINISHING: self.settings.self_exit_limit_s(within_s),
-        }
+        drain_s, exit_s = self.settings.drain_limit_s, self.settings.self_exit_limit_s
+        limits_s = {DRAINING: drain_s(within_s), FINISHING: exit_s(within_s)}
         if self.deadline is not None and node not in self.target and self.stage in limits_s:
             self.deadline = min(self.deadline, now + limits_s[self.stage])
         return []
@@ -502,7 +500,8 @@ class RestartRounds(RoundMachine):
         rank, size = self.members.index(node), len(self.members)
         if rank and self._store is None:
             return []
-        return [SendRound(node, self.generation, rank, size, self._store if rank else None)]
+        store, samples = self._store if rank else None, self.holdings.samples(self.members)
+        return [SendRound(node, self.generation, rank, size, store, samples)]
 
     def invite_reporter(self, occurrence: Occurrence) -> list[Action]:
         """Send the node that reported the round, unless a member has failed."""

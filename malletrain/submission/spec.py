@@ -20,6 +20,7 @@ from malletrain.identity.keys import user_name
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
 from malletrain.submission.curve_file import AUTO, VALUE_HELP, read_curve, read_value, span
+from malletrain.submission.data_memory import with_data_memory
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
 from malletrain.submission.layout import Choice, layout_choice
@@ -282,6 +283,7 @@ def build(
     nproc_per_node: Choice = None,
     threads: Choice = None,
     loader_workers: Choice = None,
+    data_memory: str | None = None,
     weight: float = 1.0,
     goal: str | None = None,
     curve: Path | None = None,
@@ -351,6 +353,7 @@ def build(
     directory = working_directory(workdir)
     with about("env"):
         variables = parse_env(env)
+    variables = with_data_memory(variables, data_memory)
     mode = "service" if service else "live" if live else "restart"
     layout = layout_choice(
         *(nproc_per_node, threads, loader_workers),

@@ -161,6 +161,9 @@ class JobSection(Section):
         description="Loader workers of each process, for DataLoaders that name no number, or "
         '"auto".',
     )
+    data_memory: str | None = key(
+        None, description="Memory of each node for the script's DataCache, such as 25% or 8G."
+    )
     weight: float = key(
         1.0, gt=0, description="Weight of the most promising trial relative to other jobs."
     )

@@ -60,6 +60,7 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
             nproc_per_node=job.nproc_per_node,
             threads=job.threads,
             loader_workers=job.loader_workers,
+            data_memory=job.data_memory,
             weight=job.weight,
             goal=job.goal,
             setup=job.setup,

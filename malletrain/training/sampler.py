@@ -20,6 +20,7 @@ from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
+from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1
 
@@ -97,7 +98,8 @@ class ElasticSampler(CountedEpochs):
         super().__init__()
         tell_batch(self.rank, global_batch_size)
         loader_workers.install()
-        self._order: tuple[tuple[int, int], Any] | None = None
+        self._orders: dict[tuple[int, int], Any] = {}
+        """Orders of the two epochs that were used last, by (seed, epoch)."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_loader_iterator": None, "_rng_state": None}
@@ -237,9 +239,14 @@ class ElasticSampler(CountedEpochs):
         """Return the order of an epoch: a range, or a tensor of sample indices."""
         if not self.shuffle:
             return range(self.num_samples)
-        if self._order is None or self._order[0] != (self.seed, epoch):
-            self._order = ((self.seed, epoch), order(self.num_samples, self.seed, epoch))
-        return self._order[1]
+        key = (self.seed, epoch)
+        indices = self._orders.pop(key, None)
+        if indices is None:
+            indices = order(self.num_samples, self.seed, epoch)
+            if len(self._orders) > 1:
+                del self._orders[next(iter(self._orders))]
+        self._orders[key] = indices  # the last one is the newest
+        return indices
 
     def __len__(self) -> int:
         """Number of batches that a loop receives at this world size, from the position at which it
@@ -261,6 +268,14 @@ class ElasticSampler(CountedEpochs):
         the scale.
         """
         return self._plan.steps_from(0)
+
+    @property
+    def coverage(self) -> float:
+        """Part of the samples that an epoch trains on, each of them once: below 1 with
+        ``drop_last``.
+        """
+        dropped = self.num_samples % self.global_batch_size if self.drop_last else 0
+        return 1.0 - dropped / self.num_samples
 
     # --- what the training loop needs ---
 
@@ -335,6 +350,13 @@ class ElasticSampler(CountedEpochs):
             ranges.append((self._plan.share(batch, self.rank)[1], batch))
             position += batch
         return ranges
+
+    def unread_batches(self, count: int) -> list[UpcomingBatch]:
+        """Return the next ``count`` batches of this rank that were not requested yet, over the end
+        of the epoch into the next one. They follow from the seed, the epoch and the position alone.
+        """
+        epoch, position = max(self._read_up_to, (self.epoch, self.position))
+        return upcoming_batches(self._plan, self._indices, self.rank, epoch, position, count)
 
     @property
     def loss_weight(self) -> float:

@@ -24,7 +24,8 @@ HOME = Path(__file__).resolve().parents[2] / "jobscripts" / "infinicache"
 PATIENT = """
 import sys
 sys.path.insert(0, {home!r})
-from infinicache import connection, mover, proxy, server
+from infinicache import mover, proxy
+from malletrain.streams import connection, server
 connection.CONNECT_S = server.HANDSHAKE_S = mover.ANSWER_S = proxy.SETTLE_S = {never}
 from infinicache.service import main
 sys.exit(main())
@@ -34,7 +35,7 @@ sys.exit(main())
 
 @pytest.mark.thorough
 def test_objects_outlive_the_nodes_that_held_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("infinicache.connection.CONNECT_S", NEVER_S)
+    monkeypatch.setattr("malletrain.streams.connection.CONNECT_S", NEVER_S)
     with site(tmp_path, nodes=5) as s:
         serve = s.script("serve.py", PATIENT.format(home=str(HOME), never=NEVER_S))
         value = tmp_path / "value.toml"

@@ -33,6 +33,7 @@ from malletrain.protocol.discretion import detail_for_others, job_for_others
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import (
     CurvePointView,
+    DataCacheView,
     EventView,
     InterruptionView,
     JobDetail,
@@ -417,6 +418,7 @@ class JobViews:
             of_job(self._state, row.id),
             steps,
             layout,
+            self._data(row),
         )
         return detail if may_manage else detail_for_others(detail)
 
@@ -431,6 +433,11 @@ class JobViews:
                 return steps_view(now)
         newest = max(observations, key=lambda each: each.time, default=None)
         return None if newest is None else steps_view(newest.step_times)
+
+    def _data(self, row: JobRow) -> tuple[DataCacheView, ...]:
+        """Return where the samples of its data caches came from."""
+        run = self._state.runs.get(row.id)
+        return self._state.data_reads.views(row.id, run.nodes if run is not None else ())
 
     def _layout(self, row: JobRow, spec: messages.JobSpec) -> LayoutView | None:
         """Return the layout of its nodes and the search for it."""

@@ -286,6 +286,7 @@ class RoundShell:
             port,
             interface=interface,
             address=address,
+            members=tuple(messages.Peer(node, "", address) for node, address in action.samples),
             layout=self._layouts.of_round(run),
         )
 

@@ -23,6 +23,7 @@ from malletrain.daemon.engine.agents import Agents
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.round_shell import RoundShell
 from malletrain.daemon.jobs.curves import Curves
+from malletrain.daemon.jobs.data_reads import DataReads
 from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
@@ -281,6 +282,8 @@ class SiteState:
     """The leases that the main scheduler takes back, at the last poll, by id."""
     failing_tasks: dict[str, dict[str, str]] = field(default_factory=dict)
     """Node → farm that gives it no tasks, because they fail there → why, as a sentence."""
+    data_reads: DataReads = field(default_factory=DataReads)
+    """Reads of jobs through data caches."""
     news: JobNews = field(default_factory=JobNews)
     poll_soon: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to poll soon, by an event whose cause only a poll of the main scheduler shows."""

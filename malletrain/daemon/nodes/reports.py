@@ -146,6 +146,8 @@ class AgentReports:
                 state.repository.save(run, snapshot=message.data)
             elif message.kind == "layout":
                 state.layouts.learned(run, message.data)
+            elif message.kind == "data":
+                state.data_reads.add(run.row.id, message.rank, message.data)
             elif message.kind == "work":
                 for event in state.goals.work_left(run, message.data):
                     self._transactions.feed(event)

@@ -8,8 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from infinicache import AsyncCache, CacheNode, connection, mover, proxy, server
+from infinicache import AsyncCache, CacheNode, mover, proxy
 
+from malletrain.streams import connection, server
 from tests.waiting import PATIENCE_S
 
 # All nodes are one process: where it stands still none of them is lost.

@@ -144,6 +144,16 @@ def test_facts_about_layouts_are_sent_for_jobs_that_look_for_one(reports, daemon
     ]
 
 
+def test_the_counts_of_a_data_cache_are_sent_with_their_process(reports, daemon):
+    counts = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    reports.take(local.DataCacheFacts(sender(generation=4), "images", "n1", *counts, 0.5))
+    (notice,) = daemon.got
+    assert (notice.kind, notice.sentence) == ("data", "")
+    assert notice.data["process"] == f"4.{sender().pid}"
+    assert (notice.data["name"], notice.data["node"]) == ("images", "n1")
+    assert (notice.data["node_hits"], notice.data["coverage"]) == (1, 0.5)
+
+
 def test_training_without_anything_to_save_is_noticed(reports):
     assert not reports.trains_unsaved(1), "nobody has begun"
     reports.take(progress(1))

@@ -114,6 +114,28 @@ def test_files_in_memory_count(tmp_path):
     assert lease_bytes(None, 1 << 60) > 0
 
 
+MAPPED = """
+import mmap, os, sys
+from pathlib import Path
+from malletrain.agent.sharing import proportional_bytes
+size = 64 << 20
+path = Path(sys.argv[1]) / "samples"
+path.write_bytes(bytes(size))
+with open(path, "r+b") as file:
+    samples = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
+touched = sum(samples[page] for page in range(0, size, 4096))
+own = [os.getpid()]
+mapped = proportional_bytes(own) - proportional_bytes(own, path.parent)
+print(round(mapped / size))
+"""
+
+
+def test_files_in_memory_that_processes_map_do_not_count_twice(tmp_path):
+    argv = [sys.executable, "-c", MAPPED, str(tmp_path)]
+    made = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert made.stdout.split() == ["1"]
+
+
 def test_snapshots_have_a_part_of_the_slots_memory():
     assert folder.bound(0.25, 400 * MIB) == 100 * MIB
     assert folder.bound(0.25) > 100 * MIB

@@ -3,6 +3,7 @@ what remains of it when an agent is killed.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,4 +67,4 @@ def test_a_leaver_hands_its_state_to_the_node_that_goes_on(tmp_path):
         cluster.close()
         for agent in cluster.agents.values():  # killed: the next agent there would do it
             for leftover in SHARED_MEMORY.glob(f"malletrain-mem-*-{agent.process.pid}-*"):
-                leftover.rmdir()
+                shutil.rmtree(leftover)

@@ -360,3 +360,22 @@ def test_a_change_of_nodes_meanwhile_is_one_round_with_it():
     ]
     assert r.stage is RoundStage.FORMING
     assert not r.outdated
+
+
+def test_members_that_serve_samples_are_named_to_all_of_a_round():
+    r = RestartRounds(SETTINGS, min_nodes=1)
+    r.move(("a", "b", "c"), 0.0)
+    for node, address in (("a", "a:1"), ("b", ""), ("c", "c:3")):
+        assignment = Assignment("j1", AssignmentPhase.READY, 0, data_address=address)
+        actions = r.phase(node, assignment, 1.0)
+    serving = (("a", "a:1"), ("c", "c:3"))
+    assert actions == [
+        SaveRound(1, ("a", "b", "c")),
+        SendRound("a", 1, 0, 3, None, serving),
+    ]
+    assert r.store_up("a", 1, *STORE) == [
+        SendRound("b", 1, 1, 3, STORE, serving),
+        SendRound("c", 1, 2, 3, STORE, serving),
+    ]
+    r.holdings.note("b", Assignment("j1", AssignmentPhase.READY, 0, data_address="b:2"))
+    assert r.holdings.samples(("b", "x")) == (("b", "b:2"),)

@@ -1,0 +1,116 @@
+"""Counts of a cache's reads, shared by the processes of one rank: the process itself, its prefetch
+thread and its loader workers.
+
+Each process has a slot of its own in a file in shared memory, so that no count is lost and no lock
+is needed. A later worker with the same number continues the slot.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+from dataclasses import dataclass, fields
+from operator import add
+from pathlib import Path
+
+SLOTS = 64
+"""Number of processes that are counted separately; later ones share the last slot."""
+
+
+@dataclass(frozen=True)
+class ReadCounts:
+    """Reads of samples, by where they were found."""
+
+    node_hits: int = 0
+    """Samples found in this node's memory."""
+    peer_hits: int = 0
+    """Samples fetched from other nodes."""
+    source_reads: int = 0
+    """Samples read from the data set."""
+    hit_bytes: int = 0
+    """Bytes of the samples found in the memory of a node, as they are packed."""
+    source_bytes: int = 0
+    """Bytes of the samples read from the data set, as they are packed."""
+    unpacked: int = 0
+    """Samples read from the data set that cannot be packed."""
+
+    def __add__(self, other: ReadCounts) -> ReadCounts:
+        return ReadCounts(*map(add, self.values, other.values))
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The counts in the order of the fields."""
+        return tuple(map(self.__getattribute__, COUNT_NAMES))
+
+    @property
+    def reads(self) -> int:
+        """Number of samples read."""
+        return self.node_hits + self.peer_hits + self.source_reads
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of the reads that did not go to the data set; 0 without reads."""
+        return (self.node_hits + self.peer_hits) / self.reads if self.reads else 0.0
+
+
+COUNT_NAMES = tuple(field.name for field in fields(ReadCounts))
+_SLOT_BYTES = 64
+_PREFIX = "counts-"
+_FIELDS = struct.Struct(f"<{len(COUNT_NAMES)}Q")
+_PADDED = struct.Struct(f"<{len(COUNT_NAMES)}Q{_SLOT_BYTES - _FIELDS.size}x")
+
+
+def _remove_dead(folder: Path) -> None:
+    """Remove the files of processes that were killed."""
+    for path in folder.glob(f"{_PREFIX}*-*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if not os.path.exists(f"/proc/{pid}"):
+            path.unlink(missing_ok=True)
+
+
+class SharedCounts:
+    """The counts of one rank. ``folder``: folder in shared memory for their file."""
+
+    def __init__(self, folder: Path) -> None:
+        _remove_dead(folder)
+        file, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
+        try:
+            os.truncate(file, SLOTS * _SLOT_BYTES)
+            self._map = mmap.mmap(file, SLOTS * _SLOT_BYTES)
+        finally:
+            os.close(file)
+        self.path = Path(name)
+        self._owner = os.getpid()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Path]) -> None:
+        self.path, self._owner = state["path"], 0
+        try:
+            with open(self.path, "r+b") as file:
+                self._map = mmap.mmap(file.fileno(), SLOTS * _SLOT_BYTES)
+        except OSError:  # gone: what this process reads is not counted
+            self._map = mmap.mmap(-1, SLOTS * _SLOT_BYTES)
+
+    def add(self, slot: int, counts: ReadCounts) -> None:
+        """Add ``counts`` to a slot. ``slot``: number of the process, from 0."""
+        offset = min(slot, SLOTS - 1) * _SLOT_BYTES
+        old = ReadCounts(*_FIELDS.unpack_from(self._map, offset))
+        _FIELDS.pack_into(self._map, offset, *(old + counts).values)
+
+    def total(self) -> ReadCounts:
+        """Return the sum over all processes."""
+        return ReadCounts(*map(sum, zip(*_PADDED.iter_unpack(self._map), strict=True)))
+
+    def close(self) -> None:
+        """Remove the file, in the process that created it."""
+        if self._owner == os.getpid():
+            self.path.unlink(missing_ok=True)
+            self._owner = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_owner"):
+            self.close()

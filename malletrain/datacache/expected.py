@@ -1,0 +1,49 @@
+"""The hits that a cache can have when each sample is read once in each epoch. Pure.
+
+In such an epoch every sample is equally likely to be the next, so no policy can hit more than the
+cached fraction *c* of the data, and a cache that never evicts has exactly that. An LRU cache has
+less: a sample is still there at its next use only if fewer than the capacity of other samples were
+used in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def never_evict_hits(fraction: float) -> float:
+    """Return the share of hits of a cache that keeps each sample from its first read while it fits.
+
+    Args:
+        fraction: part of the data that fits, from 0; more than 1 if there is room for more.
+    """
+    return min(1.0, max(0.0, fraction))
+
+
+def lru_hits(fraction: float) -> float:
+    """Return the share of hits of an LRU cache over epochs that are independent permutations:
+    c + (1 − c) · ln(1 − c).
+
+    A sample at the relative place x of an epoch was last used at a place y of the epoch before. It
+    is a hit if the samples used since then, (1 − y) + x − (1 − y) · x of them distinct, are fewer
+    than c. Integrated over x and y this is the formula.
+
+    Args:
+        fraction: part of the data that fits, from 0.
+    """
+    if fraction >= 1.0:
+        return 1.0
+    if fraction <= 0.0:
+        return 0.0
+    return fraction + (1.0 - fraction) * math.log1p(-fraction)
+
+
+def pooled_hits(memories: Iterable[float], data: float) -> float:
+    """Return the share of hits of the nodes of a job together, from the second epoch on.
+
+    Args:
+        memories: memory of each node for the data, bytes.
+        data: size of the data set as it is packed, bytes.
+    """
+    return never_evict_hits(sum(memories) / data) if data > 0 else 0.0

@@ -1,0 +1,165 @@
+"""Samples as bytes: tensors, arrays, images, numbers, texts and bytes, in tuples, lists and dicts.
+
+Decides the format. A packed sample is a description (msgpack) and after it the bytes of each array,
+aligned so that an array can be used where it lies. Nothing is executed when a sample is unpacked,
+unlike with pickle. Types other than these cannot be packed: the cache would return another type
+than the data set.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+ALIGN = 16
+"""Alignment of arrays within a packed sample, and of packed samples in memory, bytes."""
+_HEAD = struct.Struct("<I")
+_IMAGE_MODES = frozenset(("1", "L", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "LA"))
+"""Modes of PIL images that are described by mode, size and pixels alone."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class CannotPackError(TypeError):
+    """A sample has a part of a type that cannot be packed; the message says which."""
+
+
+def pack(sample: Any) -> bytes:
+    """Return a sample as bytes.
+
+    Raises:
+        CannotPackError: it has a part of another type than those of this module.
+    """
+    parts: list[tuple[int, Any]] = []
+    end = 0
+
+    def add(data: Any) -> list[int]:
+        nonlocal end
+        view = memoryview(data).cast("B")
+        offset = -(-end // ALIGN) * ALIGN
+        parts.append((offset, view))
+        end = offset + len(view)
+        return [offset, len(view)]
+
+    head = _encode(_describe(sample, add, ""))
+    start = -(-(_HEAD.size + len(head)) // ALIGN) * ALIGN
+    packed = bytearray(start + end)
+    packed[: _HEAD.size] = _HEAD.pack(len(head))
+    packed[_HEAD.size : _HEAD.size + len(head)] = head
+    for offset, view in parts:
+        packed[start + offset : start + offset + len(view)] = view
+    return bytes(packed)
+
+
+def unpack(data: Any) -> Any:
+    """Return the sample of packed bytes. Tensors and arrays are views of ``data``, not copies.
+
+    Args:
+        data: a buffer with the result of :func:`pack`, writable if tensors are to be.
+
+    Raises:
+        ValueError: the bytes are no packed sample.
+    """
+    view = memoryview(data).cast("B")
+    try:
+        (length,) = _HEAD.unpack_from(view)
+        head = _decode(view[_HEAD.size : _HEAD.size + length])
+        return _rebuild(head, view[-(-(_HEAD.size + length) // ALIGN) * ALIGN :])
+    except (struct.error, msgspec.DecodeError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"These bytes are no packed sample: {error}.") from error
+
+
+def _describe(value: Any, add: Any, place: str) -> list[Any]:
+    kind = type(value)
+    if value is None or kind in (bool, float, str):
+        return ["v", value]
+    if kind is int and -(2**63) <= value < 2**64:
+        return ["v", value]
+    if kind in (bytes, bytearray):
+        return ["b", kind is bytearray, *add(value)]
+    if kind in (tuple, list):
+        parts = [_describe(part, add, f"{place}[{n}]") for n, part in enumerate(value)]
+        return ["t" if kind is tuple else "l", parts]
+    if kind is dict:
+        pairs = []
+        for key, part in value.items():
+            if type(key) not in (str, int):
+                raise _cannot(key, f"a key of {place or 'the sample'}")
+            pairs.append([key, _describe(part, add, f"{place}[{key!r}]")])
+        return ["d", pairs]
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if torch is not None and kind is torch.Tensor:
+        return _describe_tensor(torch, value, add, place)
+    if numpy is not None and kind is numpy.ndarray and value.dtype.kind in "biufc":
+        flat = numpy.ascontiguousarray(value).reshape(-1)
+        return ["n", value.dtype.str, list(value.shape), *add(flat.view(numpy.uint8))]
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+        return ["s", value.dtype.str, *add(value.tobytes())]
+    if kind.__module__ == "PIL.Image" and kind.__name__ == "Image" and value.mode in _IMAGE_MODES:
+        return ["i", value.mode, list(value.size), *add(value.tobytes())]
+    raise _cannot(value, place or "the sample")
+
+
+def _describe_tensor(torch: Any, value: Any, add: Any, place: str) -> list[Any]:
+    if (
+        value.device.type != "cpu"
+        or value.layout is not torch.strided
+        or value.requires_grad
+        or value.is_quantized
+    ):
+        raise CannotPackError(
+            f"{place or 'the sample'} is a tensor that is not a plain one in the memory of the "
+            "processor (it is on a GPU, sparse, quantized, or needs a gradient)"
+        )
+    flat = value.detach().contiguous().reshape(-1).resolve_conj().resolve_neg()
+    data = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return ["x", str(value.dtype).removeprefix("torch."), list(value.shape), *add(data)]
+
+
+def _cannot(value: Any, place: str) -> CannotPackError:
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return CannotPackError(f"{place} is of type {name}")
+
+
+def _rebuild(head: Sequence[Any], data: memoryview) -> Any:
+    tag = head[0]
+    if tag == "v":
+        return head[1]
+    if tag == "t":
+        return tuple(_rebuild(part, data) for part in head[1])
+    if tag == "l":
+        return [_rebuild(part, data) for part in head[1]]
+    if tag == "d":
+        return {key: _rebuild(part, data) for key, part in head[1]}
+    offset, length = head[-2:]
+    piece = data[offset : offset + length]
+    if len(piece) != length:
+        raise ValueError("These bytes are no packed sample: they end too early.")
+    if tag == "x":
+        import torch
+
+        dtype, shape = getattr(torch, head[1]), head[2]
+        if not length:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(piece, dtype=dtype).reshape(shape)
+    if tag == "b":
+        return bytearray(piece) if head[1] else bytes(piece)
+    if tag == "i":
+        from PIL import Image
+
+        return Image.frombytes(head[1], tuple(head[2]), bytes(piece))
+    import numpy
+
+    if tag == "n":
+        return numpy.frombuffer(piece, dtype=head[1]).reshape(head[2])
+    if tag == "s":
+        return numpy.frombuffer(piece, dtype=head[1])[0]
+    raise ValueError(f"These bytes are no packed sample: they have a part {tag!r}.")

@@ -1,0 +1,205 @@
+"""Fetches samples from the other nodes of the job, many in one request, and hands them those that
+they own.
+
+Decides when a node is not asked: for some time after it did not answer, which doubles with each
+failure. A node that is lost is one whose samples are absent; nothing here raises for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from malletrain.datacache.serving import MAX_BATCH_BYTES, PROTOCOL
+from malletrain.datacache.store import DataSetIdentity, check_sum
+from malletrain.streams.connection import CallFailed, ConnectionLost, PeerConnections
+
+ANSWER_S = 5.0
+"""Time in which a node must answer, seconds."""
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+"""Time for which a node is not asked after a failure, seconds; it doubles from one to the other."""
+
+
+@dataclass
+class _NodeHealth:
+    """What is known of another node."""
+
+    pause_s: float = 0.0
+    """Length of the newest pause, seconds."""
+    asked_from: float = 0.0
+    """Time from which it is asked again (monotonic, seconds)."""
+    full: bool = False
+    """Whether its store takes no more samples."""
+
+
+class SamplePeers:
+    """The other nodes, as one thread of one process reaches them. A forked process makes
+    connections of its own.
+
+    Args:
+        key: key of the job's data caches.
+        data: the data set.
+    """
+
+    def __init__(self, key: bytes, data: DataSetIdentity) -> None:
+        self._key, self._data = key, data
+        self._health: dict[str, _NodeHealth] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._peers: PeerConnections | None = None
+        self._process = 0
+        self._abandoned: Any = None
+        """Loop and connections of the parent, which a forked process must not close."""
+
+    def fetch(self, samples_of: Mapping[str, Sequence[int]]) -> dict[int, Any]:
+        """Return the samples that other nodes have, packed, by number. All nodes are asked at the
+        same time.
+
+        Args:
+            samples_of: address of a node → numbers of samples.
+        """
+        requests = [
+            self._fetch(address, samples)
+            for address, samples in samples_of.items()
+            if self._asks(address)
+        ]
+        packed: dict[int, Any] = {}
+        for samples in self._run(requests):
+            packed.update(samples)
+        return packed
+
+    def offer(self, samples: Mapping[str, Mapping[int, Any]]) -> None:
+        """Hand samples to the nodes that own them, unless their stores are full.
+
+        Args:
+            samples: address of a node → number of a sample → its packed bytes.
+        """
+        self._run(
+            [
+                self._offer(address, list(owned.items()))
+                for address, owned in samples.items()
+                if self._asks(address) and not self._of(address).full
+            ]
+        )
+
+    def takes(self, address: str) -> bool:
+        """Return whether the node at ``address`` would take samples."""
+        return self._asks(address) and not self._of(address).full
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._loop is not None and self._process == os.getpid():
+            if self._peers is not None:
+                self._peers.close()
+            self._loop.close()
+        self._loop = self._peers = None
+
+    # --- inside ---
+
+    def _of(self, address: str) -> _NodeHealth:
+        return self._health.setdefault(address, _NodeHealth())
+
+    def _asks(self, address: str) -> bool:
+        return bool(address) and time.monotonic() >= self._of(address).asked_from
+
+    def _run(self, requests: list[Any]) -> list[Any]:
+        if not requests:
+            return []
+        if self._loop is None or self._process != os.getpid():
+            # A forked process leaves its parent's loop and sockets as they are.
+            self._abandoned = (self._loop, self._peers, self._abandoned)
+            self._loop, self._process = asyncio.new_event_loop(), os.getpid()
+            self._peers = PeerConnections(self._key, PROTOCOL)
+
+        async def together() -> list[Any]:
+            return await asyncio.gather(*requests)
+
+        return self._loop.run_until_complete(together())
+
+    async def _call(self, address: str, op: str, body: Iterable[Any] = (), **arguments: Any) -> Any:
+        """Call a node. Returns None if it does not answer."""
+        data, health = self._data, self._of(address)
+        assert self._peers is not None
+        try:
+            answer = await asyncio.wait_for(
+                self._peers.at(address).call(
+                    op,
+                    list(body),
+                    name=data.name,
+                    length=data.length,
+                    first=data.first,
+                    **arguments,
+                ),
+                ANSWER_S,
+            )
+        except (ConnectionLost, CallFailed, OSError, asyncio.TimeoutError):
+            health.pause_s = min(MAX_PAUSE_S, max(MIN_PAUSE_S, 2 * health.pause_s))
+            health.asked_from = time.monotonic() + health.pause_s
+            health.full = False
+            return None
+        health.pause_s = 0.0
+        return answer
+
+    async def _fetch(self, address: str, samples: Sequence[int]) -> dict[int, Any]:
+        packed: dict[int, Any] = {}
+        remaining = list(samples)
+        while remaining:
+            answer = await self._call(address, "get", samples=remaining)
+            if answer is None:
+                break
+            head, body = answer
+            try:
+                self._of(address).full = bool(head["full"])
+                sent = intact_samples(head, body)
+                last = head["samples"][-1] if head["samples"] else None
+                more = bool(head["more"])
+            except (KeyError, TypeError, ValueError):
+                break
+            packed.update(sent)
+            if not more or last not in remaining:
+                break
+            remaining = remaining[remaining.index(last) + 1 :]
+        return packed
+
+    async def _offer(self, address: str, owned: list[tuple[int, Any]]) -> None:
+        while owned:
+            batch, size = 0, 0
+            while batch < len(owned) and (
+                not batch or size + len(owned[batch][1]) < MAX_BATCH_BYTES
+            ):
+                size += len(owned[batch][1])
+                batch += 1
+            part, owned = owned[:batch], owned[batch:]
+            answer = await self._call(
+                address,
+                "put",
+                [data for _, data in part],
+                samples=[sample for sample, _ in part],
+                sizes=[len(data) for _, data in part],
+                sums=[check_sum(sample, data) for sample, data in part],
+            )
+            if answer is None:
+                return
+            self._of(address).full = bool(answer[0].get("full"))
+            if self._of(address).full:
+                return
+
+
+def intact_samples(head: Mapping[str, Any], body: Any) -> dict[int, Any]:
+    """Return the samples of an answer whose check sums are correct.
+
+    Args:
+        head: their numbers, sizes and check sums.
+        body: their bytes, one after another.
+    """
+    view, at = memoryview(body), 0
+    intact: dict[int, Any] = {}
+    for sample, size, total in zip(head["samples"], head["sizes"], head["sums"], strict=True):
+        data = view[at : at + size]
+        at += size
+        if len(data) == size and check_sum(sample, data) == total:
+            intact[sample] = data
+    return intact

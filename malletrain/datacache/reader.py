@@ -1,0 +1,164 @@
+"""Reads samples for one process: from this node's memory, from other nodes, from the data set.
+
+Decides the order of these places, and who keeps a sample that was read from the data set: the node
+that owns it, this one or another. Nothing is evicted, so a sample that its owner has no memory for
+is read from the data set each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from malletrain.datacache.counts import ReadCounts
+from malletrain.datacache.members import Members
+from malletrain.datacache.owners import owners
+from malletrain.datacache.packing import CannotPackError, pack, unpack
+from malletrain.datacache.peers import SamplePeers
+from malletrain.datacache.store import NodeStore
+
+
+class SampleReader:
+    """The reads of one process.
+
+    Args:
+        dataset: the data set.
+        store: the samples in this node's memory.
+        members: the nodes of the job.
+        peers: connections to them; None if this job has no secret.
+        tell: tells the user a sentence, once for each key: (sentence, key).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        store: NodeStore,
+        members: Members,
+        peers: SamplePeers | None,
+        tell: Callable[[str, str], object],
+    ) -> None:
+        self._dataset, self._store, self._members = dataset, store, members
+        self._peers, self._tell = peers, tell
+
+    def read(
+        self, samples: Sequence[int], staged: Mapping[int, Any] | None = None
+    ) -> tuple[list[Any], ReadCounts]:
+        """Return samples in their order, and where they were found.
+
+        Args:
+            samples: their numbers.
+            staged: packed samples that were fetched before.
+        """
+        packed: dict[int, Any] = dict(staged or {})
+        peer_hits = len(packed)
+        local: dict[int, Any] = {}
+        missing: list[int] = []
+        for sample in dict.fromkeys(samples):
+            if sample in packed:
+                continue
+            data = self._store.get(sample)
+            if data is None:
+                missing.append(sample)
+            else:
+                local[sample] = data
+        owner_of: dict[int, str] = {}
+        if missing:
+            addresses = self._members.addresses()
+            owner_of = dict(zip(missing, owners(missing, list(addresses)), strict=True))
+            fetched = self.fetch(missing, owner_of, addresses)
+            peer_hits += len(fetched)
+            packed.update(fetched)
+        packed.update(local)
+        hit_bytes = sum(len(data) for data in packed.values())
+        from_source = [sample for sample in missing if sample not in packed]
+        read, source_bytes, unpacked = self._read_source(from_source, owner_of)
+        values = self._values(samples, packed, read)
+        counts = ReadCounts(
+            len(local), peer_hits, len(from_source), hit_bytes, source_bytes, unpacked
+        )
+        return values, counts
+
+    def fetch(
+        self,
+        samples: Sequence[int],
+        owner_of: Mapping[int, str] | None = None,
+        addresses: Mapping[str, str] | None = None,
+    ) -> dict[int, Any]:
+        """Return the samples that other nodes own and have, packed.
+
+        Args:
+            samples: numbers of samples.
+            owner_of: sample → node that owns it; None to compute it.
+            addresses: node → its address; None for the present ones.
+        """
+        if self._peers is None:
+            return {}
+        if addresses is None:
+            addresses = self._members.addresses()
+        if owner_of is None:
+            owner_of = dict(zip(samples, owners(samples, list(addresses)), strict=True))
+        samples_of: dict[str, list[int]] = {}
+        for sample in samples:
+            address = addresses.get(owner_of[sample], "")
+            if owner_of[sample] != self._members.node and address:
+                samples_of.setdefault(address, []).append(sample)
+        return self._peers.fetch(samples_of) if samples_of else {}
+
+    def not_here(self, samples: Sequence[int]) -> list[int]:
+        """Return those of ``samples`` that are not in this node's memory."""
+        return [sample for sample in samples if sample not in self._store]
+
+    # --- inside ---
+
+    def _read_source(
+        self, samples: list[int], owner_of: Mapping[int, str]
+    ) -> tuple[dict[int, Any], int, int]:
+        """Read samples from the data set and have them kept. Returns the samples, the bytes of
+        those that can be packed, and the number of those that cannot.
+        """
+        if not samples:
+            return {}, 0, 0
+        many = getattr(self._dataset, "__getitems__", None)
+        values = many(samples) if callable(many) else [self._dataset[s] for s in samples]
+        addresses = self._members.addresses()
+        offered: dict[str, dict[int, Any]] = {}
+        size = unpacked = 0
+        for sample, value in zip(samples, values, strict=True):
+            try:
+                data = pack(value)
+            except CannotPackError as error:
+                self._say_unpacked(sample, error)
+                unpacked += 1
+                continue
+            size += len(data)
+            owner = owner_of[sample]
+            if owner == self._members.node:
+                self._store.put(sample, data)
+            elif self._peers is not None and self._peers.takes(addresses.get(owner, "")):
+                offered.setdefault(addresses[owner], {})[sample] = data
+        if offered and self._peers is not None:
+            self._peers.offer(offered)
+        return dict(zip(samples, values, strict=True)), size, unpacked
+
+    def _say_unpacked(self, sample: int, error: CannotPackError) -> None:
+        self._tell(
+            f"Sample {sample} is not cached, and others like it: {error}. Samples are tensors, "
+            "arrays, images of PIL, numbers, texts and bytes, in tuples, lists and dicts. Let the "
+            "data set return these, and make other objects in DataCache(transform=...).",
+            f"data cache packs not {error}",
+        )
+
+    def _values(
+        self, samples: Sequence[int], packed: Mapping[int, Any], read: Mapping[int, Any]
+    ) -> list[Any]:
+        values: list[Any] = []
+        repeated: set[int] = set()
+        for sample in samples:
+            # A second one of a batch is another object, because a transform may change the first.
+            if sample in read:
+                values.append(self._dataset[sample] if sample in repeated else read[sample])
+            else:
+                data = packed[sample]
+                values.append(unpack(bytearray(data) if sample in repeated else data))
+            repeated.add(sample)
+        return values

@@ -15,7 +15,7 @@ from malletrain.datacache.members import Members, members_file, write_members
 from malletrain.datacache.peers import SamplePeers, intact_samples
 from malletrain.datacache.serving import SampleService, data_key
 from malletrain.datacache.store import DataSetIdentity, attach, check_sum, private_data_folder
-from tests.waiting import PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 pytestmark = pytest.mark.slow
 SECRET = b"the secret of a job"
@@ -26,6 +26,8 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     monkeypatch.setattr(peers_module, "ANSWER_S", PATIENCE_S)
+    monkeypatch.setattr(peers_module, "MIN_PAUSE_S", NEVER_S)
+    monkeypatch.setattr(peers_module, "MAX_PAUSE_S", NEVER_S)
 
 
 @contextlib.contextmanager
@@ -136,8 +138,6 @@ def test_a_node_that_is_gone_has_no_samples_and_comes_back(tmp_path, client, mon
 
 
 def test_a_node_that_failed_is_not_asked_for_some_time(tmp_path, client, monkeypatch):
-    monkeypatch.setattr(peers_module, "MIN_PAUSE_S", 3600.0)
-    monkeypatch.setattr(peers_module, "MAX_PAUSE_S", 3600.0)
     with node(tmp_path / "a") as (_, service):
         address = service.address
     assert client.fetch({address: [1]}) == {}

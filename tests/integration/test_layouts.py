@@ -19,6 +19,9 @@ from tests.integration.embedded import site
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
+BATCH = 8
+"""Global batch size of the scripts."""
+
 SCRIPT = """
 import json, os, sys, time
 import torch
@@ -145,15 +148,20 @@ def end_of_search(embedded, job):
     return event
 
 
-def ended(embedded, job):
-    """End the job; every sample up to the sampler's position was trained on exactly once."""
+def ended(embedded, job, *, unsaved_steps=0):
+    """End the job; every sample up to the sampler's position was trained on exactly once.
+
+    A change in a round's first step can come before a worker has said that it saves on request. The
+    step is made again from the snapshot before it, and the workers that had reported it are counted
+    twice: at most one global batch for each of ``unsaved_steps``.
+    """
     (embedded.work / "enough").touch()
     embedded.until_state(job, "completed", "failed")
     assert embedded.job(job).state == "completed", embedded.show(job).failure
     record = json.loads((embedded.work / "trained").read_text())
     assert record["more"] == 0
     assert record["once"] == record["position"] > 0
-    assert embedded.job(job).samples == record["position"]
+    assert 0 <= embedded.job(job).samples - record["position"] <= unsaved_steps * BATCH
     return record
 
 
@@ -216,7 +224,7 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
         assert event.data["layout"]["processes"] == 2, event.sentence
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 100)
-        ended(embedded, job)
+        ended(embedded, job, unsaved_steps=len(embedded.events("drain-without-snapshot", job)))
 
 
 @pytest.mark.thorough

@@ -372,7 +372,7 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
     assert gaps(one) == []
     slurm.run("scancel", main)
     slurm.until(lambda: slurm.states().count("idle") == 100, "all nodes are idle")
-    asked: dict[str, str] = {}  # lease → node
+    node_of: dict[str, str] = {}  # by lease
     submitted, begin = 0, time.monotonic()
 
     def gaps_or_all_leased():
@@ -382,7 +382,7 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
         answer = one.poll()
         nodes = sorted(gap.node for gap in answer.gaps)
         active = [lease.id for lease in answer.leases if lease.state is not LeaseState.ENDED]
-        leased = [asked[lease] for lease in active]
+        leased = [node_of[lease] for lease in active]
         return (nodes, leased) if nodes or len(leased) == 100 else None
 
     while True:
@@ -394,8 +394,8 @@ def test_a_hundred_gaps_at_once_are_taken_at_the_sites_pace(cluster):
         assert min(60, free - failed) <= len(nodes) <= min(60, free)
         if not nodes:
             break
-        new = {f"l{len(asked) + i}": node for i, node in enumerate(nodes)}
-        asked.update(new)
+        new = {f"l{len(node_of) + i}": node for i, node in enumerate(nodes)}
+        node_of.update(new)
         taken = one.take([LeaseRequest(id, node, ("sleep", "600")) for id, node in new.items()])
         states_now = [lease.state for lease in taken]
         assert set(states_now) <= {LeaseState.PENDING, LeaseState.NOT_YET}, taken

@@ -21,7 +21,14 @@ import msgspec
 
 from scavenger.batch.commands import Commands, shorten
 from scavenger.interface import SchedulerError
-from scavenger.slurm.parse import NodeGroup, NodeTable, SlurmJob, SlurmJobTable, SlurmReservation
+from scavenger.slurm.parse import (
+    WAITING_STATES,
+    NodeGroup,
+    NodeTable,
+    SlurmJob,
+    SlurmJobTable,
+    SlurmReservation,
+)
 
 Tables = tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]
 PROGRAM = (sys.executable, "-m", "scavenger.slurm.ask_pyslurm")
@@ -168,7 +175,7 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
         mine = name.startswith(prefix)
-        if not mine and state != "PENDING":
+        if not mine and state not in WAITING_STATES:
             continue
         slurm_job = SlurmJob(
             state,

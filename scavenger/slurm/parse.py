@@ -30,6 +30,11 @@ of nodes, submission, (expected) start, (expected) end, nodes, requested nodes, 
 reason, account, host of the batch script, name.
 """
 
+WAITING_STATES = ("PENDING", "EXPEDITING")
+"""States of a job that waits for nodes. EXPEDITING, since Slurm 25.11: it was submitted with
+``--requeue=expedite``, was requeued and waits before all other jobs.
+"""
+
 
 class NodeGroup(NamedTuple):
     """The common values of the nodes in one sinfo line."""
@@ -98,7 +103,7 @@ class SlurmJobTable(NamedTuple):
     """The relevant jobs of one poll."""
 
     pending: list[SlurmJob]
-    """Pending jobs of others."""
+    """Jobs of others in WAITING_STATES."""
     ours: list[SlurmJob]
     """All jobs with our prefix in their names, including ended ones."""
 
@@ -172,12 +177,13 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     """Parse ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``. ``prefix``: beginning of the names of
     our jobs.
 
-    Lines of other users' jobs that are not pending are skipped. Raises SchedulerError if the text
+    Lines of other users' jobs that do not wait are skipped. Raises SchedulerError if the text
     has another form.
     """
     pending: list[SlurmJob] = []
     ours: list[SlurmJob] = []
-    begin, waiting, own = mark + "|", f"{mark}|PENDING|", "|" + prefix
+    begin, own = mark + "|", "|" + prefix
+    waiting = tuple(f"{begin}{state}|" for state in WAITING_STATES)
     for line in require_complete(text, "squeue").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a name that contains a line break
@@ -210,7 +216,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
         )
         if mine and job.name.startswith(prefix):
             ours.append(job)
-        elif job.state == "PENDING":
+        elif job.state in WAITING_STATES:
             pending.append(job)
     if text.strip() and begin not in text:
         raise _unreadable("squeue", text)

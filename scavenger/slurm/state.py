@@ -72,6 +72,7 @@ PENDING_STATES = frozenset(
     {
         "PENDING",
         "CONFIGURING",
+        "EXPEDITING",
         "REQUEUED",
         "REQUEUE_FED",
         "REQUEUE_HOLD",

@@ -104,6 +104,7 @@ def filled(made):
         job(3, "RUNNING", "other", allocated_nodes="n4"),
         job(4, "PENDING", "malletrain-t-l5-6", array_id=4, array_tasks_waiting="1-2"),
         job(5, "RUNNING", "malletrain-t-l2-4", array_id=4, array_task_id=0, batch_host="n5"),
+        job(6, "EXPEDITING", "requeued", start_time=400, scheduled_nodes="n1"),
     ]
     reservation = SimpleNamespace(
         name="m", start_time=100, end_time=200, nodes="n1", flags=["MAINTENANCE"]
@@ -129,7 +130,10 @@ def test_the_same_tables_as_from_the_commands(module):
     }
     assert nodes.partitions == {"n1": ["batch"], "n2": ["batch"], "n3": ["batch"]}
     assert nodes.nodes["n1"].features == ("a100",)
-    assert [(j.id, j.planned_on, j.start) for j in jobs.pending] == [("1", "n[1-2]", 500.0)]
+    assert [(j.id, j.planned_on, j.start) for j in jobs.pending] == [
+        ("1", "n[1-2]", 500.0),
+        ("6", "n1", 400.0),
+    ]
     assert [(j.id, j.node_list, j.end) for j in jobs.ours][:1] == [("2", "n3", 900.0)]
     assert [(j.id, j.batch_host) for j in jobs.ours] == [
         ("2", ""),

@@ -75,6 +75,16 @@ def test_only_waiting_jobs_and_ours_are_kept():
     assert planned_uses(table.pending) == {"n1": 500.0, "n2": 500.0}
 
 
+def test_a_job_that_was_requeued_with_expedite_waits():
+    table = read_jobs(
+        world.job("EXPEDITING", 2, "again", planned="n1", start=500, reason="Resources"),
+        "MARK",
+        PREFIX,
+    )
+    assert [(job.id, job.state) for job in table.pending] == [("2", "EXPEDITING")]
+    assert planned_uses(table.pending) == {"n1": 500.0}
+
+
 def test_a_name_with_line_breaks_cannot_pretend_to_be_a_job():
     forged = world.job("RUNNING", 66, f"{PREFIX}l1", nodes="n9").replace("MARK", "guess")
     mark = new_mark()

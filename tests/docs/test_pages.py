@@ -20,7 +20,7 @@ import pytest
 
 from tests.bare import ROOT, link_packages, plain_variables, source_tree
 from tests.docs.console import blocks, commands, session
-from tests.slurm.cluster import SlurmCluster, missing
+from tests.slurm.cluster import SlurmCluster, missing, search_path
 
 DOCS = ROOT / "docs"
 SCIENTIST = {"quickstart": 14, "training-scripts": 2, "live-mode": 1, "sweeps": 5}
@@ -148,7 +148,7 @@ def machine(home) -> Iterator[list[str]]:
 def test_the_pages_of_an_operator_of_slurm(reader, home, machine):
     slurm = SlurmCluster(home / "c", 4, machine, grace=30).start()
     try:
-        theirs = {"SLURM_CONF": str(slurm.conf), "PATH": f"{reader['PATH']}:/usr/sbin:/sbin"}
+        theirs = {"SLURM_CONF": str(slurm.conf), "PATH": search_path(reader["PATH"])}
         with session({**reader, **theirs}, home, machine) as shell:
             for name, least in OPERATOR.items():
                 assert shell.page(page(name)) >= least

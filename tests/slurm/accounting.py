@@ -8,7 +8,7 @@ import getpass
 import subprocess
 from pathlib import Path
 
-from tests.slurm.cluster import SlurmCluster, which
+from tests.slurm.cluster import SlurmCluster, absence, which
 
 PROGRAMS = ("slurmdbd", "mariadbd", "sacctmgr")
 SYSTEM_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
@@ -33,13 +33,7 @@ DebugLevel=info
 
 def missing() -> str:
     """Why there can be no accounting here; empty when there can."""
-    absent = [name for name in PROGRAMS if which(name) is None]
-    return (
-        f"Slurm's accounting is not installed (no {', '.join(absent)}); run "
-        "tests/slurm/install.sh as root"
-        if absent
-        else ""
-    )
+    return absence("Slurm's accounting", PROGRAMS)
 
 
 class AccountedCluster(SlurmCluster):

@@ -3,13 +3,18 @@ one directory, removed without trace.
 
 No systemd, no root needed, any number side by side. Daemons are children of this process and die
 with it.
+
+It is the Slurm on PATH, or the one below the prefix that the environment variable
+MALLETRAIN_TEST_SLURM names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -25,7 +30,15 @@ from tests.last_words import tail
 from tests.ports import free_ports
 from tests.waiting import PATIENCE_S
 
+PREFIX = "MALLETRAIN_TEST_SLURM"
+"""Environment variable with the prefix of the Slurm to test, such as ``/opt/slurm-25.05``."""
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sinfo", "squeue", "sbatch", "scancel", "scontrol")
+NOT_OF_SLURM = ("munged", "mariadbd")
+"""Programs that come from the system, whichever Slurm is tested."""
+NO_CGROUPS = (24, 5)
+"""Release from which slurmd has to be told that there are no cgroups for it (``CgroupPlugin`` of
+cgroup.conf(5)); earlier ones do not know the word.
+"""
 
 CONF = """
 ClusterName=test{port}
@@ -77,16 +90,61 @@ PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 S
 
 def missing() -> str:
     """Why there can be no Slurm here; empty when there can."""
-    absent = [name for name in PROGRAMS if which(name) is None]
-    return (
-        f"Slurm is not installed (no {', '.join(absent)}); run tests/slurm/install.sh as root"
-        if absent
-        else ""
-    )
+    return absence("Slurm", PROGRAMS)
+
+
+def absence(what: str, programs: Sequence[str]) -> str:
+    """A sentence about the programs of ``what`` that are missing; empty if none is."""
+    prefix = tested_prefix()
+    absent = [
+        name
+        for name in programs
+        # No program of another release beside those below the prefix.
+        if (path := which(name)) is None
+        or (prefix and name not in NOT_OF_SLURM and Path(path).parents[1] != Path(prefix))
+    ]
+    if not absent:
+        return ""
+    names = ", ".join(absent)
+    if prefix:
+        return f"{what} is not installed below {prefix}, which {PREFIX} names: no {names}"
+    return f"{what} is not installed (no {names}); run tests/slurm/install.sh as root"
+
+
+def search_path(path: str | None = None) -> str:
+    """A PATH on which the programs of the Slurm to test are found first, then those of ``path``
+    (default: this process's PATH).
+    """
+    tested = [f"{prefix}/bin", f"{prefix}/sbin"] if (prefix := tested_prefix()) else []
+    otherwise = os.environ.get("PATH", "") if path is None else path
+    return ":".join([*tested, otherwise, "/usr/sbin", "/sbin"])
+
+
+def tested_prefix() -> str:
+    """The prefix of the Slurm to test; empty: the Slurm on PATH."""
+    prefix = os.environ.get(PREFIX, "")
+    return os.path.abspath(prefix) if prefix else ""
 
 
 def which(program: str) -> str | None:
-    return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    """The path of a program of Slurm's, or of one that its tests need."""
+    return shutil.which(program, path=search_path())
+
+
+@functools.lru_cache
+def release_of(slurmctld: str) -> tuple[int, int]:
+    """The release of this slurmctld, such as (25, 5)."""
+    printed = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, check=True).stdout
+    match = re.match(r"slurm(?:-wlm)? (\d+)\.(\d+)", printed)
+    assert match is not None, f"{slurmctld} -V printed: {printed}"
+    return int(match[1]), int(match[2])
+
+
+def release() -> tuple[int, int]:
+    """The release of the Slurm to test, such as (25, 5)."""
+    path = which("slurmctld")
+    assert path is not None, missing()
+    return release_of(path)
 
 
 class SlurmCluster:
@@ -105,7 +163,7 @@ class SlurmCluster:
         self.environment = {
             **os.environ,
             "SLURM_CONF": str(self.conf),
-            "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin",
+            "PATH": search_path(),
         }
         self.options = {
             "controller": "preempt_send_user_signal",
@@ -153,6 +211,8 @@ class SlurmCluster:
                 **self.options,
             )
         )
+        if release() >= NO_CGROUPS:
+            (self.root / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         if self.options["gres"]:
             (self.root / "gres.conf").write_text(str(self.options["gres"]))
         key = self.root / "run" / "munge.key"

@@ -11,7 +11,7 @@ slurm.conf(5), PreemptExemptTime, GraceTime, KillWait, bf_interval.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scavenger.batch.commands import CommandError, Commands
@@ -229,6 +229,26 @@ def _preemption(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             )
         else:
             yield True, f"Jobs of {', '.join(above)} preempt those of {name} (PreemptMode={mode})."
+            where = [p for p in above if inputs.site.preempts_by_priority(p)]
+            yield from _by_priority(where, inputs.settings.lease.nice)
+
+
+def _by_priority(preemptors: Sequence[str], nice: int) -> Iterator[Finding]:
+    if not preemptors:
+        return
+    sentence = (
+        f"Jobs of {', '.join(preemptors)} preempt a lease only if its priority is not higher than "
+        "theirs (PreemptMode=PRIORITY)"
+    )
+    if nice > 0:
+        yield True, f"{sentence}; leases have nice = {nice}, which has to be enough for that."
+    else:
+        yield (
+            False,
+            f"{sentence}, so that a lease can keep a job waiting; remove PRIORITY from "
+            "PreemptMode in slurm.conf, or set nice in [scheduler.slurm] so high that the priority "
+            "of leases is below that of all other jobs.",
+        )
 
 
 def _above(site: SlurmSite, lease: Partition) -> list[str]:
@@ -268,6 +288,13 @@ def _preempting_qos(inputs: SlurmCheckInputs) -> Iterator[Finding]:
         )
     else:
         yield True, f"Jobs of QOS {', '.join(above)} preempt those of {qos} (PreemptMode={mode})."
+        everywhere = "PRIORITY" in inputs.site.preempt_mode.upper().split(",")
+        where = [
+            f"QOS {row[0]}"
+            for row in rows
+            if row[0] in above and (everywhere or "priority" in row[2].lower().split(","))
+        ]
+        yield from _by_priority(where, inputs.settings.lease.nice)
 
 
 def _grace(inputs: SlurmCheckInputs) -> Iterator[Finding]:

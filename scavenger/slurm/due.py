@@ -25,7 +25,22 @@ from scavenger.interface import host_of
 from scavenger.slurm.parse import SlurmJob
 from scavenger.slurm.site import SlurmSite
 
-WAITING_REASONS = frozenset({"Resources", "Priority", "None"})
+WAITING_REASONS = frozenset(
+    {
+        "Resources",
+        "Priority",
+        "None",
+        # Since Slurm 26.05 in place of Resources (slurm_errno.c, ESLURM_TOPO_…).
+        "Exceeded maximum node limit during topology allocation",
+        "Insufficient resources in topology unit",
+        "No available nodes in topology",
+        "No suitable topology unit found",
+        "No suitable topology unit found for segment",
+        "Required nodes do not fit topology",
+        "Required nodes lack available resources",
+        "Weight-based selection could not satisfy request within topology unit",
+    }
+)
 """Reasons (squeue(1), "JOB REASON CODES") of a job that waits only for nodes."""
 DELAYED_REASON = "BeginTime"
 """Reason of a job that must not begin before some time: the owner's (--begin), or Slurm's own."""

@@ -97,7 +97,16 @@ class SlurmSite:
             if configured is not None and configured.preempt_mode
             else self.preempt_mode
         )
-        return mode.split(",")[-1] if mode.upper().startswith("GANG,") else mode
+        action = mode.rpartition(",")[2]
+        return "OFF" if action.upper() == "PRIORITY" else action
+
+    def preempts_by_priority(self, partition: str) -> bool:
+        """Return whether jobs of the partition preempt only jobs whose priority is not higher than
+        theirs (slurm.conf(5), PreemptMode=PRIORITY, since Slurm 25.05).
+        """
+        configured = self.partitions.get(partition)
+        own = configured.preempt_mode if configured is not None else ""
+        return any("PRIORITY" in mode.upper().split(",") for mode in (own, self.preempt_mode))
 
     def grace_of(self, partition: str) -> float:
         """Return the seconds between the first signal and SIGKILL for a preempted job of the

@@ -67,6 +67,27 @@ def test_what_would_not_work(slurm, config, partitions, words):
     assert any(words in sentence for sentence in findings), findings
 
 
+@pytest.mark.parametrize(
+    ("config", "partitions"),
+    [
+        (("= REQUEUE", "= PRIORITY,REQUEUE"), None),
+        (None, ("PreemptMode=OFF", "PreemptMode=PRIORITY")),
+    ],
+    ids=["cluster", "partition"],
+)
+def test_preemption_by_priority_needs_leases_of_low_priority(slurm, config, partitions):
+    """PreemptMode=PRIORITY of Slurm 25.05, as scontrol of 25.05.8 prints it."""
+    slurm.file("config", world.CONFIG.replace(*config) if config else world.CONFIG)
+    slurm.file(
+        "partitions", world.PARTITIONS.replace(*partitions) if partitions else world.PARTITIONS
+    )
+    [sentence] = troubles(slurm)
+    assert sentence.startswith("Jobs of batch preempt a lease only if its priority is not higher")
+    assert "set nice in [scheduler.slurm]" in sentence
+    nice = SlurmLeaseOptions(partition="preemptable", nice=1_000_000)
+    assert troubles(slurm, lease=nice) == []
+
+
 def test_gpus_that_leases_leave_unused(slurm):
     slurm.tools.answers(
         "sinfo", world.sinfo("preemptable|up|idle|(null)|gpu:a100:4(S:0-1)|n[1-8]|none")
@@ -113,6 +134,10 @@ def test_no_partition_is_named(slurm):
         ("normal|scavenge|cluster\nscavenge||cancel\n", ""),
         ("normal||cluster\nscavenge||cancel\n", "sacctmgr modify qos NAME set Preempt+=scavenge"),
         ("normal||cluster\n", "no QOS scavenge; it has normal"),
+        (
+            "normal|scavenge|priority,requeue\nscavenge||cancel\n",
+            "Jobs of QOS normal preempt a lease only if its priority is not higher",
+        ),
     ],
 )
 def test_preemption_by_qos(slurm, tmp_path, printed, words):

@@ -37,6 +37,7 @@ def facts(**states):
         ({}, True),
         ({"start": NOW - 500}, True),
         ({"reason": "Priority"}, True),
+        ({"reason": "Required nodes lack available resources"}, True),  # Slurm 26.05
         ({"start": NOW + 60}, False),
         ({"start": "N/A"}, False),
         ({"planned": "(null)"}, False),

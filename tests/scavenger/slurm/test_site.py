@@ -53,6 +53,22 @@ def test_a_setting_without_a_value_leaves_the_next_line_alone():
     assert site.preempt_mode == "CANCEL"
 
 
+@pytest.mark.parametrize(
+    ("printed", "mode"),
+    [
+        ("CANCEL", "CANCEL"),
+        ("GANG,SUSPEND", "SUSPEND"),
+        ("PRIORITY,CANCEL", "CANCEL"),
+        ("PRIORITY", "OFF"),
+        ("WITHIN,REQUEUE", "REQUEUE"),
+    ],
+)
+def test_what_happens_to_a_preempted_job(printed, mode):
+    """Modes as preempt_mode_string() of Slurm 25.05 writes them."""
+    site = read_site(f"PreemptMode = {printed}\nSLURM_VERSION = 25.05.8\n", "")
+    assert site.preempt_mode_of("any") == mode
+
+
 def test_without_backfill():
     assert (
         read_site("SLURM_VERSION = 23.02.1\nSchedulerType = sched/builtin\n", "").backfill_cycle_s

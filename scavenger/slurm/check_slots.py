@@ -53,7 +53,7 @@ def unconfined(settings: Mapping[str, str], kinds: Sequence[SlotKind]) -> Iterat
         settings: the settings of ``scontrol show config``, with those of cgroup.conf.
         kinds: the site's kinds of slots.
     """
-    plugins = settings.get("TaskPlugin", "")
+    plugins = settings.get("TaskPlugin", "").replace("(null)", "none")  # "(null)" since 24.11
     constrains = {
         resource: "cgroup" in plugins and settings.get(f"Constrain{resource}", "").lower() == "yes"
         for resource in ("Cores", "RAMSpace", "Devices")

@@ -5,6 +5,7 @@ line.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -339,6 +340,25 @@ def test_json_of_a_real_slurm(tmp_path):
     (read,) = [job for job in log.jobs if job.names == ("n1", "n2", "n3", "n4")][:1]
     assert read.allocated == Resources(cpus=8)
     assert read.run_s == first["time"]["end"] - first["time"]["start"]
+
+
+RECORDED = Path(__file__).parents[2] / "scavenger" / "slurm" / "recorded"
+
+
+@pytest.mark.parametrize("recorded", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_text_and_json_of_a_release_of_slurm_say_the_same(tmp_path, recorded):
+    """Recorded by ``python -m tests.slurm.record``."""
+    answers = json.loads(recorded.read_text())
+    (tmp_path / "text").write_text(answers["sacct"])
+    (tmp_path / "json").write_text(answers["sacct json"])
+    text, listed = (
+        [replace(job, line=0) for job in read_sacct(tmp_path / name).jobs]
+        for name in ("text", "json")
+    )
+    assert text == listed
+    ran = {job.names: job for job in text if job.run_s and job.run_s > 5}
+    assert ran[("n1",)].allocated == Resources(cpus=2, memory=300 * 2**20)
+    assert ran[("n2",)].allocated == Resources(cpus=8, memory=2000 * 2**20)
 
 
 @pytest.mark.parametrize(

@@ -49,3 +49,10 @@ def test_what_is_not_confined(without, sentences):
 
 def test_gpus_concern_kinds_with_gpus_only():
     assert beginnings({**CONFINED, "ConstrainDevices": "no"}, (CPU,)) == [NEVER]
+
+
+@pytest.mark.parametrize("none", ["(null)", "none"], ids=["25.05", "a word"])
+def test_a_slurm_without_a_task_plugin(none):
+    """Slurm 24.11 and later print (null) for a plugin of which there is none."""
+    sentences = list(unconfined({**CONFINED, "TaskPlugin": none}, (GPU,)))
+    assert "(TaskPlugin=none)" in sentences[0]

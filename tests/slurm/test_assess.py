@@ -1,0 +1,50 @@
+"""What ``malletrain assess`` reads of a real Slurm: its accounting, as text and as JSON, and its
+hosts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from malletrain.assess.hosts import NODES_FILE, read_hosts
+from malletrain.sim.accounting_logs import SACCT, read_sacct
+from malletrain.sim.resources import Resources
+from tests.slurm.accounting import AccountedCluster, missing
+from tests.slurm.test_slots import SHARED
+
+ACCOUNTED = {**SHARED, "extra": f"{SHARED['extra']}AccountingStorageTRES=gres/gpu\n"}
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_text_and_json_of_the_accounting_say_the_same(cluster, tmp_path):
+    slurm = cluster(2, AccountedCluster, **ACCOUNTED)
+    gpus = {
+        slurm.submit("sleep 2", f"--gres=gpu:{count}", "--cpus-per-task=2", "--mem=300"): count
+        for count in (1, 3)
+    }
+    slurm.until(
+        lambda: [slurm.jobs()[job][0] for job in gpus] == ["COMPLETED"] * 2, "the jobs complete"
+    )
+    sacct = SACCT.replace("FROM", "now-1hours").replace("TO", "now").split()
+    slurm.until(lambda: slurm.run(*sacct).count("COMPLETED") == 2, "the accounting has them")
+    as_json = ("sacct", "--allusers", "--duplicates", "--json")
+    (tmp_path / "text").write_text(slurm.run(*sacct, env_time="%s"))
+    # With SLURM_TIME_FORMAT=%s the JSON of Slurm 22.05 is an error.
+    (tmp_path / "json").write_text(slurm.run(*as_json))
+    text, listed = (
+        [replace(job, line=0) for job in read_sacct(tmp_path / name).jobs]
+        for name in ("text", "json")
+    )
+    assert text == listed
+    assert {job.allocated for job in text} == {
+        Resources(count, 2, 300 * 2**20) for count in gpus.values()
+    }
+    command = NODES_FILE.replace("'", "").split()
+    (tmp_path / "nodes").write_text(slurm.run(*command))
+    hosts = read_hosts(tmp_path / "nodes")
+    assert {name: (host.gpus, host.cpus) for name, host in hosts.listed.items()} == {
+        "n1": (4, 8),
+        "n2": (4, 8),
+    }

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tests.last_words import tail
 from tests.slurm import guests
+from tests.slurm.cluster import PREFIX, tested_prefix, which
 from tests.slurm.cluster import missing as no_slurm
-from tests.slurm.cluster import which
 from tests.waiting import PATIENCE_S, until
 
 NET, MASK = "10.77.0", 16
@@ -77,6 +77,8 @@ PartitionName=preemptable Nodes=ALL Default=NO  MaxTime=INFINITE DefaultTime=1 S
 
 def missing() -> str:
     """Why there can be no such hosts here; empty when there can."""
+    if tested_prefix():
+        return f"the hosts of the tests have the system's Slurm; unset {PREFIX}"
     if reason := no_slurm():
         return reason
     absent = [name for name in ("unshare", "nsenter", "setpriv", "ip", "tc") if which(name) is None]

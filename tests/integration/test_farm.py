@@ -117,10 +117,9 @@ def test_failed_tasks_of_a_running_farm_can_be_retried(shared):
 
 
 def test_a_time_limit_stops_a_task(shared):
-    job = farms.submit(shared, "sleep {x}", [["0"], ["1000"]], time_s=0.5)
+    job = farms.submit(shared, "sleep {x}", [["1000"]], time_s=0.5)
     shared.until_state(job, "failed")
     [task] = farms.tasks(shared, job, state="failed").tasks
-    assert task.number == 1
     assert "its limit is 0.5 s" in task.tail
 
 
@@ -185,8 +184,9 @@ def test_a_lost_node_and_a_killed_launcher_lose_no_task(embedded):
     agents = embedded.agents()
     first, second = (agents[name] for name in sorted(agents)[:2])
     below = {agent: agent.children(recursive=True) for agent in (first, second)}
-    launcher = next(p for p in below[second] if is_launcher(p))
     shells = [p for each in below.values() for p in each if is_named(p, "sh")]
+    task = next(p for p in below[second] if p in shells)
+    launcher = next(p for p in task.parents() if is_launcher(p))
     first.kill()
     launcher.kill()
     embedded.until(lambda: all(map(gone, shells)), "their tasks are killed")

@@ -71,7 +71,7 @@ def trained_once(embedded, job):
 @pytest.mark.check
 def test_a_job_trains_and_completes(shared):
     script = shared.script("steady.py", STEADY)
-    job = shared.submit(script, nodes=(2, 2), env={"SECONDS": "3600"})
+    job = shared.submit(script, nodes=(2, 2))
     shared.until_samples(job, 2 * 8 * 20)
     (shared.work / "stop").touch()
     done = shared.until_state(job, "completed", "failed")

@@ -19,14 +19,7 @@ from typing import ClassVar
 
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import BROKEN, HOLDING, AssignmentPhase
-from malletrain.rounds.actions import (
-    Action,
-    Broke,
-    NodesRejected,
-    SendAbort,
-    SendDrain,
-    SendRelease,
-)
+from malletrain.rounds.actions import Action, Broke, NodesRejected, SendAbort, SendRelease
 from malletrain.rounds.failure_grace import own_fault
 from malletrain.rounds.interface import RoundStage
 from malletrain.rounds.restart import RestartRounds
@@ -246,12 +239,6 @@ class LiveRounds(RestartRounds):
         in_time = occurrence.now < self._hand_over_until(occurrence)
         return self._is_intact() and bool(staying) and leavers_hold and in_time
 
-    def needs_no_snapshot(self, _: Occurrence) -> bool:
-        """A staying node holds the job's state, and neither the end of the script nor another
-        layout ends all processes.
-        """
-        return bool(self.survivors()) and not self.finishing and not self.outdated
-
     def has_survivors(self, _: Occurrence) -> bool:
         """A staying node holds the job's state."""
         return bool(self.survivors())
@@ -282,10 +269,6 @@ class LiveRounds(RestartRounds):
         """
         continues = self.survivors() and not self.outdated
         return self.form(occurrence) if continues else super().drain(occurrence)
-
-    def cancel_drain(self, _: Occurrence) -> list[Action]:
-        """Let rank 0 train on instead of saving its progress and waiting."""
-        return [SendDrain(self.members[0], self.generation, 0)]
 
     def limit_hand_over(self, occurrence: Occurrence) -> list[Action]:
         """Limit the time for the round in which leavers pass on the state."""

@@ -93,9 +93,6 @@ LIVE_TABLE = make_table(
     (
         Row((FORMING,), RoundEvent.PLANNED, "passes_on_state",
             ("request_nodes", "limit_hand_over")),
-        # The plan before had no nodes for the job.
-        Row((DRAINING,), RoundEvent.PLANNED, "needs_no_snapshot",
-            ("request_nodes", "cancel_drain", "await_joiners"), AFTER_JOINERS),
         Row(UNFINISHED, RoundEvent.GROUP_BROKE, "has_unreachable_member",
             ("continue_without_unreachable",), (FORMING,)),
         Row(UNFINISHED, RoundEvent.GROUP_BROKE, "", ("await_loss",)),

@@ -60,30 +60,6 @@ def test_a_lost_node_in_the_group_breaks_it_and_a_lost_joiner_does_not():
     assert rounds(actions) == [("a",)]
 
 
-def test_a_suspended_job_that_gets_nodes_again_goes_on_without_a_snapshot():
-    """Its worker may be in a long step: the next round does not wait for a snapshot after it."""
-    live = Live("a", "b", min_nodes=2)
-    [drain] = of(SendDrain, live.rounds.move((), live.now))
-    assert live.rounds.stage is RoundStage.DRAINING
-    actions = live.rounds.move(("b", "c"), live.now)
-    assert [(d.node, d.number) for d in of(SendDrain, actions)] == [(drain.node, 0)]
-    assert live.rounds.stage is RoundStage.WARMING
-    actions = live.says("c", "ready", 0)
-    assert rounds(actions) == [("b", "c")]
-    assert of(Formed, live.run())
-
-
-@pytest.mark.parametrize("outdated", [False, True])
-def test_a_suspended_job_saves_where_all_processes_end(outdated):
-    live = Live("a", "b")
-    live.rounds.move((), live.now)
-    if outdated:
-        live.rounds.outdate()
-    actions = live.rounds.move(("a", "b") if outdated else ("c",), live.now)
-    assert not [d for d in of(SendDrain, actions) if d.number == 0], "it saves all the same"
-    assert live.rounds.stage is RoundStage.DRAINING
-
-
 def test_workers_that_get_another_layout_save_first_and_are_all_started_again():
     live = Live("a", "b")
     live.rounds.outdate()

@@ -22,8 +22,7 @@ def test_the_right_cause_is_named(tmp_path):
     pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=2) as embedded:
         for cause in NAMED:
-            delay_s = 0.2 if cause == "disk" else 0.15
-            result = run(embedded, Injection(cause, delay_s, 1), steps=60)
+            result = run(embedded, Injection(cause, 0.3, 1), steps=25)
             assert result.right, result
             assert sentence(result.shares)
 
@@ -33,5 +32,5 @@ def test_the_right_cause_is_named(tmp_path):
 def test_the_right_cause_is_named_in_live_mode(tmp_path, cause):
     pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=2) as embedded:
-        result = run(embedded, Injection(cause, 0.15, 1), steps=60, live=True)
+        result = run(embedded, Injection(cause, 0.3, 1), steps=25, live=True)
         assert result.right, result

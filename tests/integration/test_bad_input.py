@@ -36,8 +36,8 @@ def test_a_script_that_crashes_at_import_fails_with_its_last_words(embedded):
     assert "ModuleNotFoundError" in failure
 
 
-def test_a_crash_on_one_rank_is_told_with_the_words_of_that_rank(embedded):
-    script = embedded.script(
+def test_a_crash_on_one_rank_is_told_with_the_words_of_that_rank(shared):
+    script = shared.script(
         "one.py",
         "import os, time, torch, torch.distributed as dist, malletrain\n"
         "dist.init_process_group('gloo')\n"
@@ -47,12 +47,12 @@ def test_a_crash_on_one_rank_is_told_with_the_words_of_that_rank(embedded):
         "    if step == 20 and dist.get_rank() == 1: raise ValueError('rank one has had enough')\n"
         "    time.sleep(0.01)\n",
     )
-    job = embedded.submit(script, nodes=(2, 2))
-    assert embedded.until_state(job, "failed", "completed").state == "failed"
-    failure = embedded.show(job).failure
+    job = shared.submit(script, nodes=(2, 2))
+    assert shared.until_state(job, "failed", "completed").state == "failed"
+    failure = shared.show(job).failure
     assert failure.startswith("[rank 1]")
     assert "rank one has had enough" in failure
-    assert [e.data["exit_code"] for e in embedded.events("workers-failed", job)] == [1, 1]
+    assert [e.data["exit_code"] for e in shared.events("workers-failed", job)] == [1, 1]
 
 
 def test_a_setup_that_fails_everywhere_fails_the_job(embedded):
@@ -63,10 +63,10 @@ def test_a_setup_that_fails_everywhere_fails_the_job(embedded):
     assert "no such environment" in embedded.show(job).failure
 
 
-def test_a_job_that_never_reports_progress_runs_and_completes(embedded):
-    script = embedded.script("silent.py", "print('quiet')\n")
-    job = embedded.submit(script, nodes=(1, 2))
-    done = embedded.until_state(job, "failed", "completed")
+def test_a_job_that_never_reports_progress_runs_and_completes(shared):
+    script = shared.script("silent.py", "print('quiet')\n")
+    job = shared.submit(script, nodes=(1, 2))
+    done = shared.until_state(job, "failed", "completed")
     assert done.state == "completed"
     assert done.samples == 0
 

@@ -53,7 +53,7 @@ def at_work(tmp_path_factory):
 
 def run_job(made, count=2, **spec):
     script = made.script("waits.py", WAITS)
-    env = {"COLOUR": "green"}
+    env = {"COLOUR": "green", "MALLETRAIN_PRELOAD": "0"}
     job = made.submit(
         script, str(made.work / "stop"), nodes=(count, count), profile=False, env=env, **spec
     )
@@ -236,37 +236,35 @@ def ended(client):
     return client.returncode, errors.decode()
 
 
-def test_a_command_ends_with_its_node_and_with_its_job(embedded):
-    job = run_job(embedded)
-    client, process = sleeper(embedded, job, "--node", "n1")
-    embedded.agents()["n1"].kill()
+def test_a_command_ends_with_its_node_and_with_its_job(shared):
+    job = run_job(shared)
+    client, process = sleeper(shared, job, "--node", "n1")
+    shared.agents()["n1"].kill()
     code, sentence = ended(client)
     assert code == 255
     assert re.search(r"n1|interrupted", sentence), sentence
     until(lambda: gone(process), "it has ended")
 
-    embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job has two nodes again")
-    embedded.until(
-        lambda: len(embedded.workers(embedded.work / "waits.py")) == 2, "its workers run"
-    )
-    client, process = sleeper(embedded, job)
-    with embedded.client() as connection:
+    shared.until(lambda: len(shared.job(job).nodes) == 2, "the job has two nodes again")
+    shared.until(lambda: len(shared.workers(shared.work / "waits.py")) == 2, "its workers run")
+    client, process = sleeper(shared, job)
+    with shared.client() as connection:
         connection.cancel([job])
     code, sentence = ended(client)
     assert (code, "has left" in sentence) == (255, True), sentence
     until(lambda: gone(process), "it has ended")
 
 
-def test_kill_9_of_the_daemon_is_a_sentence_and_no_hang(embedded):
-    job = run_job(embedded)
-    client, process = sleeper(embedded, job)
-    embedded.kill_daemon()
+def test_kill_9_of_the_daemon_is_a_sentence_and_no_hang(shared):
+    job = run_job(shared)
+    client, process = sleeper(shared, job)
+    shared.kill_daemon()
     code, sentence = ended(client)
     assert code == 255
     assert "went away" in sentence
-    embedded.start_daemon()
+    shared.start_daemon()
     until(lambda: gone(process), "the agent has killed it")
-    embedded.until(lambda: len(embedded.job(job).nodes) == 2, "the job goes on")
+    shared.until(lambda: len(shared.job(job).nodes) == 2, "the job goes on")
     with contextlib.suppress(FileNotFoundError):
-        embedded.script("stop", "")
-    embedded.until_state(job, "completed")
+        shared.script("stop", "")
+    shared.until_state(job, "completed")

@@ -14,6 +14,7 @@ from tests import postgres
 from tests.integration.embedded import Site
 from tests.integration.test_lost_database import does_not_start
 from tests.integration.test_main_job import STEADY
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_server_that_goes_costs_no_job_and_no_sample(site, server, how):
     [worker] = site.workers(script)
     agents = {agent.pid for agent in site.agents().values()}
     submitting = Submitting(site, script)
-    assert submitting.under_way.wait(60.0)
+    assert submitting.under_way.wait(PATIENCE_S)
     server.stop(how)
     assert site.daemon.wait() == 1
     assert site.has_logged("Start its server or make it reachable")

@@ -71,63 +71,69 @@ FILLS = """\
 """
 
 
-def test_forty_two_jobs_can_be_read_on_a_desk_and_on_a_telephone(tmp_path):
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """The page of a daemon with many jobs, and a browser: (page, browser)."""
+    folder = tmp_path_factory.mktemp("crowd")
     with (
-        crowded_daemon(tmp_path / "state"),
-        page(tmp_path / "state") as web,
-        browser(tmp_path / "profile") as tab,
+        crowded_daemon(folder / "state"),
+        page(folder / "state") as web,
+        browser(folder / "profile") as tab,
     ):
-        tab.open(web.url)
-        tab.until_text(".numbers", "Idle")
-        for pixels in (1200, 400):
-            tab.width(pixels)
-            for address, shown in PAGES.items():
-                tab.run(f"location.hash = '#/{address}'")
-                there = f"document.querySelectorAll('{shown}').length"
-                tab.until(lambda there=there: tab.run(there), f"{address} has its data")
-                where = f"{address or 'machine'} at {pixels}"
-                assert tab.run("document.documentElement.scrollWidth <= innerWidth"), where
-                # A chart follows the width of its place in the next frame.
-                tab.until(lambda: tab.run(NARROW_CHARTS) == [], f"charts are wide, {where}")
-                assert tab.run(CUT_LABELS) == [], where
-                assert tab.run(LABELS_ON_OTHERS) == [], where
-                assert tab.run(TINY_WORDS) == [], where
-                assert tab.run(EMPTY_COLUMNS) == [], where
-                text = tab.text("main")
-                assert not re.search(r"\b0\.0\d* h\b", text), where
-                assert not re.search(r"\de[+]\d", tab.text("figure > svg text")), where
-                if address == "jobs":
-                    assert tab.run("document.querySelectorAll('#jobs tbody tr').length") == JOBS
-                    assert tab.run(OUT_OF_SIGHT) == [], where
-                    for reason in REASONS.values():
-                        assert reason in text
-                    wide = "document.querySelector('#jobs').parentElement"
-                    assert pixels < 1200 or tab.run(f"{wide}.scrollWidth <= {wide}.clientWidth")
-                if address == "":
-                    names = tab.texts("#timeline svg text[text-anchor=end]")
-                    assert set(NODES) <= set(names), "the names of nodes are whole"
-                if address == "usage":
-                    assert "5 min" in text, "0.08 h"
-        assert tab.complaints() == []
+        yield web, tab
+
+
+def test_forty_two_jobs_can_be_read_on_a_desk_and_on_a_telephone(crowd):
+    web, tab = crowd
+    tab.open(web.url)
+    tab.until_text(".numbers", "Idle")
+    for pixels in (1200, 400):
+        tab.width(pixels)
+        for address, shown in PAGES.items():
+            tab.run(f"location.hash = '#/{address}'")
+            there = f"document.querySelectorAll('{shown}').length"
+            tab.until(lambda there=there: tab.run(there), f"{address} has its data")
+            where = f"{address or 'machine'} at {pixels}"
+            assert tab.run("document.documentElement.scrollWidth <= innerWidth"), where
+            # A chart follows the width of its place in the next frame.
+            tab.until(lambda: tab.run(NARROW_CHARTS) == [], f"charts are wide, {where}")
+            assert tab.run(CUT_LABELS) == [], where
+            assert tab.run(LABELS_ON_OTHERS) == [], where
+            assert tab.run(TINY_WORDS) == [], where
+            assert tab.run(EMPTY_COLUMNS) == [], where
+            text = tab.text("main")
+            assert not re.search(r"\b0\.0\d* h\b", text), where
+            assert not re.search(r"\de[+]\d", tab.text("figure > svg text")), where
+            if address == "jobs":
+                assert tab.run("document.querySelectorAll('#jobs tbody tr').length") == JOBS
+                assert tab.run(OUT_OF_SIGHT) == [], where
+                for reason in REASONS.values():
+                    assert reason in text
+                wide = "document.querySelector('#jobs').parentElement"
+                assert pixels < 1200 or tab.run(f"{wide}.scrollWidth <= {wide}.clientWidth")
+            if address == "":
+                names = tab.texts("#timeline svg text[text-anchor=end]")
+                assert set(NODES) <= set(names), "the names of nodes are whole"
+            if address == "usage":
+                assert "5 min" in text, "0.08 h"
+    assert tab.complaints() == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_jobs_and_states_are_told_apart_in_the_timeline(tmp_path, dark):
+def test_jobs_and_states_are_told_apart_in_the_timeline(crowd, dark):
     """Seven colours and twenty jobs: those of one colour differ by their pattern."""
-    with (
-        crowded_daemon(tmp_path / "state"),
-        page(tmp_path / "state") as web,
-        browser(tmp_path / "profile") as tab,
-    ):
-        tab.dark(dark)
-        tab.open(web.url)
-        tab.until(
-            lambda: len(set(tab.texts("#timeline .job-name"))) >= 19,
-            "all jobs with nodes are drawn, with their ids",
-        )
-        cues = {(colour, pattern) for _, colour, pattern in tab.run(CUES)}
-        assert len(cues) == 20
-        assert len({colour for colour, _ in cues}) == 7
-        fills = tab.run(FILLS)
-        assert len(set(fills)) == len(fills)
-        assert not {colour for colour, _ in cues} & set(fills)
+    web, tab = crowd
+    tab.width(1200)
+    tab.dark(dark)
+    tab.open("about:blank")
+    tab.open(web.url)
+    tab.until(
+        lambda: len(set(tab.texts("#timeline .job-name"))) >= 19,
+        "all jobs with nodes are drawn, with their ids",
+    )
+    cues = {(colour, pattern) for _, colour, pattern in tab.run(CUES)}
+    assert len(cues) == 20
+    assert len({colour for colour, _ in cues}) == 7
+    fills = tab.run(FILLS)
+    assert len(set(fills)) == len(fills)
+    assert not {colour for colour, _ in cues} & set(fills)

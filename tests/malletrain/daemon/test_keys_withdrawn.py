@@ -14,6 +14,7 @@ from malletrain.client import ClientError, Connection
 from malletrain.daemon.server.rates import Answering
 from malletrain.identity.keys import new_pair
 from tests.malletrain.daemon.forged import USERS, Imagined, RunningDaemon, until
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ def test_what_waits_for_its_turn_when_the_key_is_revoked_is_not_done(
     with ThreadPoolExecutor() as pool:
         submitted = pool.submit(running.submit, "ann")
         try:
-            assert arrival.wait(60.0)
+            assert arrival.wait(PATIENCE_S)
             take_off(tmp_path, "ann")
             identity = running.daemon.keys.identity
             until(lambda: identity(USERS["ann"].public) != "client:ann", "the key is out")

@@ -50,8 +50,10 @@ def lease_of(machine, owner, count=1):
     )
 
 
-def reclaim_at_work(daemon, machine, agent, within_s=30.0):
-    """Ann's job runs on n0, which is then reclaimed; returns the job and its agent."""
+def reclaim_at_work(daemon, machine, agent):
+    """Ann's job runs on n0, which is then reclaimed, in an hour at the latest; returns the job and
+    its agent.
+    """
     job = daemon.submit("ann")
     [lease] = lease_of(machine, "ann")
     anns_agent = agent(daemon, lease)
@@ -61,7 +63,7 @@ def reclaim_at_work(daemon, machine, agent, within_s=30.0):
 
     def reclaim():
         with daemon.components.transactions.begin():
-            daemon.components.lease_actions.reclaim(("n0",), within_s)
+            daemon.components.lease_actions.reclaim(("n0",), NEVER_S)
 
     daemon.call(reclaim)
     return job, anns_agent
@@ -133,12 +135,12 @@ def test_a_reclaimed_agent_that_says_hello_again_keeps_its_job_until_it_has_move
 def test_a_preemption_is_the_main_schedulers_and_a_reclaimed_node_is_none(start, agent):
     machine = Imagined("n0")
     daemon = start(machine)
-    _, reclaimed = reclaim_at_work(daemon, machine, agent, NEVER_S)
+    _, reclaimed = reclaim_at_work(daemon, machine, agent)
     reclaimed.hear(messages.Drain)
     with daemon.client() as client:
         assert client.status().preemptions == 0
     assert [e.node for e in daemon.events() if e.kind == "node-reclaimed"] == ["n0"]
-    reclaimed.say(messages.Leaving(30.0))
+    reclaimed.say(messages.Leaving(NEVER_S))
     until(
         lambda: [e for e in daemon.events() if e.kind == "node-leaving"],
         "the main scheduler takes it first",
@@ -151,7 +153,7 @@ def test_an_agent_that_never_heard_its_goodbye_is_told_it_again(start, agent):
     """It was on its way over a connection that broke."""
     machine = Imagined("n0")
     daemon = start(machine)
-    job, reclaimed = reclaim_at_work(daemon, machine, agent, NEVER_S)
+    job, reclaimed = reclaim_at_work(daemon, machine, agent)
     drain = reclaimed.hear(messages.Drain)
     reclaimed.say(messages.Drained(job, drain.generation, True))
     reclaimed.hear(messages.Release)
@@ -230,7 +232,7 @@ def test_a_suspended_job_has_no_throughput_and_no_nodes(start, agent):
         return registry.get_sample_value(f"malletrain_{name}", {"job": job})
 
     until(lambda: shown("job_nodes") == 1 and shown("job_samples_per_second"), "it is at work")
-    anns_agent.say(messages.Leaving(30.0))
+    anns_agent.say(messages.Leaving(NEVER_S))
     drain = anns_agent.hear(messages.Drain)
     anns_agent.say(messages.Drained(job, drain.generation, True, "", drain.number))
     anns_agent.hear(messages.Release)

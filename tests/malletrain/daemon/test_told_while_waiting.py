@@ -23,6 +23,7 @@ from malletrain.store.records import JobRow, ProfileRow
 from malletrain.store.store import Store
 from tests.malletrain.daemon.engines import make_engine
 from tests.malletrain.daemon.test_curves import MEASURED
+from tests.waiting import PATIENCE_S
 
 LEARNED = replace(MEASURED, result="measured")
 SIZES = {"j1": 1e6, "j2": 1.2e6, "j3": 1e9, "j4": None, "j5": 4e6}
@@ -79,7 +80,7 @@ def prior(engine, job):
 
 async def delivery(engine):
     """Wait until the waiting jobs have their new priors."""
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_S):
         while engine.state.curves.news:
             await asyncio.sleep(0.001)
             if engine.transactions.failed.done():

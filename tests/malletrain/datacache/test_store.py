@@ -24,7 +24,7 @@ from malletrain.datacache.store import (
     remove_unused,
 )
 from tests.strangers import SOMEBODY, only_root
-from tests.waiting import NEVER_S
+from tests.waiting import NEVER_S, PATIENCE_S
 
 MIB = 1 << 20
 DATA = DataSetIdentity("imagenet", 100, 7)
@@ -298,7 +298,7 @@ def test_a_forked_process_reads_and_writes_the_same_store(folder):
     with vars(store)["_lock"]:  # as if another thread were writing
         child = fork.Process(target=_child, args=(store, results))
         child.start()
-        assert results.get(timeout=60) == (True, True)
+        assert results.get(timeout=PATIENCE_S) == (True, True)
         child.join()
     assert bytes(store.get(20)) == body(20)
     assert not remove_unused(store.path)

@@ -10,6 +10,7 @@ from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.pbs import ask_pbs_ifl
 from scavenger.pbs.source import NODE_ATTRIBUTES, BindingsSource, PbsCommandSource, source_for
+from tests.waiting import PATIENCE_S
 
 IFL = """
 import ctypes
@@ -185,7 +186,7 @@ def installed(tmp_path):
     return make
 
 
-def commands_of(installed, timeout_s=60.0):
+def commands_of(installed, timeout_s=PATIENCE_S):
     return Commands(CommandPolicy(timeout_s, 1), {"PATH": str(installed / "bin")})
 
 

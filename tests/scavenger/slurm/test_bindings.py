@@ -14,6 +14,7 @@ from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group, read
 from scavenger.slurm.source import SlurmCommandSource, source_for
+from tests.waiting import PATIENCE_S
 
 PYSLURM = """
 import ctypes
@@ -82,7 +83,7 @@ def module():
 def installed(tmp_path, monkeypatch):
     """A pyslurm that can be imported; returns commands that find it."""
 
-    def make(silent=0, timeout_s=60.0):
+    def make(silent=0, timeout_s=PATIENCE_S):
         (tmp_path / "pyslurm.py").write_text(PYSLURM.replace("SILENT", str(silent)))
         monkeypatch.syspath_prepend(tmp_path)
         folders = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])

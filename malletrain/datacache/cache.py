@@ -9,6 +9,7 @@ and when other nodes are asked in advance. What is read from where is decided by
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -156,6 +157,10 @@ class DataCache:
             return
         self._reader = self._new_reader()
         worker, is_home = _loader_worker(), self._process == self._home
+        if worker is not None and not is_home:
+            # A full garbage collection writes into every object, and so would copy all memory that
+            # this worker shares with the training process.
+            gc.freeze()
         self._slot = 1 + worker if worker is not None else 0 if is_home else SLOTS - 1
         if self._sampler is not None and is_home and self._prefetch > 0 and self._job_key:
             reader = self._new_reader()

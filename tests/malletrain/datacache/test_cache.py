@@ -2,6 +2,7 @@
 are.
 """
 
+import gc
 import os
 import pickle
 import threading
@@ -86,6 +87,16 @@ def test_loader_workers_use_the_store_without_a_copy_of_it(site, start):
         assert labels == list(range(200))
         assert cache.counts().source_reads == 200
         assert cache.counts().node_hits == 200 * epoch
+
+
+def test_a_forked_loader_worker_leaves_what_it_shares_with_the_training_to_no_garbage_collection(
+    site,
+):
+    frozen = site.cache("n1", Images(), transform=lambda sample: gc.get_freeze_count())
+    before = gc.get_freeze_count()
+    loader = DataLoader(frozen, batch_size=50, num_workers=2, multiprocessing_context="fork")
+    assert min(counts.min().item() for counts in loader) > len(gc.get_objects()) // 2
+    assert frozen[0] == gc.get_freeze_count() == before  # not in the process that trains
 
 
 def test_a_transform_comes_after_the_cache_and_may_change_its_sample(site):

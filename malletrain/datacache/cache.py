@@ -232,6 +232,9 @@ class DataCache:
         """Return the reads of this rank so far, its loader workers included."""
         return ReadCounts() if self._counts is None else self._counts.total()
 
+    def _source_readers(self) -> int:
+        return 1 if self._counts is None else self._counts.source_readers()
+
     def facts(self) -> dict[str, Any] | None:
         """Return what ``malletrain show`` needs to know, the fields of DataCacheFacts; None if
         nothing is cached.
@@ -248,6 +251,7 @@ class DataCache:
             "name": self._identity.name,
             "node": self._node,
             **dict(zip(COUNT_NAMES, counts.values, strict=True)),
+            "source_us": counts.source_us // max(1, self._source_readers()),
             "samples": self._length,
             "present": present,
             "data_bytes": round(mean * self._length),

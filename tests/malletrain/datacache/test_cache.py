@@ -74,6 +74,19 @@ def test_another_process_of_the_user_finds_the_samples(site):
     assert data.read() == list(range(50, 60))
 
 
+def test_the_time_of_reading_is_that_of_processes_side_by_side(site):
+    cache = site.cache("n1", Images())
+    read(cache, range(100))
+    alone = cache.counts()
+    assert alone.source_us > 0
+    assert cache.facts()["source_us"] == alone.source_us
+    for _ in DataLoader(cache, sampler=range(100, 200), batch_size=50, num_workers=1):
+        pass
+    both = cache.counts()
+    assert both.source_us > alone.source_us
+    assert cache.facts()["source_us"] == both.source_us // 2
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_loader_workers_use_the_store_without_a_copy_of_it(site, start):
     cache = site.cache("n1", Images(), name=start)

@@ -32,8 +32,8 @@ from typing import Any
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
-    DataCached,
     CurveChanged,
+    DataCached,
     Event,
     ForecastsUpdated,
     GapsSeen,

@@ -93,8 +93,8 @@ def test_a_warm_node_is_kept_where_all_else_is_equal(reread, given_up):
     )
     assert c.jobs["k"].nodes == (given_up,)
     assert c.nodes[given_up].info.reread_s == 0.0, "the other job has nothing there"
-    kept = {name: c.nodes[name].info.reread_s for name in c.jobs["j"].nodes}
-    assert kept == {name: reread.get(name, 0.0) for name in {"a", "b", "c"} - {given_up}}
+    reread_there = {name: c.nodes[name].info.reread_s for name in c.jobs["j"].nodes}
+    assert reread_there == {name: reread.get(name, 0.0) for name in {"a", "b", "c"} - {given_up}}
 
 
 def test_a_node_that_becomes_cold_is_told_too():

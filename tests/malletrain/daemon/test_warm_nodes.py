@@ -26,11 +26,11 @@ def test_plans_know_how_long_reading_again_would_take(start, agent):  # noqa: F8
         data = facts(node=one.node, source_reads=100, present=100, **changes)
         one.say(messages.Notice(job, 0, "data", "", data))
 
-    def known():
+    def reread():
         return controller.nodes[one.node].info.reread_s
 
     report(source_us=40_000_000)
-    until(lambda: known() == pytest.approx(40.0), "the plans know of it")
+    until(lambda: reread() == pytest.approx(40.0), "the plans know of it")
     report(source_us=42_000_000)  # too little to tell
     report(source_us=20_000_000)
-    until(lambda: known() == pytest.approx(20.0), "the plans know of less")
+    until(lambda: reread() == pytest.approx(20.0), "the plans know of less")

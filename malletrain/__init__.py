@@ -4,8 +4,8 @@ Training scripts do ``import malletrain``, so importing this package imports onl
 library; other modules are imported when one of their names is used. The training-side library:
 :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
 :func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`,
-:class:`DataCache`, :class:`ImportanceSampler`. They run in the user's process. :class:`Client` submits jobs from Python,
-:class:`AsyncClient` from asyncio.
+:class:`DataCache`, :class:`ImportanceSampler`. They run in the user's process. :class:`Client`
+submits jobs from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations

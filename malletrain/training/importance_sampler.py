@@ -128,8 +128,8 @@ class ImportanceSampler(ElasticSampler):
         own = torch.as_tensor(losses).detach().reshape(-1).float().cpu()
         if len(own) != sum(shares[self.rank]):
             raise ValueError(
-                f"The step has {sum(shares[self.rank])} samples on this rank, but {len(own)} losses "
-                'were given. Pass the loss of each sample, as with reduction="none".'
+                f"The step has {sum(shares[self.rank])} samples on this rank, but {len(own)} "
+                'losses were given. Pass the loss of each sample, as with reduction="none".'
             )
         by_rank = losses_of_ranks(own, [sum(each) for each in shares], self.rank)
         pieces = [

@@ -5,9 +5,7 @@ draws, which makes the corrected mean unbiased.
 import math
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,16 +10,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from malletrain import ElasticSampler, ImportanceSampler
 from malletrain.training import importance_sampler as module
-from malletrain.training.importance import epoch_draws
+from malletrain.training.importance import Importance, epoch_draws
 from tests.draws import cases
 
 
@@ -52,7 +50,7 @@ class Job:
             by_rank = [torch.tensor([loss_of(n, epoch) for n in batch]) for batch in batches]
             self.trained.append((epoch, [n for batch in batches for n in batch]))
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module, "losses_of_ranks", lambda own, sizes, rank: by_rank)
+                patch.setattr(module, "losses_of_ranks", lambda *_, all_=by_rank: all_)
                 for sampler, losses in zip(self.samplers, by_rank, strict=True):
                     sampler.advance(losses=losses)
             if self.samplers[0].epoch != epoch:
@@ -136,23 +134,21 @@ def test_weights_are_those_of_the_batch_in_the_loop():
     arguments = {"global_batch_size": 8, "rank": 1, "world_size": 2, "seed": 3}
     sampler = ImportanceSampler(40, **arguments)
     plain = ImportanceSampler(40, **arguments, correct=False)
-    importance = scored(40)
     for each in (sampler, plain):
-        each._importance = importance
-    draws = epoch_draws(importance, 3, 0, 10)
+        each.load_state_dict({**each.state_dict(), "importance": scored(40).state()})
+    draws = epoch_draws(scored(40), 3, 0, 10)
     loader = DataLoader(range(40), batch_sampler=sampler, num_workers=1)
     for number, batch in enumerate(loader):
         share = draws.samples[number * 8 + 4 : number * 8 + 8]
         assert batch.tolist() == share.tolist()
         assert torch.allclose(sampler.weights.double(), 1 / draws.expected[share])
         sampler.advance()
-        sampler._begin_epoch()
     next(iter(plain))
     assert plain.weights.tolist() == [1.0] * 4
 
 
 def scored(count):
-    importance = ImportanceSampler(count, global_batch_size=8, rank=0, world_size=1)._importance
+    importance = Importance.unseen(count, 8)
     return importance.trained(torch.arange(count), torch.arange(float(count))).next_epoch()
 
 
@@ -186,7 +182,7 @@ def test_the_losses_of_a_step_that_does_not_count_are_dropped():
     sampler.score(torch.arange(6.0).flip(0))  # the step again
     sampler.advance()
     levels = sampler.state_dict()["importance"]["levels"]
-    batch = epoch_draws(module.Importance.unseen(24, 6), 0, 0, 10).samples[6:12]
+    batch = epoch_draws(Importance.unseen(24, 6), 0, 0, 10).samples[6:12]
     assert levels[batch].tolist() == [15, 12, 9, 7, 4, 1]
     assert levels.count_nonzero() == 6
 
@@ -227,7 +223,7 @@ def test_nothing_is_known_of_the_next_epoch():
 def test_the_coverage_is_that_of_the_epoch():
     sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
     assert sampler.coverage == 1.0
-    sampler._importance, sampler._draws = scored(24), None
+    sampler.load_state_dict({**sampler.state_dict(), "importance": scored(24).state()})
     distinct = len(set(epoch_draws(scored(24), 0, 0, 10).samples.tolist()))
     assert sampler.coverage == distinct / 24 < 1.0
 
@@ -253,7 +249,7 @@ def test_an_epoch_without_losses_is_told(capsys):
 def test_a_wrong_number_of_losses_is_refused(losses):
     sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
     next(iter(sampler))
-    with pytest.raises(ValueError, match='has 6 samples on this rank.*reduction="none"'):
+    with pytest.raises(ValueError, match="has 6 samples on this rank"):
         sampler.advance(losses=losses)
     sampler.advance(losses=[1.0] * 6)
 
@@ -261,7 +257,7 @@ def test_a_wrong_number_of_losses_is_refused(losses):
 def test_several_ranks_without_a_process_group_are_refused():
     sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=2)
     next(iter(sampler))
-    with pytest.raises(RuntimeError, match="rank 0 of 2, but torch.distributed is not initialized"):
+    with pytest.raises(RuntimeError, match="is rank 0 of 2, but"):
         sampler.advance(losses=torch.ones(3))
 
 

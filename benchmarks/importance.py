@@ -1,5 +1,5 @@
-"""Training until a given accuracy with ImportanceSampler and with uniform sampling, both with a data
-cache.
+"""Training until a given accuracy with ImportanceSampler and with uniform sampling, both with a
+data cache.
 
     python -m benchmarks.importance [--data FOLDER] [--seeds 5] [--epochs 8] [--batch 128]
         [--fractions 0.25 1.0] [--noise 0.0] [--json FILE]
@@ -54,6 +54,8 @@ class Images:
     train_labels: Any
     test: Any
     test_labels: Any
+    wrong: Any
+    """Whether the label of each training sample is wrong."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Curve:
     """Fraction of the data in memory → computed time at each measurement, seconds."""
     coverage: float
     """Part of the samples that an epoch trains on, the mean over epochs after the first."""
+    wrong: float
+    """Part of the draws after the first epoch whose label is wrong."""
 
 
 class VirtualCache:
@@ -121,11 +125,13 @@ def fashion_mnist(folder: Path) -> Images:
     def rows(name: str) -> Any:
         return numbers(name, 16).reshape(-1, 784).float() / 127.5 - 1.0
 
+    labels = numbers("train-labels-idx1-ubyte.gz", 8).long()
     return Images(
         rows("train-images-idx3-ubyte.gz"),
-        numbers("train-labels-idx1-ubyte.gz", 8).long(),
+        labels,
         rows("t10k-images-idx3-ubyte.gz"),
         numbers("t10k-labels-idx1-ubyte.gz", 8).long(),
+        torch.zeros(len(labels), dtype=torch.bool),
     )
 
 
@@ -137,7 +143,9 @@ def with_wrong_labels(images: Images, part: float) -> Images:
     labels = images.train_labels.clone()
     shift = torch.randint(1, CLASSES, (len(wrong),), generator=generator)
     labels[wrong] = (labels[wrong] + shift) % CLASSES
-    return Images(images.train, labels, images.test, images.test_labels)
+    return Images(
+        images.train, labels, images.test, images.test_labels, labels != images.train_labels
+    )
 
 
 def sampler_of(contender: str, samples: int, batch: int, seed: int) -> ElasticSampler:
@@ -169,14 +177,17 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     sampler = sampler_of(contender, count, batch_size, seed)
     caches = {f"{fraction:g}": VirtualCache(count, fraction, reading) for fraction in fractions}
-    curve = Curve(contender, seed, [], [], {name: [] for name in caches}, 0.0)
+    curve = Curve(contender, seed, [], [], {name: [] for name in caches}, 1.0, 0.0)
     coverage: list[float] = []
+    wrong: list[float] = []
     done = 0
     for epoch in range(epochs):
         if epoch:
             coverage.append(sampler.coverage)
         for numbers in sampler:
             batch = torch.tensor(numbers)
+            if epoch:
+                wrong.append(images.wrong[batch].float().mean().item())
             losses = cross_entropy(
                 model(images.train[batch]), images.train_labels[batch], reduction="none"
             )
@@ -198,7 +209,8 @@ def train(
                 curve.accuracy.append(accuracy(model, images))
                 for name, cache in caches.items():
                     curve.time_s[name].append(cache.seconds)
-    curve.coverage = mean(coverage) if coverage else 1.0
+    if epochs > 1:
+        curve.coverage, curve.wrong = mean(coverage), mean(wrong)
     return curve
 
 
@@ -249,6 +261,7 @@ def compare(curves: Mapping[str, Sequence[Curve]], fractions: Sequence[float]) -
                     "ratios": ratios,
                     "best_accuracy": mean(max(run.accuracy) for run in runs),
                     "coverage": mean(run.coverage for run in runs),
+                    "wrong": mean(run.wrong for run in runs),
                 }
             )
     return {"target": target, "rows": rows}
@@ -259,14 +272,14 @@ def table(result: Mapping[str, Any]) -> str:
     lines = [
         f"target: {result['target']:.2%}",
         f"{'contender':<27}{'memory':>8}{'time':>9}{'ratio':>7}  {'by seed':<32}"
-        f"{'best':>8}{'coverage':>10}",
+        f"{'best':>8}{'coverage':>10}{'wrong labels':>14}",
     ]
     for row in result["rows"]:
         by_seed = " ".join(f"{ratio:.2f}" for ratio in row["ratios"])
         lines.append(
             f"{row['contender']:<27}{float(row['fraction']):>8.0%}{row['median_s']:>8.0f}s"
             f"{row['ratio']:>7.2f}  {by_seed:<32}{row['best_accuracy']:>8.2%}"
-            f"{row['coverage']:>10.1%}"
+            f"{row['coverage']:>10.1%}{row['wrong']:>14.1%}"
         )
     return "\n".join(lines)
 

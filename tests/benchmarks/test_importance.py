@@ -39,7 +39,7 @@ def test_a_step_takes_what_reading_takes_if_that_is_longer():
 
 
 def curve(contender, accuracy, times=(1.0, 2.0, 3.0)):
-    return Curve(contender, 0, [1, 2, 3], list(accuracy), {"1": list(times)}, 0.9)
+    return Curve(contender, 0, [1, 2, 3], list(accuracy), {"1": list(times)}, 0.9, 0.0)
 
 
 def test_the_target_is_one_that_all_uniform_runs_reach():
@@ -61,16 +61,23 @@ def stripes(count):
     return torch.nn.functional.one_hot(labels, 20).float() * 2 - 1, labels
 
 
+def easy(train_count, test_count):
+    wrong = torch.zeros(train_count, dtype=torch.bool)
+    return Images(*stripes(train_count), *stripes(test_count), wrong)
+
+
 def test_a_part_of_the_labels_is_wrong():
-    images = Images(*stripes(200), *stripes(50))
+    images = easy(200, 50)
     wrong = with_wrong_labels(images, 0.25)
-    assert (wrong.train_labels != images.train_labels).sum() == 50
+    assert (wrong.train_labels != images.train_labels).sum() == wrong.wrong.sum() == 50
+    result = train(CORRECTED, wrong, 0, 4, 20, 10, [1.0], READING)
+    assert 0.25 < result.wrong < 0.5, "their losses are high"
     assert torch.equal(wrong.test_labels, images.test_labels)
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)
 def test_each_contender_learns(contender):
-    images = Images(*stripes(600), *stripes(200))
+    images = easy(600, 200)
     result = train(contender, images, 0, 4, 20, 10, [0.5, 1.0], READING)
     assert max(result.accuracy) > 0.9
     assert result.steps == list(range(10, 121, 10))

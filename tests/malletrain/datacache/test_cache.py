@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
-from malletrain import DataCache, ElasticSampler
+from malletrain import DataCache, ElasticSampler, ImportanceSampler
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import store as store_module
 from malletrain.datacache.expected import pooled_hits
@@ -72,6 +72,23 @@ def test_another_process_of_the_user_finds_the_samples(site):
     again = site.cache("n1", data)
     read(again, range(60))
     assert data.read() == list(range(50, 60))
+
+
+def test_the_draws_of_an_importance_sampler_come_from_memory(site):
+    sampler = ImportanceSampler(200, global_batch_size=20, rank=0, world_size=1)
+    data = Images()
+    cache = site.cache("n1", data, sampler=sampler)
+    drawn = []
+    for _ in range(3):
+        assert cache.facts()["coverage"] == sampler.coverage
+        assert (sampler.coverage < 1.0) == bool(drawn)
+        for images, numbers in DataLoader(cache, batch_sampler=sampler):
+            assert torch.equal(images[0], image(numbers[0].item()))
+            drawn += set(numbers.tolist())  # a sample is read once for a batch
+            sampler.advance(losses=numbers.float())
+    assert sorted(data.read()) == list(range(200))
+    assert cache.counts().source_reads == 200
+    assert cache.counts().node_hits == len(drawn) - 200 <= 400
 
 
 def test_the_time_of_reading_is_that_of_processes_side_by_side(site):

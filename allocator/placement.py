@@ -42,10 +42,12 @@ class NodeInfo:
     """Its topology group; None if unknown."""
     busy: bool = False
     """Whether work on it would be lost if its job gave it up now, while other nodes are idle."""
+    reread_s: float = 0.0
+    """Time in which its job would read training data again if it gave the node up, seconds."""
 
     def with_horizon(self, horizon_s: float) -> NodeInfo:
         """Return the same node with another horizon, seconds."""
-        return NodeInfo(self.node_class, horizon_s, self.group, self.busy)
+        return NodeInfo(self.node_class, horizon_s, self.group, self.busy, self.reread_s)
 
 
 class PlacementError(ValueError):
@@ -137,7 +139,8 @@ def _horizon_step(info: NodeInfo) -> int:
 
 def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
     """Return ``size`` nodes: the busy ones first, then those that stay longest; of equals, those in
-    the groups where the job has most nodes, then those of lower rank.
+    the groups where the job has most nodes, then those with most training data in memory, then
+    those of lower rank.
     """
     nodes_in_group = Counter(nodes[name].group for name in names)
     rank = {name: r for r, name in enumerate(names)}
@@ -147,6 +150,7 @@ def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[
             not nodes[name].busy,
             -_horizon_step(nodes[name]),
             -nodes_in_group[nodes[name].group],
+            -nodes[name].reread_s,
             str(nodes[name].group),
             rank[name],
         ),

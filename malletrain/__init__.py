@@ -4,8 +4,8 @@ Training scripts do ``import malletrain``, so importing this package imports onl
 library; other modules are imported when one of their names is used. The training-side library:
 :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
 :func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`,
-:class:`DataCache`. They run in the user's process. :class:`Client` submits jobs from Python,
-:class:`AsyncClient` from asyncio.
+:class:`DataCache`, :class:`ImportanceSampler`. They run in the user's process. :class:`Client`
+submits jobs from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from malletrain.api.aio import AsyncClient
     from malletrain.api.client import Client
     from malletrain.datacache.cache import DataCache
+    from malletrain.training.importance_sampler import ImportanceSampler
     from malletrain.training.loader_workers import loader_workers
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
@@ -32,6 +33,7 @@ __all__ = [
     "DataCache",
     "ElasticSampler",
     "ElasticStream",
+    "ImportanceSampler",
     "Snapshot",
     "SnapshotError",
     "__version__",
@@ -49,6 +51,7 @@ _MODULE_OF = {
     "DataCache": "malletrain.datacache.cache",
     "ElasticSampler": "malletrain.training.sampler",
     "ElasticStream": "malletrain.training.stream",
+    "ImportanceSampler": "malletrain.training.importance_sampler",
     "Snapshot": "malletrain.training.snapshot",
     "SnapshotError": "malletrain.training.snapshot",
     "describe": "malletrain.training.report",

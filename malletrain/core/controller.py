@@ -33,6 +33,7 @@ from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
     CurveChanged,
+    DataCached,
     Event,
     ForecastsUpdated,
     GapsSeen,
@@ -151,6 +152,7 @@ class Controller:
             LimitsChanged: self._limits_changed,
             CurveChanged: self._curve_changed,
             StartCostChanged: self._start_cost_changed,
+            DataCached: self._data_cached,
             NodesBusy: self._nodes_busy,
             RescaleFinished: self._rescale_finished,
             LayoutDue: self._layout_due,
@@ -355,6 +357,10 @@ class Controller:
         self.state.start_costs(job, event.start)
         if not job.state.ended:
             self._bids_changed(now)
+        return ()
+
+    def _data_cached(self, event: DataCached, now: float) -> Iterable[Command]:
+        self.state.data_cached(self.jobs[event.job], event.reread_s)
         return ()
 
     def _nodes_busy(self, event: NodesBusy, now: float) -> Iterable[Command]:

@@ -294,6 +294,17 @@ class StartCostChanged:
 
 
 @dataclass(frozen=True)
+class DataCached:
+    """The training data in the memory of a job's nodes have changed."""
+
+    job: str
+    reread_s: Mapping[str, float]
+    """Node → time in which the job would read its data again without it, seconds; nodes without
+    data are absent.
+    """
+
+
+@dataclass(frozen=True)
 class NodesBusy:
     """The nodes on which a farm has tasks. A plan that takes nodes from it takes others first."""
 
@@ -403,6 +414,7 @@ Event = (
     | LimitsChanged
     | CurveChanged
     | StartCostChanged
+    | DataCached
     | NodesBusy
     | Progressed
     | RescaleCostMeasured

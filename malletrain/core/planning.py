@@ -29,6 +29,7 @@ from allocator import (
     solve,
 )
 from malletrain.core.pools import class_counts, class_of, is_of_class, owner_of
+from malletrain.core.reread import with_reread
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.start_costs import LastingNodes, StartCost, StartTerms
 from malletrain.core.trainers import Trainer
@@ -324,7 +325,8 @@ def _requests(
             if c.may_use(name)
         }
         t_fwd_s = max(0.01 * settings.t_fwd_s, settings.t_fwd_s - c.late_s)
-        cost = c.cost or settings.cost
+        reread = [nodes[n].reread_s for n in current]
+        cost = with_reread(c.cost or settings.cost, reread, settings.t_fwd_s)
         terms: dict[str, StartTerms] = {}
         if c.start is not None:
             terms = {

@@ -183,19 +183,27 @@ class ControllerState:
     def nodes_busy(self, job: JobRecord, busy: Collection[str]) -> None:
         """Note on which of its nodes the job does work that would be lost with the node."""
         for name in job.nodes:
-            self._set_busy(name, name in busy)
+            self._set_work(name, name in busy, self.nodes[name].info.reread_s)
 
-    def _set_busy(self, name: str, busy: bool) -> None:
+    def data_cached(self, job: JobRecord, reread_s: Mapping[str, float]) -> None:
+        """Note the time in which the job would read training data again without each of its nodes,
+        seconds.
+        """
+        for name in job.nodes:
+            self._set_work(name, self.nodes[name].info.busy, reread_s.get(name, 0.0))
+
+    def _set_work(self, name: str, busy: bool, reread_s: float) -> None:
+        """Note what a job would lose with a node."""
         node = self.nodes[name]
-        if node.info.busy != busy:
-            node.info = replace(node.info, busy=busy)
+        if (node.info.busy, node.info.reread_s) != (busy, reread_s):
+            node.info = replace(node.info, busy=busy, reread_s=reread_s)
             if (info := self.usable.get(name)) is not None:
-                self.usable[name] = replace(info, busy=busy)
+                self.usable[name] = replace(info, busy=busy, reread_s=reread_s)
 
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:
             node = self.nodes[name]
-            self._set_busy(name, False)
+            self._set_work(name, False, 0.0)
             node.job, node.review_at = None, now + self._release_after_s
             if node.gone_at is None:
                 self.idle.add(name)

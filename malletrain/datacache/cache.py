@@ -9,6 +9,7 @@ and when other nodes are asked in advance. What is read from where is decided by
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -156,6 +157,10 @@ class DataCache:
             return
         self._reader = self._new_reader()
         worker, is_home = _loader_worker(), self._process == self._home
+        if worker is not None and not is_home:
+            # A full garbage collection writes into every object, and so would copy all memory that
+            # this worker shares with the training process.
+            gc.freeze()
         self._slot = 1 + worker if worker is not None else 0 if is_home else SLOTS - 1
         if self._sampler is not None and is_home and self._prefetch > 0 and self._job_key:
             reader = self._new_reader()
@@ -227,6 +232,9 @@ class DataCache:
         """Return the reads of this rank so far, its loader workers included."""
         return ReadCounts() if self._counts is None else self._counts.total()
 
+    def _source_readers(self) -> int:
+        return 1 if self._counts is None else self._counts.source_readers()
+
     def facts(self) -> dict[str, Any] | None:
         """Return what ``malletrain show`` needs to know, the fields of DataCacheFacts; None if
         nothing is cached.
@@ -243,6 +251,7 @@ class DataCache:
             "name": self._identity.name,
             "node": self._node,
             **dict(zip(COUNT_NAMES, counts.values, strict=True)),
+            "source_us": counts.source_us // max(1, self._source_readers()),
             "samples": self._length,
             "present": present,
             "data_bytes": round(mean * self._length),

@@ -38,6 +38,8 @@ class ReadCounts:
     """Bytes of the samples read from the data set, as they are packed."""
     unpacked: int = 0
     """Samples read from the data set that cannot be packed."""
+    source_us: int = 0
+    """Time in which the data set was read, microseconds; processes are added up."""
 
     def __add__(self, other: ReadCounts) -> ReadCounts:
         return ReadCounts(*map(add, self.values, other.values))
@@ -119,6 +121,11 @@ class SharedCounts:
     def total(self) -> ReadCounts:
         """Return the sum over all processes."""
         return ReadCounts(*map(sum, zip(*_PADDED.iter_unpack(self._map), strict=True)))
+
+    def source_readers(self) -> int:
+        """Return the number of processes that have read from the data set."""
+        column = COUNT_NAMES.index("source_reads")
+        return sum(counts[column] > 0 for counts in _PADDED.iter_unpack(self._map))
 
     def close(self) -> None:
         """Remove the file, in the process that created it."""

@@ -134,7 +134,7 @@ def _rebuild(head: Sequence[Any], data: memoryview) -> Any:
     if tag == "v":
         return head[1]
     if tag == "t":
-        return tuple(_rebuild(part, data) for part in head[1])
+        return tuple([_rebuild(part, data) for part in head[1]])
     if tag == "l":
         return [_rebuild(part, data) for part in head[1]]
     if tag == "d":

@@ -7,6 +7,7 @@ is read from the data set each time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,10 +72,16 @@ class SampleReader:
         packed.update(local)
         hit_bytes = sum(len(data) for data in packed.values())
         from_source = [sample for sample in missing if sample not in packed]
-        read, source_bytes, unpacked = self._read_source(from_source, owner_of)
+        read, source_bytes, unpacked, source_s = self._read_source(from_source, owner_of)
         values = self._values(samples, packed, read)
         counts = ReadCounts(
-            len(local), peer_hits, len(from_source), hit_bytes, source_bytes, unpacked
+            len(local),
+            peer_hits,
+            len(from_source),
+            hit_bytes,
+            source_bytes,
+            unpacked,
+            round(source_s * 1e6),
         )
         return values, counts
 
@@ -112,14 +119,16 @@ class SampleReader:
 
     def _read_source(
         self, samples: list[int], owner_of: Mapping[int, str]
-    ) -> tuple[dict[int, Any], int, int]:
+    ) -> tuple[dict[int, Any], int, int, float]:
         """Read samples from the data set and have them kept. Returns the samples, the bytes of
-        those that can be packed, and the number of those that cannot.
+        those that can be packed, the number of those that cannot, and the time of reading, seconds.
         """
         if not samples:
-            return {}, 0, 0
+            return {}, 0, 0, 0.0
+        began = time.perf_counter()
         many = getattr(self._dataset, "__getitems__", None)
         values = many(samples) if callable(many) else [self._dataset[s] for s in samples]
+        source_s = time.perf_counter() - began
         addresses = self._members.addresses()
         offered: dict[str, dict[int, Any]] = {}
         size = unpacked = 0
@@ -138,7 +147,7 @@ class SampleReader:
                 offered.setdefault(addresses[owner], {})[sample] = data
         if offered and self._peers is not None:
             self._peers.offer(offered)
-        return dict(zip(samples, values, strict=True)), size, unpacked
+        return dict(zip(samples, values, strict=True)), size, unpacked, source_s
 
     def _say_unpacked(self, sample: int, error: CannotPackError) -> None:
         self._tell(

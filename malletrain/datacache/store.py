@@ -38,6 +38,8 @@ from malletrain.protocol.sizes import shown
 _HEADER = struct.Struct("<8sQQQI")
 HEADER_BYTES = 4096
 _TAIL = struct.Struct("<Q")
+_SUMMED = struct.Struct("<QQ")
+"""Number and length of a sample, the first bytes of its check sum."""
 _TAIL_OFFSET = 64
 ENTRY = struct.Struct("<QII")
 """Offset of a sample, its length, its check sum; an offset of 0: absent."""
@@ -85,7 +87,7 @@ def file_name(name: str) -> str:
 
 def check_sum(sample: int, data: Any) -> int:
     """Return the check sum of a packed sample (CRC-32 of its number, its length and its bytes)."""
-    return zlib.crc32(data, zlib.crc32(_TAIL.pack(sample) + _TAIL.pack(len(data))))
+    return zlib.crc32(data, zlib.crc32(_SUMMED.pack(sample, len(data))))
 
 
 def private_data_folder(path: Path) -> Path:

@@ -199,6 +199,8 @@ class DataCacheFacts:
     data set; ``present``: number of them in this node's memory. ``data_bytes``: estimated size of
     the data set; ``memory_bytes``: this node's memory for it; ``node_bytes``: all memory of this
     node that the job can use. ``coverage``: part of the data that an epoch reads; None if unknown.
+    ``source_us``: time in which the process and its loader workers, side by side, have read from
+    the data set, microseconds.
     """
 
     sender: Sender
@@ -216,6 +218,7 @@ class DataCacheFacts:
     memory_bytes: int
     node_bytes: int
     coverage: float | None = None
+    source_us: int = 0
 
 
 Datagram = (

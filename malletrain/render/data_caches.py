@@ -52,7 +52,8 @@ def coverage(cache: DataCacheView) -> str:
     """Returns how much of the data an epoch reads: without it a share of hits means nothing."""
     if cache.coverage is None:
         return "Whether an epoch reads all samples is not known: the cache was given no sampler."
-    return f"An epoch reads {100 * cache.coverage:.3g} % of the samples, each once."
+    each_once = ", each once" if cache.coverage == 1.0 else ""
+    return f"An epoch reads {100 * cache.coverage:.3g} % of the samples{each_once}."
 
 
 def advice_on(cache: DataCacheView) -> str:

@@ -368,11 +368,17 @@ class ElasticSampler(CountedEpochs):
         when they are even. With gradient accumulation read it for each micro-batch: the last
         micro-batch of an epoch may have a different weight.
         """
+        _, batch = self._batch_in_progress()
+        return self._plan.share(batch, self.rank)[1] * self.world_size / batch if batch else 1.0
+
+    def _batch_in_progress(self) -> tuple[int, int]:
+        """Return (position, size) of the global batch that the script trains on now."""
         position = self.position
         for _ in range(self._micro_batch(self._batches_in_progress())):
             position += self._plan.batch_at(position)
-        batch = self._plan.batch_at(position) or self._plan.batch_at(self.position)
-        return self._plan.share(batch, self.rank)[1] * self.world_size / batch if batch else 1.0
+        if batch := self._plan.batch_at(position):
+            return position, batch
+        return self.position, self._plan.batch_at(self.position)
 
     # --- what a snapshot needs ---
 

@@ -103,6 +103,19 @@ def test_shrinking_gives_up_the_idle_nodes_first() -> None:
     assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("b",)}
 
 
+def test_of_equal_nodes_shrinking_gives_up_those_with_least_training_data() -> None:
+    nodes = {
+        "a": NodeInfo(reread_s=10.0),
+        "b": NodeInfo(reread_s=50.0).with_horizon(None),
+        "c": NodeInfo(reread_s=50.0),
+        "d": NodeInfo(),
+    }
+    assert place(sizes(j=3), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("a", "b", "c")}
+    assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("b",)}
+    nodes["d"] = NodeInfo(busy=True)
+    assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("d",)}
+
+
 def test_shrinking_gives_up_the_groups_where_the_job_has_fewest() -> None:
     nodes = grouped(a="g", b="h", c="g", d="g")
     assert place(sizes(j=3), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("a", "c", "d")}

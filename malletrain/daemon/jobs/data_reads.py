@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from malletrain.core.reread import reread_s
 from malletrain.protocol.views import DataCacheView
 
 MAX_JOBS = 1000
@@ -22,7 +23,8 @@ MAX_PROCESSES = 4096
 """Number of processes of one job that are told apart. The counts of those that have been silent for
 longest are added up.
 """
-_COUNTS = ("node_hits", "peer_hits", "source_reads", "hit_bytes", "source_bytes", "unpacked")
+_SHOWN = ("node_hits", "peer_hits", "source_reads", "hit_bytes", "source_bytes", "unpacked")
+_COUNTS = (*_SHOWN, "source_us")
 _FACTS = ("samples", "data_bytes", "node_bytes")
 
 
@@ -55,15 +57,31 @@ class _DataSet:
         coverage = data.get("coverage")
         self.coverage = coverage if isinstance(coverage, float) and 0 <= coverage <= 1 else None
 
-    def view(self, name: str, nodes: Collection[str]) -> DataCacheView:
-        """Return the reads so far, and what the memory of ``nodes`` has."""
+    def _sums(self) -> dict[str, int]:
+        """Return each count, summed over the processes."""
         sums = self.ended
         for counts in self.processes.values():
             sums = tuple(a + b for a, b in zip(sums, counts, strict=True))
+        return dict(zip(_COUNTS, sums, strict=True))
+
+    def reread_s(self, nodes: Collection[str], processes: int) -> dict[str, float]:
+        """Return the time in which the data of each of ``nodes`` would be read again without it,
+        seconds. ``processes``: ranks on a node, which read side by side.
+        """
+        sums = self._sums()
+        if not sums["source_reads"]:
+            return {}
+        sample_s = sums["source_us"] * 1e-6 / sums["source_reads"] / max(1, processes)
+        present = {node: self.stores.get(node, (0, 0))[0] for node in nodes}
+        return reread_s(present, sample_s)
+
+    def view(self, name: str, nodes: Collection[str]) -> DataCacheView:
+        """Return the reads so far, and what the memory of ``nodes`` has."""
+        sums = self._sums()
         stores = [store for node, store in self.stores.items() if node in nodes]
         return DataCacheView(
             name,
-            **dict(zip(_COUNTS, sums, strict=True)),
+            **{count: sums[count] for count in _SHOWN},
             **self.facts,
             present=sum(present for present, _ in stores),
             memory_bytes=sum(memory for _, memory in stores),
@@ -97,6 +115,22 @@ class DataReads:
         """Return the reads of one job, by data set. ``nodes``: the nodes that it has now."""
         sets = self._jobs.get(job, {})
         return tuple(sets[name].view(name, nodes) for name in sorted(sets))
+
+    def reread_s(self, job: str, nodes: Collection[str], processes: int) -> dict[str, float]:
+        """Return the time in which a job would read its training data again without each of its
+        nodes, seconds; nodes without data are absent.
+
+        Args:
+            job: id of the job.
+            nodes: the nodes that it has now.
+            processes: number of its ranks on each.
+        """
+        total_s: dict[str, float] = {}
+        for data in self._jobs.get(job, {}).values():
+            for node, seconds in data.reread_s(nodes, processes).items():
+                if seconds:
+                    total_s[node] = total_s.get(node, 0.0) + seconds
+        return total_s
 
 
 def _count(value: object) -> int:

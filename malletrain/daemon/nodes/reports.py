@@ -13,7 +13,8 @@ from collections import OrderedDict
 import msgspec
 import structlog
 
-from malletrain.core.events import JobState, ModelChanged, PriorSuggested
+from malletrain.core.events import DataCached, JobState, ModelChanged, PriorSuggested
+from malletrain.core.reread import differs
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
@@ -117,6 +118,18 @@ class AgentReports:
         with self._transactions.begin():
             self._values.set(run, spec, message.expires_s)
 
+    def _data_cached(self, run: ActiveJob) -> None:
+        """Tell the controller what reading a job's training data again would cost, if that has
+        changed.
+        """
+        records, job = self._state.controller.nodes, run.row.id
+        layout = self._state.layouts.of_round(run)
+        processes = run.spec.nproc_per_node if layout is None else layout.processes
+        new = self._state.data_reads.reread_s(job, run.nodes, processes)
+        old = {n: records[n].info.reread_s for n in run.nodes if n in records}
+        if differs(new, old):
+            self._transactions.feed(DataCached(job, new))
+
     def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
         """Append values to a metric's stored series."""
         points = message.points or (messages.MetricSample(self._state.clock.now(), message.value),)
@@ -148,6 +161,7 @@ class AgentReports:
                 state.layouts.learned(run, message.data)
             elif message.kind == "data":
                 state.data_reads.add(run.row.id, message.rank, message.data)
+                self._data_cached(run)
             elif message.kind == "work":
                 for event in state.goals.work_left(run, message.data):
                     self._transactions.feed(event)

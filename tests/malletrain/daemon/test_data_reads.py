@@ -2,6 +2,8 @@
 that a process reports breaks the sums.
 """
 
+import pytest
+
 from malletrain.daemon.jobs import data_reads
 from malletrain.daemon.jobs.data_reads import DataReads
 
@@ -41,6 +43,25 @@ def test_counts_of_processes_add_up_and_those_of_one_process_are_replaced():
     (view,) = reads.views("j1", ["n1"])  # n2 has left
     assert (view.present, view.memory_bytes, view.node_hits) == (25, 4_000, 113)
     assert reads.views("j3", ["n1"]) == ()
+
+
+def test_reading_the_data_of_a_node_again_takes_what_reading_took_before():
+    reads = DataReads()
+    reads.add("j1", 0, facts(source_us=100_000, present=400))
+    reads.add("j1", 1, facts(source_us=300_000, process="1.101", node="n2", present=200))
+    for nodes, processes, expected in (
+        (["n1", "n2"], 1, {"n1": 4.0, "n2": 2.0}),  # 10 ms a sample
+        (["n1", "n2", "n3"], 1, {"n1": 2.0, "n2": 1.0}),  # two read it
+        (["n1", "n2"], 4, {"n1": 1.0, "n2": 0.5}),  # four ranks on a node
+        (["n1", "n2"], 0, {"n1": 4.0, "n2": 2.0}),  # unknown
+    ):
+        assert reads.reread_s("j1", nodes, processes) == pytest.approx(expected)
+    reads.add("j1", 0, facts(name="test", source_us=20_000, present=100))
+    both = reads.reread_s("j1", ["n1", "n2"], 1)
+    assert both == pytest.approx({"n1": 4.1, "n2": 2.0})
+    reads.add("j2", 0, facts(source_reads=0, source_us=0))
+    assert reads.reread_s("j2", ["n1"], 1) == {}
+    assert reads.reread_s("j3", ["n1"], 1) == {}
 
 
 def test_data_sets_are_told_apart():

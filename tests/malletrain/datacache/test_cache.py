@@ -2,6 +2,7 @@
 are.
 """
 
+import gc
 import os
 import pickle
 import threading
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import malletrain
-from malletrain import DataCache, ElasticSampler
+from malletrain import DataCache, ElasticSampler, ImportanceSampler
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import store as store_module
 from malletrain.datacache.expected import pooled_hits
@@ -73,6 +74,36 @@ def test_another_process_of_the_user_finds_the_samples(site):
     assert data.read() == list(range(50, 60))
 
 
+def test_the_draws_of_an_importance_sampler_come_from_memory(site):
+    sampler = ImportanceSampler(200, global_batch_size=20, rank=0, world_size=1)
+    data = Images()
+    cache = site.cache("n1", data, sampler=sampler)
+    drawn = []
+    for _ in range(3):
+        assert cache.facts()["coverage"] == sampler.coverage
+        assert (sampler.coverage < 1.0) == bool(drawn)
+        for images, numbers in DataLoader(cache, batch_sampler=sampler):
+            assert torch.equal(images[0], image(numbers[0].item()))
+            drawn += set(numbers.tolist())  # a sample is read once for a batch
+            sampler.advance(losses=numbers.float())
+    assert sorted(data.read()) == list(range(200))
+    assert cache.counts().source_reads == 200
+    assert cache.counts().node_hits == len(drawn) - 200 <= 400
+
+
+def test_the_time_of_reading_is_that_of_processes_side_by_side(site):
+    cache = site.cache("n1", Images())
+    read(cache, range(100))
+    alone = cache.counts()
+    assert alone.source_us > 0
+    assert cache.facts()["source_us"] == alone.source_us
+    for _ in DataLoader(cache, sampler=range(100, 200), batch_size=50, num_workers=1):
+        pass
+    both = cache.counts()
+    assert both.source_us > alone.source_us
+    assert cache.facts()["source_us"] == both.source_us // 2
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_loader_workers_use_the_store_without_a_copy_of_it(site, start):
     cache = site.cache("n1", Images(), name=start)
@@ -86,6 +117,16 @@ def test_loader_workers_use_the_store_without_a_copy_of_it(site, start):
         assert labels == list(range(200))
         assert cache.counts().source_reads == 200
         assert cache.counts().node_hits == 200 * epoch
+
+
+def test_a_forked_loader_worker_leaves_what_it_shares_with_the_training_to_no_garbage_collection(
+    site,
+):
+    frozen = site.cache("n1", Images(), transform=lambda sample: gc.get_freeze_count())
+    before = gc.get_freeze_count()
+    loader = DataLoader(frozen, batch_size=50, num_workers=2, multiprocessing_context="fork")
+    assert min(counts.min().item() for counts in loader) > len(gc.get_objects()) // 2
+    assert frozen[0] == gc.get_freeze_count() == before  # not in the process that trains
 
 
 def test_a_transform_comes_after_the_cache_and_may_change_its_sample(site):

@@ -30,6 +30,7 @@ def test_each_process_has_a_slot_and_the_sum_is_that_of_all(tmp_path):
     counts.add(SLOTS + 5, ReadCounts(source_reads=1))
     counts.add(SLOTS + 9, ReadCounts(source_reads=1))
     spawned.add(1, ReadCounts(peer_hits=1))
+    assert counts.source_readers() == 1
     expected = ReadCounts(5, 8, 2, 2**40, 0, 9)
     assert counts.total() == spawned.total() == expected
     spawned.close()

@@ -1,0 +1,323 @@
+"""ImportanceSampler: each draw of an epoch is trained on exactly once, whatever nodes come and
+go, and the scores are those of the losses that were given.
+"""
+
+import math
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from malletrain import ElasticSampler, ImportanceSampler
+from malletrain.training import importance_sampler as module
+from malletrain.training.importance import Importance, epoch_draws
+from tests.draws import cases
+
+
+def loss_of(sample, epoch):
+    """The loss of a sample in an epoch."""
+    return 0.1 + (sample * 7919 + epoch * 104_729) % 1009 / 100
+
+
+class Job:
+    """The ranks of a job in one process. Each step is made by all of them, one after another."""
+
+    def __init__(self, world, **arguments):
+        self._arguments = {"max_world_size": 5, **arguments}
+        self.samplers = self._made(world)
+        self.trained = []
+        """(epoch, samples of the global batch) of each step."""
+
+    def _made(self, world):
+        return [
+            ImportanceSampler(rank=rank, world_size=world, **self._arguments)
+            for rank in range(world)
+        ]
+
+    def steps(self, count):
+        """Make steps until ``count`` are made or the epoch is over."""
+        epoch = self.samplers[0].epoch
+        loaders = [iter(sampler) for sampler in self.samplers]
+        for _ in range(count):
+            batches = [next(loader) for loader in loaders]
+            by_rank = [torch.tensor([loss_of(n, epoch) for n in batch]) for batch in batches]
+            self.trained.append((epoch, [n for batch in batches for n in batch]))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(module, "losses_of_ranks", lambda *_, all_=by_rank: all_)
+                for sampler, losses in zip(self.samplers, by_rank, strict=True):
+                    sampler.advance(losses=losses)
+            if self.samplers[0].epoch != epoch:
+                return
+
+    def restart(self, world):
+        """Continue in new processes from the state of rank 0, as restart mode does."""
+        state = pickle.loads(pickle.dumps(self.samplers[0].state_dict()))
+        self.samplers = self._made(world)
+        for sampler in self.samplers:
+            sampler.load_state_dict(state)
+
+    def resize(self, world):
+        """Continue in another number of processes, as live mode does: who stays keeps its state."""
+        state = self.samplers[0].state_dict()
+        self.samplers = self.samplers[:world]
+        for joiner in self._made(world)[len(self.samplers) :]:
+            joiner.load_state_dict(state)
+            self.samplers.append(joiner)
+        for rank, sampler in enumerate(self.samplers):
+            sampler.resize(rank, world)
+
+
+def draws_of(job, epoch):
+    return [n for e, samples in job.trained if e == epoch for n in samples]
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["restart", "resize"]), st.integers(1, 5), st.integers(0, 6)),
+    max_size=8,
+)
+
+
+@settings(deadline=None, max_examples=cases(60))
+@given(st.integers(20, 60), st.integers(5, 20), CHANGES, st.integers(0, 1000), st.integers(1, 5))
+def test_each_draw_is_trained_once_through_any_series_of_rescales(
+    samples, batch, changes, seed, revisit
+):
+    arguments = {
+        "num_samples": samples,
+        "global_batch_size": batch,
+        "seed": seed,
+        "revisit": revisit,
+    }
+    undisturbed, job = Job(1, **arguments), Job(2, **arguments)
+    for how, world, steps in changes:
+        job.steps(steps)
+        getattr(job, how)(world)
+    while job.samplers[0].epoch < 4 or job.samplers[0].position:
+        job.steps(3)
+    while undisturbed.samplers[0].epoch < job.samplers[0].epoch:
+        undisturbed.steps(1000)
+    for epoch in range(job.samplers[0].epoch):
+        assert len(draws_of(job, epoch)) == samples
+        assert Counter(draws_of(job, epoch)) == Counter(draws_of(undisturbed, epoch))
+        assert draws_of(job, epoch) == draws_of(undisturbed, epoch)
+    for sampler in job.samplers:
+        assert torch.equal(sampler.state_dict()["importance"]["levels"], levels_of(undisturbed))
+    together = [n for epoch in range(4) for n in draws_of(job, epoch)]
+    assert set(together) == set(range(samples)), "the first epoch draws all"
+
+
+def levels_of(job):
+    return job.samplers[0].state_dict()["importance"]["levels"]
+
+
+def test_samples_with_a_high_loss_are_drawn_more_often():
+    sampler = ImportanceSampler(200, global_batch_size=20, rank=0, world_size=1, revisit=100)
+    counts = torch.zeros(200)
+    for epoch in range(12):
+        for batch in sampler:
+            numbers = torch.tensor(batch)
+            counts += torch.bincount(numbers, minlength=200) if epoch else 0
+            sampler.advance(losses=(numbers >= 100).float() + torch.rand(len(batch)) / 2)
+    ratio = counts[100:].sum() / counts[:100].sum()
+    low, high = math.log(10 + 5), math.log(10 + 15)  # mean ranks of the halves of a batch
+    assert ratio.item() == pytest.approx(high / low, rel=0.1)
+
+
+def test_weights_are_those_of_the_batch_in_the_loop():
+    arguments = {"global_batch_size": 8, "rank": 1, "world_size": 2, "seed": 3}
+    sampler = ImportanceSampler(40, **arguments)
+    plain = ImportanceSampler(40, **arguments, correct=False)
+    for each in (sampler, plain):
+        each.load_state_dict({**each.state_dict(), "importance": scored(40).state()})
+    draws = epoch_draws(scored(40), 3, 0, 10)
+    loader = DataLoader(range(40), batch_sampler=sampler, num_workers=1)
+    for number, batch in enumerate(loader):
+        share = draws.samples[number * 8 + 4 : number * 8 + 8]
+        assert batch.tolist() == share.tolist()
+        assert torch.allclose(sampler.weights.double(), 1 / draws.expected[share])
+        sampler.advance()
+    next(iter(plain))
+    assert plain.weights.tolist() == [1.0] * 4
+
+
+def scored(count):
+    importance = Importance.unseen(count, 8)
+    return importance.trained(torch.arange(count), torch.arange(float(count))).next_epoch()
+
+
+def test_several_batches_of_a_step_are_scored_together():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    other = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    loader, other_loader = iter(sampler), iter(other)
+    for _ in range(2):
+        batches = [next(loader), next(loader)]
+        losses = [torch.tensor(batch).float() for batch in batches]
+        sampler.advance(2, losses=torch.cat(losses))
+        for each in losses:
+            next(other_loader)
+            other.advance(losses=each)
+    assert torch.equal(
+        sampler.state_dict()["importance"]["levels"], other.state_dict()["importance"]["levels"]
+    )
+
+
+def test_the_losses_of_a_step_that_does_not_count_are_dropped():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    next(iter(sampler))
+    sampler.score(torch.arange(6.0))
+    assert not sampler.state_dict()["importance"]["levels"].any()
+    sampler.resize(0, 1)  # a peer was lost; the step is made again
+    next(iter(sampler))
+    sampler.advance()
+    assert not sampler.state_dict()["importance"]["levels"].any()
+    next(iter(sampler))
+    sampler.score(torch.arange(6.0))
+    sampler.score(torch.arange(6.0).flip(0))  # the step again
+    sampler.advance()
+    levels = sampler.state_dict()["importance"]["levels"]
+    batch = epoch_draws(Importance.unseen(24, 6), 0, 0, 10).samples[6:12]
+    assert levels[batch].tolist() == [15, 12, 9, 7, 4, 1]
+    assert levels.count_nonzero() == 6
+
+
+def test_a_state_of_an_elastic_sampler_goes_on_with_its_draws():
+    plain = ElasticSampler(30, global_batch_size=5, rank=0, world_size=1, seed=9)
+    loader = iter(plain)
+    first = [next(loader) for _ in range(2)]
+    for _ in first:
+        plain.advance()
+    sampler = ImportanceSampler(30, global_batch_size=5, rank=0, world_size=1, seed=1)
+    sampler.load_state_dict(plain.state_dict())
+    assert sorted(n for batch in [*first, *sampler] for n in batch) == list(range(30))
+
+
+def test_an_epoch_that_is_left_early_scores_the_next_one(capsys):
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    for epoch in sampler.epochs(2):
+        for batch in sampler:
+            sampler.advance(losses=torch.tensor(batch).float())
+            if epoch == 0:
+                break
+    assert "was left after 6 of 24" in capsys.readouterr().err
+    assert sampler.epoch == 2
+    assert sampler.state_dict()["importance"]["levels"].count_nonzero() == 24
+
+
+def test_nothing_is_known_of_the_next_epoch():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    loader = iter(sampler)
+    assert len(sampler.unread_batches(10)) == 4
+    next(loader)
+    assert [b.position for b in sampler.unread_batches(2)] == [6, 12]
+    list(loader)
+    assert sampler.unread_batches(2) == []
+
+
+def test_the_coverage_is_that_of_the_epoch():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    assert sampler.coverage == 1.0
+    sampler.load_state_dict({**sampler.state_dict(), "importance": scored(24).state()})
+    distinct = len(set(epoch_draws(scored(24), 0, 0, 10).samples.tolist()))
+    assert sampler.coverage == distinct / 24 < 1.0
+
+
+def test_losses_that_are_not_finite_are_told_once(capsys):
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    for _ in sampler:
+        sampler.advance(losses=torch.tensor([1.0, math.nan, 2.0, math.inf, 3.0, 4.0]))
+    message = capsys.readouterr().err
+    assert message.count("is not a finite number (and of 1 others of the same step)") == 1
+    assert sampler.epoch == 1
+
+
+def test_an_epoch_without_losses_is_told(capsys):
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    for _ in sampler:
+        sampler.advance()
+    assert "got no losses in a whole epoch" in capsys.readouterr().err
+    assert [n for batch in sampler for n in batch] != sorted(range(24))
+
+
+@pytest.mark.parametrize("losses", [torch.ones(5), torch.tensor(1.0), [1.0] * 7])
+def test_a_wrong_number_of_losses_is_refused(losses):
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    next(iter(sampler))
+    with pytest.raises(ValueError, match="has 6 samples on this rank"):
+        sampler.advance(losses=losses)
+    sampler.advance(losses=[1.0] * 6)
+
+
+def test_several_ranks_without_a_process_group_are_refused():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=2)
+    next(iter(sampler))
+    with pytest.raises(RuntimeError, match="is rank 0 of 2, but"):
+        sampler.advance(losses=torch.ones(3))
+
+
+def test_an_earlier_epoch_is_refused():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    state = sampler.state_dict()
+    for batch in sampler:
+        sampler.advance(losses=torch.tensor(batch).float())
+    with pytest.raises(ValueError, match="epoch 0 cannot be trained on again in epoch 1"):
+        sampler.set_position(0, 6)
+    sampler.load_state_dict(state)
+    assert (sampler.epoch, sampler.position) == (0, 0)
+    with pytest.raises(ValueError, match="revisit must be a whole number from 1, not 0"):
+        ImportanceSampler(24, global_batch_size=6, revisit=0)
+
+
+def test_a_damaged_or_foreign_state_is_refused():
+    sampler = ImportanceSampler(24, global_batch_size=6, rank=0, world_size=1)
+    other = ImportanceSampler(30, global_batch_size=6, rank=0, world_size=1).state_dict()
+    with pytest.raises(ValueError, match="scores of 30 samples, but this dataset has 24"):
+        sampler.load_state_dict(other)
+    with pytest.raises(ValueError, match="damaged scores"):
+        sampler.load_state_dict({**sampler.state_dict(), "importance": {"levels": 3}})
+    with pytest.raises(ValueError, match="has version 7"):
+        sampler.load_state_dict({**sampler.state_dict(), "version": 7})
+    assert len(sampler.state_dict()["importance"]["levels"]) == 24
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+from malletrain import ImportanceSampler
+rank, store, state = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+sampler = ImportanceSampler(25, global_batch_size=7, seed=4, max_world_size=2)
+draws = []
+for epoch in range(3):
+    for batch in sampler:
+        draws += batch
+        sampler.advance(losses=torch.tensor(batch) * 0.1 + epoch)
+torch.save({"state": sampler.state_dict(), "draws": draws}, state)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_exchange_their_losses(tmp_path):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), str(tmp_path / name)],
+            cwd=Path(__file__).parents[3],
+        )
+        for rank, name in enumerate("ab")
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    alone = Job(1, num_samples=25, global_batch_size=7, seed=4, max_world_size=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "loss_of", lambda sample, epoch: sample * 0.1 + epoch)
+        while alone.samplers[0].epoch < 3:
+            alone.steps(100)
+    results = [torch.load(tmp_path / name) for name in "ab"]
+    for result in results:
+        assert torch.equal(result["state"]["importance"]["levels"], levels_of(alone))
+    together = Counter(results[0]["draws"] + results[1]["draws"])
+    assert together == Counter(n for _, samples in alone.trained for n in samples)

@@ -484,7 +484,7 @@ class LiveDispatcher:
 
     async def _read_ids(self, post: PostAttempt, answer: _Answer, replica: _Replica) -> None:
         name, number = post.request.name, post.attempt
-        kept = post.request.max_tokens - post.max_tokens
+        count_before = post.request.max_tokens - post.max_tokens
         body = {
             **answer.parameters,
             "model": self.model,
@@ -492,7 +492,7 @@ class LiveDispatcher:
             "max_tokens": post.max_tokens,
         }
         if "min_tokens" in body:
-            body["min_tokens"] = max(0, body["min_tokens"] - kept)
+            body["min_tokens"] = max(0, body["min_tokens"] - count_before)
         async with contextlib.aclosing(replica.client.generate(body)) as chunks:
             async for chunk in chunks:
                 self._note_tokens(answer, len(chunk.ids))

@@ -10,9 +10,14 @@ import pytest
 PACKAGE = Path(__file__).parents[3] / "jobscripts" / "llm" / "llmserve"
 SHELLS = {
     "answers.py",
+    "cli.py",
+    "engine_process.py",
+    "front.py",
     "live_dispatcher.py",
     "live_engine.py",
+    "measuring.py",
     "replica_client.py",
+    "replica_process.py",
     "simulated_server.py",
 }
 """Run on the real clock."""

@@ -10,6 +10,10 @@ import pytest
 PACKAGE = Path(__file__).parents[3] / "jobscripts" / "llm" / "llmserve"
 SHELLS = {
     "answers.py",
+    "batch_command.py",
+    "batch_leader.py",
+    "batch_member.py",
+    "batch_store.py",
     "cli.py",
     "engine_process.py",
     "front.py",
@@ -21,7 +25,7 @@ SHELLS = {
     "simulated_server.py",
 }
 """Run on the real clock."""
-READERS = {"traces.py"}
+READERS = {"batch_input.py", "model_tokenizer.py", "traces.py"}
 """Read files."""
 FORBIDDEN = {
     "aiohttp",

@@ -84,6 +84,9 @@ class ReplicaProcess:
 
     Args:
         options: how it serves.
+
+    Raises:
+        ValueError: the command of the engine has no ``{socket}``.
     """
 
     def __init__(self, options: ReplicaOptions) -> None:
@@ -95,6 +98,7 @@ class ReplicaProcess:
         """Number of requests at once → tokens per second."""
         self.sentence = ""
         """Why the engine ended the last time."""
+        engine_command(options.command, {})  # refuses it before there is a folder
         self._folder = Path(tempfile.mkdtemp(prefix="llmserve-"))
         socket_path = self._folder / "engine.sock"
         fields = {

@@ -191,9 +191,9 @@ class AnswerShape(msgspec.Struct):
             "total_tokens": prompt + generated,
         }
 
-    def whole(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Returns an answer that is not streamed."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
+    def whole(self, text: str, ids: list[int], reason: str = "length") -> dict[str, Any]:
+        """Returns an answer that is not streamed. ``reason``: why it ended."""
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if self.order.is_chat:
             choice["message"] = {"role": "assistant", "content": text}
         else:
@@ -203,10 +203,12 @@ class AnswerShape(msgspec.Struct):
         kind = "chat.completion" if self.order.is_chat else "text_completion"
         return {**self._head(kind), "choices": [choice], "usage": self.usage(len(ids))}
 
-    def chunk(self, text: str, ids: list[int], *, is_first: bool, is_last: bool) -> dict[str, Any]:
-        """Returns one part of a stream."""
-        reason = "length" if is_last else None
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+    def chunk(
+        self, text: str, ids: list[int], *, is_first: bool, is_last: bool, reason: str = "length"
+    ) -> dict[str, Any]:
+        """Returns one part of a stream. ``reason``: why it ended, in the last part."""
+        end = reason if is_last else None
+        choice: dict[str, Any] = {"index": 0, "finish_reason": end, "logprobs": None}
         if self.order.is_chat:
             choice["delta"] = (
                 {"role": "assistant", "content": text} if is_first else ({"content": text})

@@ -8,11 +8,27 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[3] / "jobscripts" / "llm" / "llmserve"
-SHELLS = {"live_engine.py", "simulated_server.py"}
+SHELLS = {
+    "answers.py",
+    "live_dispatcher.py",
+    "live_engine.py",
+    "replica_client.py",
+    "simulated_server.py",
+}
 """Run on the real clock."""
 READERS = {"traces.py"}
 """Read files."""
-FORBIDDEN = {"asyncio", "os", "select", "socket", "subprocess", "threading", "time", "uvicorn"}
+FORBIDDEN = {
+    "aiohttp",
+    "asyncio",
+    "os",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+    "uvicorn",
+}
 PUBLIC = {"malletrain", "malletrain.membership"}
 
 

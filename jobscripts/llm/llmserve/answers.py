@@ -1,0 +1,110 @@
+"""Answers as clients of a live dispatcher get them: parts while they come, and a result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llmserve.generation import FinishReason, RequestRefusal
+from llmserve.states import RequestState
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """Text and ids of an answer that follow those of the part before. Either may be empty: text
+    that could be the beginning of a stop string comes later than its ids.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AnswerResult:
+    """The end of a request."""
+
+    state: RequestState
+    """One of ``llmserve.states.ENDED``."""
+    text: str = ""
+    """The whole text, of ids from an earlier run too; without the stop string."""
+    ids: tuple[int, ...] = ()
+    """All generated ids."""
+    prompt_tokens: int = 0
+    reason: FinishReason | None = None
+    """Why the answer ended; None if there is none."""
+    sentence: str = ""
+    """What went wrong; empty if nothing did."""
+    refusal: RequestRefusal | None = None
+    """The limit, if it was refused: status 429 if it has ``retry_after_s``, else 400."""
+    body: dict[str, Any] | None = None
+    """The answer of the engine as it is, of :meth:`LiveDispatcher.submit_body` only."""
+    attempts: int = 0
+    """Number of attempts that were posted to replicas: 1 without moves and losses."""
+    submitted_at: float = 0.0
+    """Seconds on the clock of the dispatcher, as the following."""
+    first_token_at: float | None = None
+    """None: there was no token."""
+    ended_at: float = 0.0
+
+
+class AnswerStream:
+    """The answer of one request: iterate over its parts, or wait for its :meth:`result`, or both.
+
+    Only a request with ``stream=True`` has parts. Nothing is lost if nobody iterates.
+
+    Args:
+        request: its name.
+        cancel: cancels the request.
+    """
+
+    def __init__(self, request: str, cancel: Callable[[], None]) -> None:
+        self.request = request
+        self._cancel = cancel
+        self._parts: asyncio.Queue[AnswerPart | None] = asyncio.Queue()
+        self._result: asyncio.Future[AnswerResult] = asyncio.get_running_loop().create_future()
+
+    async def __aiter__(self) -> AsyncIterator[AnswerPart]:
+        """Yields the parts as they come; ends when the request has ended."""
+        while (part := await self.next_part()) is not None:
+            yield part
+
+    async def next_part(self, timeout_s: float | None = None) -> AnswerPart | None:
+        """Returns the next part; None once the request has ended.
+
+        Raises:
+            asyncio.TimeoutError: there was none in time. No part is lost: ask again.
+        """
+        part = await asyncio.wait_for(self._parts.get(), timeout_s)
+        if part is None:
+            self._parts.put_nowait(None)
+        return part
+
+    async def result(self) -> AnswerResult:
+        """Returns the result when the request has ended. Who waits may be cancelled; that does not
+        cancel the request.
+        """
+        return await asyncio.shield(self._result)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the request has ended."""
+        return self._result.done()
+
+    def cancel(self) -> None:
+        """The client wants it no more. Its result is that of a cancelled request. No effect if it
+        has ended.
+        """
+        self._cancel()
+
+    # --- for the dispatcher ---
+
+    def add(self, part: AnswerPart) -> None:
+        """A part has come."""
+        self._parts.put_nowait(part)
+
+    def end(self, result: AnswerResult) -> None:
+        """The request has ended."""
+        self._result.set_result(result)
+        self._parts.put_nowait(None)

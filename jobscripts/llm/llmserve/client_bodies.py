@@ -1,0 +1,243 @@
+"""What clients of the doors ask for: bodies of the OpenAI API, checked and made ids. Pure.
+
+The bodies of engines are those of ``openai_messages``. Here, fields that only an engine understands
+are passed on as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from llmserve.generation import GenerationRequest
+from llmserve.openai_messages import CHAT_MAX_TOKENS, DEFAULT_MAX_TOKENS, ApiRefusal
+from llmserve.text import Tokenizer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PATHS = (COMPLETIONS, CHAT)
+"""Paths of requests that generate."""
+WHOLE = (
+    "best_of",
+    "echo",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "logprobs",
+    "prompt_logprobs",
+    "structured_outputs",
+    "suffix",
+    "tools",
+    "top_logprobs",
+    "use_beam_search",
+)
+"""Fields with which an answer cannot be continued after a loss."""
+READ_HERE = (
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "model",
+    "n",
+    "prompt",
+    "return_token_ids",
+    "stream",
+    "stream_options",
+    "user",
+    *WHOLE,
+)
+"""Fields that an engine gets in another form, or not at all, if it gets ids."""
+
+
+@dataclass(frozen=True)
+class ClientOrder:
+    """What one body asks for."""
+
+    path: str
+    """One of :data:`PATHS`."""
+    prompt: list[int]
+    max_tokens: int
+    stream: bool = False
+    include_usage: bool = False
+    """Whether the stream ends with the numbers of tokens."""
+    return_token_ids: bool = False
+    continuable: bool = True
+    """Whether it is submitted as ids. If not, its body goes to an engine as it is
+    (:meth:`llmserve.live_dispatcher.LiveDispatcher.submit_body`)."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Further fields for the engine, such as ``temperature``, and ``stop``."""
+    body: dict[str, Any] = field(default_factory=dict)
+    """The whole body."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether it is a chat."""
+        return self.path == CHAT
+
+    def request(
+        self, name: str, user: str, application: str = "", **more: Any
+    ) -> GenerationRequest:
+        """Returns the request for the dispatcher.
+
+        Args:
+            name: unique among those that have not ended.
+            user: who asks.
+            application: one that the operator has declared; empty: none.
+            more: further fields of the request.
+        """
+        return GenerationRequest(
+            name,
+            user,
+            self.prompt,
+            self.max_tokens,
+            application,
+            stream=self.stream and self.continuable,
+            continuable=self.continuable,
+            **more,
+        )
+
+
+def read_client_body(
+    body: bytes,
+    path: str,
+    *,
+    models: Collection[str],
+    tokenizer: Tokenizer,
+    max_request_tokens: int | None = None,
+) -> ClientOrder:
+    """Returns what a body asks for.
+
+    Args:
+        body: JSON.
+        path: one of :data:`PATHS`.
+        models: names of the models that are served.
+        tokenizer: of the model.
+        max_request_tokens: maximum of prompt and answer together; None: no limit.
+
+    Raises:
+        ApiRefusal: the body is broken, of another model or too long, or a field is wrong.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _wrong(f"The body is no JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise _wrong("The body is no JSON object.")
+    _check_model(fields.get("model"), models)
+    ids = _chat_ids(fields, tokenizer) if path == CHAT else _prompt_ids(fields, tokenizer)
+    max_tokens = _max_tokens(fields, path == CHAT)
+    if max_request_tokens is not None and len(ids) + max_tokens > max_request_tokens:
+        raise ApiRefusal(
+            400,
+            f"The prompt has {len(ids)} tokens and the answer up to {max_tokens}; together "
+            f"{max_request_tokens} are possible. Shorten the prompt or lower max_tokens.",
+            "context_length_exceeded",
+        )
+    options = fields.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise _wrong("stream_options is no object.")
+    parameters = {name: value for name, value in fields.items() if name not in READ_HERE}
+    _check_stop(parameters.get("stop"))
+    return ClientOrder(
+        path,
+        ids,
+        max_tokens,
+        _flag(fields, "stream"),
+        bool(options.get("include_usage")),
+        _flag(fields, "return_token_ids"),
+        _is_continuable(fields),
+        parameters,
+        fields,
+    )
+
+
+def _wrong(sentence: str, code: str = "invalid_body") -> ApiRefusal:
+    return ApiRefusal(400, sentence, code)
+
+
+def _check_model(model: Any, models: Collection[str]) -> None:
+    if not isinstance(model, str):
+        raise _wrong("The body names no model.")
+    if model not in models:
+        served = ", ".join(sorted(models)) or "none"
+        sentence = f"There is no model {model!r}; served: {served}."
+        raise ApiRefusal(404, sentence, "model_not_found")
+
+
+def _prompt_ids(fields: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt)
+    elif isinstance(prompt, list) and all(
+        type(token) is int and 0 <= token < 1 << 32 for token in prompt
+    ):
+        ids = prompt
+    elif isinstance(prompt, list):
+        raise _wrong(
+            "A request has one prompt: text, or a list of ids from 0 to 2^32 - 1. Send several "
+            "prompts as several requests."
+        )
+    else:
+        raise _wrong("The body has no prompt.")
+    if not ids:
+        raise _wrong("The prompt is empty; it needs one token or more.", "empty_prompt")
+    return ids
+
+
+def _chat_ids(fields: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("The body has no messages.")
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _wrong(f"Message {number} has no role.")
+        content = message.get("content")
+        parts = content if isinstance(content, list) else []
+        if not (content is None or isinstance(content, (str, list))):
+            raise _wrong(f"The content of message {number} is neither text nor a list of parts.")
+        if any(not isinstance(part, dict) or part.get("type", "text") != "text" for part in parts):
+            raise _wrong(f"Message {number} has parts that are no text; only text is possible.")
+    try:
+        ids = tokenizer.encode_chat(messages)
+    except ValueError as error:
+        raise _wrong(f"The model's chat template refuses the messages: {error}") from None
+    if not ids:
+        raise _wrong("The prompt is empty; it needs one token or more.", "empty_prompt")
+    return ids
+
+
+def _max_tokens(fields: Mapping[str, Any], is_chat: bool) -> int:
+    value = fields.get("max_completion_tokens") if is_chat else None
+    value = fields.get("max_tokens") if value is None else value
+    if value is None:
+        return CHAT_MAX_TOKENS if is_chat else DEFAULT_MAX_TOKENS
+    if type(value) is not int or value < 1:
+        raise _wrong(f"max_tokens is {value!r}; it must be at least 1.", "invalid_max_tokens")
+    return value
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if not (value is None or isinstance(value, bool)):
+        raise _wrong(f"{name} is {value!r}; it is true or false.")
+    return bool(value)
+
+
+def _check_stop(stop: Any) -> None:
+    texts = stop if isinstance(stop, list) else [] if stop is None else [stop]
+    if not all(isinstance(text, str) for text in texts):
+        raise _wrong("stop is neither text nor a list of texts.")
+
+
+def _is_continuable(fields: Mapping[str, Any]) -> bool:
+    if fields.get("n") not in (None, 1):
+        return False
+    # logprobs of 0 are those of the chosen tokens
+    if fields.get("logprobs") is not None and fields["logprobs"] is not False:
+        return False
+    form = fields.get("response_format")
+    if isinstance(form, dict) and form.get("type") != "text":
+        return False
+    return not any(fields.get(name) for name in WHOLE if name != "logprobs")

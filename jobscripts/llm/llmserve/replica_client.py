@@ -1,0 +1,251 @@
+"""HTTP to one replica: posts attempts, reads their ids as they come, asks how it is.
+
+A replica is an engine with the OpenAI API that knows ``return_token_ids`` (vLLM from 0.10.2, the
+simulated engine), by itself or behind the front of ``llmserve serve``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from llmserve.generation import FinishReason
+from llmserve.replica_status import ENGINE_ENDED, ReplicaStatus
+
+CONNECT_S = 5.0
+"""Seconds after which a connection that is not made counts as broken."""
+STATUS_S = 5.0
+"""Seconds after which a replica that does not say how it is counts as silent."""
+READ_BYTES = 1 << 20
+UNIX = "unix:"
+"""What the address of a Unix socket begins with."""
+
+
+class EngineRefusal(Exception):
+    """An engine has refused or broken off an attempt, and goes on.
+
+    Args:
+        sentence: what it said.
+        may_repeat: whether another attempt may succeed.
+    """
+
+    def __init__(self, sentence: str, *, may_repeat: bool) -> None:
+        super().__init__(sentence)
+        self.sentence, self.may_repeat = sentence, may_repeat
+
+
+class EngineEnded(Exception):
+    """The front of a replica says that its engine ended by itself; the text has its last lines."""
+
+
+class ReplicaUnreachable(Exception):
+    """The connection to a replica is broken, or was not made."""
+
+
+@dataclass(frozen=True)
+class EngineChunk:
+    """What an engine generated since the chunk before."""
+
+    ids: list[int]
+    reason: FinishReason | None = None
+    """Why the answer ended; None: it goes on."""
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    text: str = ""
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    error: _Error | None = None
+
+
+class ReplicaClient:
+    """The connections to one replica.
+
+    Args:
+        address: ``HOST:PORT``, or ``unix:PATH``.
+        token: bearer token; empty: none is sent.
+    """
+
+    def __init__(self, address: str, token: str = "") -> None:
+        self.address = address
+        connector: aiohttp.BaseConnector
+        if address.startswith(UNIX):
+            connector = aiohttp.UnixConnector(address[len(UNIX) :], limit=0)
+            self._base = "http://localhost"
+        else:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._base = f"http://{address}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers=headers, read_bufsize=READ_BYTES
+        )
+
+    async def close(self) -> None:
+        """Close all connections; attempts on them end as broken."""
+        await self._session.close()
+
+    async def status(self, timeout_s: float = STATUS_S) -> ReplicaStatus:
+        """Returns what the front says of the replica.
+
+        Raises:
+            ReplicaUnreachable: there is no answer in time, or none of a front.
+        """
+        async with self._answer("GET", "/replica", timeout_s=timeout_s) as response:
+            if response.status != 200:
+                raise ReplicaUnreachable(
+                    f"{self.address} answers /replica with status {response.status}."
+                )
+            try:
+                return msgspec.json.decode(await response.read(), type=ReplicaStatus)
+            except msgspec.DecodeError as error:
+                sentence = f"{self.address} is no front of a replica: {error}."
+                raise ReplicaUnreachable(sentence) from None
+
+    async def is_healthy(self, timeout_s: float = STATUS_S) -> bool:
+        """Whether an engine without a front has loaded its model.
+
+        Raises:
+            ReplicaUnreachable: there is no answer in time.
+        """
+        async with self._answer("GET", "/health", timeout_s=timeout_s) as response:
+            return response.status == 200
+
+    async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[EngineChunk, None]:
+        """Yields what an engine generates; the last chunk has a reason. An iterator that is closed
+        earlier stops the attempt.
+
+        Args:
+            body: of ``/v1/completions``, with ids as the prompt.
+
+        Raises:
+            EngineRefusal: the engine refuses it, or breaks it off.
+            EngineEnded: the engine ended.
+            ReplicaUnreachable: the connection is broken.
+        """
+        order = {**body, "stream": True, "return_token_ids": True, "n": 1}
+        async with self._answer("POST", "/v1/completions", order) as response:
+            await _check(response)
+            rest, is_complete = b"", False
+            async for data in response.content.iter_any():
+                if is_complete:
+                    continue  # read to the end, so that the connection can be used again
+                lines = (rest + data).split(b"\n")
+                rest = lines.pop()
+                chunk = _read_lines(lines)
+                is_complete = chunk.reason is not None
+                if chunk.ids or is_complete:
+                    yield chunk
+            if is_complete:
+                return
+        raise ReplicaUnreachable(f"{self.address} ended an answer before it was complete.")
+
+    async def whole(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a whole answer of the engine, as it is.
+
+        Args:
+            path: such as ``/v1/chat/completions``.
+            body: without ``stream``.
+
+        Raises:
+            EngineRefusal: the engine refuses it.
+            EngineEnded: the engine ended.
+            ReplicaUnreachable: the connection is broken.
+        """
+        async with self._answer("POST", path, body) as response:
+            await _check(response)
+            answer = await response.json()
+        if not isinstance(answer, dict):
+            raise EngineRefusal("The answer of the engine is no object.", may_repeat=False)
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
+        try:
+            async with self._session.request(
+                method, self._base + path, data=data, headers=headers, timeout=timeout
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            text = str(error) or type(error).__name__
+            raise ReplicaUnreachable(f"{self.address} cannot be reached: {text}") from error
+
+
+def _read_lines(lines: list[bytes]) -> EngineChunk:
+    """The ids of some lines of a stream of events."""
+    ids: list[int] = []
+    for line in lines:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            break
+        try:
+            chunk = msgspec.json.decode(data, type=_Chunk)
+        except msgspec.DecodeError as error:
+            sentence = f"The engine's stream cannot be read: {error}."
+            raise EngineRefusal(sentence, may_repeat=True) from None
+        if chunk.error is not None:
+            _raise(chunk.error, may_repeat=True)
+        for choice in chunk.choices:
+            if choice.token_ids is None and choice.text:
+                raise EngineRefusal(
+                    "The engine answers without token_ids. llmserve needs one that knows "
+                    "return_token_ids, such as vLLM 0.10.2.",
+                    may_repeat=False,
+                )
+            ids += choice.token_ids or ()
+            if choice.finish_reason is not None:
+                return EngineChunk(ids, _reason(choice.finish_reason))
+    return EngineChunk(ids)
+
+
+def _reason(text: str) -> FinishReason:
+    if text == "abort":
+        raise EngineRefusal("The engine has broken off the answer.", may_repeat=True)
+    return FinishReason.LENGTH if text == "length" else FinishReason.STOP
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    """Raise what a status other than 200 says."""
+    if response.status == 200:
+        return
+    text = await response.read()
+    try:
+        error = msgspec.json.decode(text, type=_Chunk).error
+    except msgspec.DecodeError:
+        error = None
+    if error is None or not error.message:
+        error = _Error(f"The engine answers with status {response.status}.")
+    # 401 and 404 are about this replica, 408 and 429 about now; other replicas may do better.
+    may_repeat = response.status >= 500 or response.status in (401, 404, 408, 429)
+    _raise(error, may_repeat=may_repeat)
+
+
+def _raise(error: _Error, *, may_repeat: bool) -> None:
+    if error.code == ENGINE_ENDED:
+        raise EngineEnded(error.message)
+    raise EngineRefusal(error.message, may_repeat=may_repeat)

@@ -1,0 +1,28 @@
+"""What the front of a replica says of it at ``/replica``. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+ENGINE_ENDED = "engine_ended"
+"""Code of an error: the engine behind a front ended by itself."""
+
+
+class ReplicaStatus(msgspec.Struct, kw_only=True):
+    """How a replica is."""
+
+    state: str
+    """A value of :class:`llmserve.states.ReplicaState`."""
+    model: str = ""
+    slots: int = 1
+    """Maximum number of requests at once."""
+    kv_tokens: int = 1
+    """Maximum number of tokens of all of them."""
+    token_s: float = 0.0
+    """Seconds for each token of one answer while all slots are in use; 0: not known."""
+    ends_in_s: float | None = None
+    """Seconds until its node is taken; None: no end is known."""
+    load_s: float | None = None
+    """Seconds that loading took; None: it has not loaded."""
+    sentence: str = ""
+    """Why its engine ended, with its last lines; empty: it has not."""

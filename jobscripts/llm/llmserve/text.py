@@ -1,0 +1,141 @@
+"""Between text and ids: what a dispatcher needs of a tokeniser, and strings that end an answer.
+
+Pure. :class:`SimulatedTokenizer` is that of the simulated engine; ``model_tokenizer`` has that of
+real models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from llmserve.openai_messages import ChatMessage, chat_text
+from llmserve.simulated_model import complete_until, detokenize, tokenize
+
+
+class AnswerDecoder(Protocol):
+    """The text of one answer while its ids come."""
+
+    def add(self, ids: Sequence[int]) -> tuple[str, int]:
+        """Returns the text that more ids make complete, and the number of ``ids`` after which the
+        text was complete the last time (0: after none of them).
+        """
+        ...
+
+    def rewind(self) -> None:
+        """Forget the ids after which the text was not complete: others will follow."""
+        ...
+
+    def end(self) -> str:
+        """Returns the text of the ids after which the text was not complete: none will follow."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """The tokeniser of a model. Used in one thread."""
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a prompt."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns the ids of a chat, up to where the answer begins.
+
+        Args:
+            messages: each with ``role`` and ``content``, as in the OpenAI API.
+
+        Raises:
+            ValueError: the model has no template for chats, or it refuses these messages.
+        """
+        ...
+
+    def decoder(self) -> AnswerDecoder:
+        """Returns a decoder for one answer."""
+        ...
+
+
+class SimulatedTokenizer:
+    """The tokeniser of the simulated engine."""
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a prompt."""
+        return tokenize(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns the ids of a chat."""
+        return tokenize(
+            chat_text([ChatMessage(str(m["role"]), m.get("content")) for m in messages])
+        )
+
+    def decoder(self) -> AnswerDecoder:
+        """Returns a decoder for one answer."""
+        return _SimulatedDecoder()
+
+
+class _SimulatedDecoder:
+    def __init__(self) -> None:
+        self._rest: list[int] = []
+        """Ids after which the text is not complete."""
+
+    def add(self, ids: Sequence[int]) -> tuple[str, int]:
+        complete = complete_until(ids, whole=not self._rest)
+        if not complete:
+            self._rest += ids
+            return "", 0
+        text = detokenize([*self._rest, *ids[:complete]])
+        self._rest = list(ids[complete:])
+        return text, complete
+
+    def rewind(self) -> None:
+        self._rest = []
+
+    def end(self) -> str:
+        rest, self._rest = self._rest, []
+        return detokenize(rest)
+
+
+class StopStrings:
+    """Ends an answer at the first of some strings, which is not part of it.
+
+    An engine that continues an answer does not see the text before, so a string may begin before a
+    move and end after it. That is why it is looked for here and not by the engine.
+
+    Args:
+        stops: the strings; none: an answer is not ended.
+    """
+
+    def __init__(self, stops: Iterable[str] = ()) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._pending = ""
+        self.has_stopped = False
+        """Whether one was found."""
+
+    def add(self, text: str) -> str:
+        """Returns the text that can be shown: none of it can be the beginning of a string."""
+        if self.has_stopped:
+            return ""
+        text = self._pending + text
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if places:
+            self._pending, self.has_stopped = "", True
+            return text[: min(places)]
+        shown = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._pending = text[shown:]
+        return text[:shown]
+
+    def clear(self) -> None:
+        """The answer begins again."""
+        self._pending, self.has_stopped = "", False
+
+    def end(self) -> str:
+        """Returns the text that was held back: no more follows."""
+        pending, self._pending = self._pending, ""
+        return pending
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` with which ``stop`` begins."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

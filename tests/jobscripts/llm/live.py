@@ -1,0 +1,94 @@
+"""Simulated engines in the loop of a test, which can be lost, and what their answers are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from llmserve.engine_model import EngineTimes
+from llmserve.generation import GenerationRequest
+from llmserve.live_engine import LiveEngine
+from llmserve.replicas import Capacity
+from llmserve.simulated_model import detokenize, digest_of, generate
+from llmserve.simulated_server import listen, make_app
+
+from tests.waiting import PATIENCE_S
+
+TIMES = EngineTimes(0.001, 0.0, 0.0, 0.0)
+PAUSE_S = 0.002
+
+
+async def until_async(condition: Callable[[], object], what: str) -> None:
+    """Wait in the loop until a condition holds."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PATIENCE_S
+    while not condition():
+        assert loop.time() < end, f"not within {PATIENCE_S} s: {what}"
+        await asyncio.sleep(PAUSE_S)
+
+
+def text_of(request: GenerationRequest) -> str:
+    """The text of an undisturbed answer."""
+    return detokenize(generate(digest_of(request.prompt), request.max_tokens)[0])
+
+
+class _Server(uvicorn.Server):
+    """One of several in a process, whose signals are the test's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class LocalEngine:
+    """One simulated engine on a Unix socket."""
+
+    def __init__(
+        self, path: Path, capacity: Capacity, load_s: float = 0.0, times: EngineTimes = TIMES
+    ) -> None:
+        self.path, self.capacity, self.load_s = path, capacity, load_s
+        self.engine = LiveEngine(times, capacity)
+        self._server: uvicorn.Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.path}"
+
+    async def start(self) -> None:
+        app = make_app(self.engine, "simulated", self.load_s)
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=0)
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve([listen(self.path)]))
+        await until_async(lambda: self._server.started or self._task.done(), "the engine listens")
+
+    async def lose(self) -> None:
+        """Its node is gone: connections break, new ones are refused."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        self.path.unlink()
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        server.should_exit = server.force_exit = True
+        await self._task
+
+
+@contextlib.asynccontextmanager
+async def engines(
+    folder: Path, number: int = 1, slots: int = 8, kv_tokens: int = 100_000
+) -> AsyncIterator[list[LocalEngine]]:
+    """So many engines that have started."""
+    made = [
+        LocalEngine(folder / f"e{index}", Capacity(slots, kv_tokens)) for index in range(number)
+    ]
+    for engine in made:
+        await engine.start()
+    try:
+        yield made
+    finally:
+        for engine in made:
+            await engine.lose()

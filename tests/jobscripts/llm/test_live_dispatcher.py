@@ -1,0 +1,345 @@
+"""The dispatcher on the real clock: answers over sockets, and what becomes of them when a replica
+leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+
+import pytest
+from aiohttp import web
+from llmserve.credentials import bearer_token, is_authorized
+from llmserve.generation import FinishReason, GenerationRequest
+from llmserve.live_dispatcher import SILENCE_S, LiveDispatcher
+from llmserve.policies import Fcfs
+from llmserve.policies.interface import SchedulingPolicy
+from llmserve.policies.rpm import RequestsPerMinute
+from llmserve.replica_status import ENGINE_ENDED
+from llmserve.replicas import Capacity
+from llmserve.states import ReplicaState, RequestState
+from llmserve.text import SimulatedTokenizer
+
+from tests.jobscripts.llm.engines import answer as ids_of
+from tests.jobscripts.llm.live import engines, text_of, until_async
+
+
+def dispatching(policy: SchedulingPolicy | None = None, **options) -> LiveDispatcher:
+    return LiveDispatcher(policy or Fcfs(), SimulatedTokenizer(), "simulated", **options)
+
+
+def order(name: str, tokens: int = 30, *, stream: bool = True, **more) -> GenerationRequest:
+    prompt = SimulatedTokenizer().encode(f"Prompt of {name}")
+    return GenerationRequest(name, "alice", prompt, tokens, stream=stream, **more)
+
+
+def run(test: Callable[..., Coroutine]) -> Callable[..., None]:
+    """A test in a loop of its own."""
+
+    @functools.wraps(test)
+    def wrapper(*arguments, **named):
+        asyncio.run(test(*arguments, **named))
+
+    return wrapper
+
+
+async def read(stream) -> tuple[str, tuple[int, ...]]:
+    """Text and ids of all parts."""
+    parts = [part async for part in stream]
+    return "".join(p.text for p in parts), tuple(i for p in parts for i in p.ids)
+
+
+async def is_running(stream) -> None:
+    """Wait until an answer has begun."""
+    assert (await stream.next_part()).ids
+
+
+@run
+async def test_a_stream_has_each_token_once_and_a_result(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        request = order("r1", 60)
+        stream = live.submit(request)
+        text, ids = await read(stream)
+        result = await stream.result()
+        assert (text, ids) == (text_of(request), ids_of(request))
+        assert (result.text, result.ids) == (text, ids)
+        assert (result.state, result.reason) == (RequestState.DONE, FinishReason.LENGTH)
+        assert (result.prompt_tokens, result.attempts) == (len(request.prompt), 1)
+        assert result.submitted_at <= result.first_token_at <= result.ended_at
+        assert stream.has_ended
+        assert await stream.next_part() is None
+
+
+@run
+async def test_an_answer_without_a_stream_has_no_parts(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        request = order("r1", stream=False)
+        stream = live.submit(request)
+        result = await stream.result()
+        assert result.text == text_of(request)
+        assert await read(stream) == ("", ())
+
+
+@run
+async def test_a_request_waits_for_the_first_replica(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        stream = live.submit(order("r1"))
+        with pytest.raises(asyncio.TimeoutError):
+            await stream.next_part(0.0)
+        assert (live.counts().queued, live.state("r1")) == (1, RequestState.QUEUED)
+        live.add_replica("n1", engine.address, engine.capacity)
+        assert (await stream.result()).state is RequestState.DONE
+        assert live.counts().queued == 0
+
+
+@run
+async def test_a_lost_replica_costs_no_token(tmp_path):
+    async with engines(tmp_path, 2, slots=4) as made, dispatching() as live:
+        for number, engine in enumerate(made):
+            live.add_replica(f"n{number}", engine.address, engine.capacity)
+        await until_async(lambda: all(r.slots for r in live.replicas()), "both are ready")
+        requests = [order(f"r{number}", 400) for number in range(6)]
+        streams = [live.submit(request) for request in requests]
+        readers = [asyncio.create_task(read(stream)) for stream in streams]
+        await until_async(lambda: all(len(live.generated(r.name)) > 5 for r in requests), "begun")
+        await made[0].lose()
+        for request, stream, reader in zip(requests, streams, readers, strict=True):
+            assert await reader == (text_of(request), ids_of(request))
+            assert (await stream.result()).text == text_of(request)
+        counts = live.counts()
+        assert counts.losses == 3
+        assert counts.attempts == 9
+        assert counts.ended[RequestState.DONE] == 6
+        assert counts.generated_tokens == 6 * 400 + counts.repeated_tokens
+        assert live.replicas()[0].state is ReplicaState.GONE
+        assert "cannot be reached" in live.replicas()[0].sentence
+
+
+@run
+async def test_a_replica_that_comes_back_serves_again(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        request = order("r1", 600)
+        stream = live.submit(request)
+        await is_running(stream)
+        await engine.lose()
+        await until_async(lambda: live.state("r1") is RequestState.QUEUED, "the loss is noticed")
+        await engine.start()
+        assert (await stream.result()).text == text_of(request)
+
+
+@run
+async def test_a_notice_moves_what_would_not_end_in_time(tmp_path):
+    async with engines(tmp_path, 2) as made, dispatching() as live:
+        live.add_replica("n0", made[0].address, Capacity(8, 100_000, token_s=1.0))
+        request = order("r1", 600)
+        stream = live.submit(request)
+        await is_running(stream)
+        live.add_replica("n1", made[1].address, made[1].capacity)
+        await until_async(lambda: live.replicas()[1].slots, "the second is ready")
+        live.notice("n0", 5.0)
+        await until_async(lambda: live.replicas()[1].running == 1, "it has moved")
+        assert live.replicas()[0].state is ReplicaState.DRAINING
+        live.remove_replica("n0")
+        result = await stream.result()
+        assert (result.text, result.attempts) == (text_of(request), 2)
+        assert (live.counts().moves, live.counts().losses) == (1, 0)
+
+
+@run
+async def test_a_cancelled_request_frees_its_slot(tmp_path):
+    async with engines(tmp_path, slots=1) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        first, second = live.submit(order("r1", 50_000)), live.submit(order("r2"))
+        await is_running(first)
+        first.cancel()
+        assert (await first.result()).state is RequestState.CANCELLED
+        assert (await second.result()).state is RequestState.DONE
+        await until_async(lambda: engine.engine.running == 0, "the engine has stopped it")
+        first.cancel()  # no effect
+
+
+@run
+async def test_a_stop_string_ends_an_answer(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        request = order("r1", 50_000)
+        text = text_of(order("r1", 200))
+        stop = text[300:312]
+        stream = live.submit(request, {"stop": stop})
+        shown, _ = await read(stream)
+        result = await stream.result()
+        assert shown == result.text == text[: text.index(stop)]
+        assert (result.state, result.reason) == (RequestState.DONE, FinishReason.STOP)
+        await until_async(lambda: engine.engine.running == 0, "the engine has stopped it")
+
+
+@run
+async def test_an_answer_is_resumed_from_saved_ids(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        request = order("r1", 60)
+        saved = ids_of(request)[:20]
+        stream = live.submit(request, generated=saved)
+        text, ids = await read(stream)
+        result = await stream.result()
+        assert ids == ids_of(request)[20:]
+        assert (result.text, result.ids) == (text_of(request), ids_of(request))
+        assert result.text.endswith(text)
+        assert live.counts().generated_tokens == 40
+
+
+@run
+async def test_a_refusal_says_which_limit():
+    async with dispatching(RequestsPerMinute(1)) as live:
+        live.submit(order("r1"))
+        result = await live.submit(order("r2")).result()
+        assert result.state is RequestState.REFUSED
+        assert result.refusal.retry_after_s > 0
+        with pytest.raises(ValueError, match="is there already"):
+            live.submit(order("r1"))
+
+
+@run
+async def test_what_an_engine_refuses_fails_with_its_sentence(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        stream = live.submit(order("r1"), {"response_format": {"type": "json_object"}})
+        result = await stream.result()
+        assert (result.state, result.attempts) == (RequestState.FAILED, 1)
+        assert "has no response_format" in result.sentence
+
+
+@run
+async def test_a_body_goes_to_the_engine_and_back_as_it_is(tmp_path):
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", engine.address, engine.capacity)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9, "stream": True}
+        request = order("r1", 9, stream=False, continuable=False)
+        result = await live.submit_body(request, "/v1/chat/completions", body).result()
+        assert result.state is RequestState.DONE
+        assert result.body["usage"]["completion_tokens"] == 9
+        assert live.counts().generated_tokens == 9
+        with pytest.raises(ValueError, match="has no stream"):
+            live.submit_body(order("r2"), "/v1/chat/completions", body)
+
+
+@run
+async def test_a_body_starts_again_after_a_loss(tmp_path):
+    async with engines(tmp_path, 2) as made, dispatching() as live:
+        live.add_replica("n0", made[0].address, made[0].capacity)
+        request = order("r1", 300, stream=False, continuable=False)
+        stream = live.submit_body(request, "/v1/completions", {"prompt": "Hi", "max_tokens": 300})
+        await until_async(lambda: made[0].engine.running, "it runs")
+        live.add_replica("n1", made[1].address, made[1].capacity)
+        await made[0].lose()
+        result = await stream.result()
+        assert (result.state, result.attempts) == (RequestState.DONE, 2)
+        assert result.body["usage"]["completion_tokens"] == 300
+
+
+@run
+async def test_leaving_cancels_what_has_not_ended():
+    async with dispatching() as live:
+        stream = live.submit(order("r1"))
+    assert (await stream.result()).state is RequestState.CANCELLED
+
+
+class Front:
+    """A front of a replica that answers as it is told."""
+
+    def __init__(self) -> None:
+        self.status = {"state": "ready", "slots": 4, "kv_tokens": 1000}
+        self.answer = {"error": {"message": "out of memory", "code": ENGINE_ENDED}}
+        self.headers: list[str] = []
+        self.posts = 0
+        self.silent = asyncio.Event()
+
+    async def start(self, path) -> str:
+        app = web.Application()
+        app.router.add_get("/replica", self._replica)
+        app.router.add_post("/v1/completions", self._completions)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        await web.UnixSite(self._runner, str(path)).start()
+        return f"unix:{path}"
+
+    async def stop(self) -> None:
+        self.silent.clear()
+        await self._runner.cleanup()
+
+    async def _replica(self, request: web.Request) -> web.Response:
+        if self.silent.is_set():
+            await asyncio.Event().wait()
+        self.headers.append(request.headers.get("Authorization", ""))
+        return web.json_response(self.status)
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        self.posts += 1
+        if self.answer is None:
+            await asyncio.Event().wait()
+        return web.json_response(self.answer, status=502)
+
+
+@run
+async def test_a_front_says_how_large_its_replica_is_and_gets_the_token(tmp_path):
+    front = Front()
+    address = await front.start(tmp_path / "front")
+    front.status = {"state": "loading"}
+    async with dispatching(key=b"k" * 32) as live:
+        live.add_replica("n1", address)
+        await until_async(lambda: front.headers, "it is asked")
+        assert live.replicas()[0].state is ReplicaState.LOADING
+        front.status = {"state": "ready", "slots": 4, "kv_tokens": 1000, "load_s": 7.5}
+        await until_async(lambda: live.load.slots == 4, "it is ready")
+        [view] = live.replicas()
+        assert (view.kv_tokens, view.load_s) == (1000, 7.5)
+        assert is_authorized(front.headers[-1], bearer_token(b"k" * 32))
+        assert not is_authorized(front.headers[-1], bearer_token(b"l" * 32))
+        front.status = {"state": "draining", "slots": 4, "kv_tokens": 1000, "ends_in_s": 60.0}
+        await until_async(lambda: live.load.slots == 0, "it drains")
+        front.status = {"state": "ready", "slots": 4, "kv_tokens": 1000}
+        await until_async(lambda: live.load.slots == 4, "the notice is withdrawn")
+    await front.stop()
+
+
+@run
+async def test_a_request_that_ends_three_engines_fails_and_others_go_on(tmp_path):
+    front = Front()
+    address = await front.start(tmp_path / "front")
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", address)
+        stream = live.submit(order("r1"))
+        result = await stream.result()
+        assert (result.state, front.posts) == (RequestState.FAILED, 3)
+        assert result.sentence.endswith("the last: out of memory")
+        assert live.counts().losses == 3
+        live.remove_replica("n1")
+        live.add_replica("n2", engine.address, engine.capacity)
+        assert (await live.submit(order("r2")).result()).state is RequestState.DONE
+    await front.stop()
+
+
+@run
+async def test_a_silent_replica_is_gone(tmp_path):
+    front, hours = Front(), [0.0]
+    address = await front.start(tmp_path / "front")
+    front.answer = None
+    loop = asyncio.get_running_loop()
+    async with (
+        engines(tmp_path) as [engine],
+        dispatching(clock=lambda: loop.time() + hours[0]) as live,
+    ):
+        live.add_replica("n1", address)
+        request = order("r1")
+        stream = live.submit(request)
+        await until_async(lambda: front.posts, "it is posted")
+        front.silent.set()
+        hours[0] = SILENCE_S
+        live.add_replica("n2", engine.address, engine.capacity)
+        assert (await stream.result()).text == text_of(request)
+        assert live.counts().losses == 1
+    await front.stop()

@@ -3,7 +3,7 @@
 | form | columns | what is lost |
 |---|---|---|
 | azure | CSV ``TIMESTAMP,ContextTokens,GeneratedTokens`` | users |
-| mooncake | JSON lines ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids`` | users |
+| mooncake | JSON lines ``timestamp``, ``input_length``, ``output_length``, ``hash_ids`` | users |
 | vtc-arena | CSV ``arrival_s,client_id,prompt_tokens,output_tokens`` | prefixes |
 
 Prompts themselves are in no trace. Mooncake's ``hash_ids`` name equal blocks of 512 tokens.

@@ -79,7 +79,9 @@ class GatewaySite:
         engines: int = 1,
         times: EngineTimes = TIMES,
     ) -> None:
-        self.folder, self.engines = folder, [LiveEngine(times, Capacity(8, 100_000))] * 0
+        self.folder = folder
+        self.engines: list[LiveEngine] = []
+        self.engine_servers: list[uvicorn.Server] = []
         self.loop = Loop()
         self._stack = contextlib.AsyncExitStack()
         self._servers: list[tuple[uvicorn.Server, Any]] = []
@@ -101,6 +103,7 @@ class GatewaySite:
             make_app(engine, "simulated"), log_level="warning", timeout_graceful_shutdown=0
         )
         server = uvicorn.Server(config)
+        self.engine_servers.append(server)
         return self._serve(server, [listen(Path(address.removeprefix("unix:")))])
 
     def start_gateway(self) -> None:
@@ -170,7 +173,7 @@ class GatewaySite:
         self.loop.close()
 
     def _serve(self, server: uvicorn.Server, sockets: Any) -> uvicorn.Server:
-        future = asyncio.run_coroutine_threadsafe(server._serve(sockets), self.loop.loop)
+        future = asyncio.run_coroutine_threadsafe(server.serve(sockets), self.loop.loop)
         self._servers.append((server, future))
         until(lambda: server.started or future.done(), "a server listens")
         return server

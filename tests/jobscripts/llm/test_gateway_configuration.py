@@ -80,7 +80,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
         ("[models.llama]\n", "models.llama: set job or engines, one of them"),
         (MODEL + 'engines = ["a:1"]', "models.llama: set job or engines, one of them"),
         (MODEL + "[users.alice]\nshre = 1", "there is no key users.alice.shre; correct or remove"),
-        ('listen = "8300"\n' + MODEL, 'listen: write an address and a port, .*it is \'8300\''),
+        ('listen = "8300"\n' + MODEL, "listen: write an address and a port, .*it is '8300'"),
         ('policy = "lifo"\n' + MODEL, "policy: Input should be 'fairserve', "),
         ('policy = "rpm"\n' + MODEL, "the policy rpm needs limits.requests_per_minute; set it"),
         (MODEL + '[shares]\nweights = ["alice"]', 'shares.weights: "alice" is no weight; write'),

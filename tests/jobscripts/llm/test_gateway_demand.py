@@ -10,6 +10,13 @@ from llmserve.gateway.demand import RATE_WINDOW_S, Demand, DemandLimits
 from llmserve.gateway.members import ReplicaFollower, ServiceMember
 from llmserve.gateway.scaling import EXPIRES_INTERVALS, Scaler
 
+
+async def become(condition):
+    """Let other tasks run until a condition holds."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 LIMITS = DemandLimits(idle_s=600.0, node_value=100.0, requests_per_node=16.0, max_nodes=8)
 
 
@@ -82,10 +89,12 @@ def test_values_are_set_when_they_change_and_before_they_lapse():
         daemon.error = RuntimeError("There is no service serve.")
         open_requests[0] = 0
         await scaler.look()
-        assert scaler.error == "There is no service serve." and len(daemon.calls) == 3
+        assert scaler.error == "There is no service serve."
+        assert len(daemon.calls) == 3
         daemon.error = None
         await scaler.look()
-        assert scaler.error == "" and daemon.calls[3][1] == {1: 100.0, 8: 100.0}
+        assert scaler.error == ""
+        assert daemon.calls[3][1] == {1: 100.0, 8: 100.0}
 
     asyncio.run(story())
 
@@ -98,13 +107,11 @@ def test_a_waiting_request_does_not_wait_for_the_next_look():
             daemon, "serve", Demand(limits, -1.0), lambda: open_requests[0], 3600.0, lambda: 0.0
         )
         task = asyncio.create_task(scaler.run())
-        while not daemon.calls:
-            await asyncio.sleep(0)
+        await become(lambda: daemon.calls)
         assert daemon.calls[0][1] == {1: 0.0, 8: 0.0}
         open_requests[0] = 1
         scaler.wake()
-        while len(daemon.calls) < 2:
-            await asyncio.sleep(0)
+        await become(lambda: len(daemon.calls) == 2)
         assert daemon.calls[1][1] == {1: 100.0, 8: 100.0}
         task.cancel()
 
@@ -162,8 +169,7 @@ def test_members_are_followed_through_errors():
                 return views.pop(0)
 
         task = asyncio.create_task(ReplicaFollower(replicas).run(Client(), "serve"))
-        while len(asked) < 3:
-            await asyncio.sleep(0)
+        await become(lambda: len(asked) == 3)
         assert asked == [("serve", "", False), ("serve", "1", True), ("serve", "2", True)]
         assert replicas.calls == [("add", "a", "a:1"), ("remove", "a")]
         task.cancel()

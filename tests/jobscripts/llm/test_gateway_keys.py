@@ -16,10 +16,12 @@ def test_a_key_is_valid_until_it_is_revoked(tmp_path):
     assert serving.check("llm-00000000-secret") is None  # there is no file yet
     key, text = operator.add("alice", "chat")
     _, other = operator.add("bob")
-    assert serving.check(text) == key and (key.user, key.application) == ("alice", "chat")
+    assert serving.check(text) == key
+    assert (key.user, key.application) == ("alice", "chat")
     assert serving.check(other).user == "bob"
     operator.revoke(key.id)
-    assert serving.check(text) is None and not serving.is_valid(key.id)
+    assert serving.check(text) is None
+    assert not serving.is_valid(key.id)
     assert serving.check(other).user == "bob"
 
 
@@ -33,7 +35,7 @@ def test_the_file_has_no_secret_and_is_private(tmp_path):
     assert text.split("-", 2)[2] not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
-    with pytest.raises(KeyFileError, match="can be read or written by other users .*chmod 600"):
+    with pytest.raises(KeyFileError, match=r"can be read or written by other users .*chmod 600"):
         KeyFile(path).check(text)
 
 
@@ -52,8 +54,9 @@ def test_a_key_can_be_revoked_by_its_text_and_twice(tmp_path):
     keys = KeyFile(tmp_path / "keys.json")
     _, text = keys.add("alice")
     first = keys.revoke(text)
-    assert first.revoked is not None and keys.revoke(text) == first
-    with pytest.raises(KeyFileError, match="There is no key abc in .*`llmserve key list`"):
+    assert first.revoked is not None
+    assert keys.revoke(text) == first
+    with pytest.raises(KeyFileError, match=r"There is no key abc in .*`llmserve key list`"):
         keys.revoke("abc")
 
 
@@ -61,7 +64,7 @@ def test_a_broken_file_is_a_sentence(tmp_path):
     path = tmp_path / "keys.json"
     path.touch(0o600)
     path.write_text("[{")
-    with pytest.raises(KeyFileError, match="is no file of keys: .*Restore it"):
+    with pytest.raises(KeyFileError, match=r"is no file of keys: .*Restore it"):
         KeyFile(path).list()
 
 

@@ -53,7 +53,9 @@ def test_columns_are_those_of_the_published_files():
 def test_blocks_are_equal_as_long_as_prompts_are():
     first, second = list(range(1100)), [*range(1024), *range(5000, 5076)]
     a, b = block_hashes(first), block_hashes(second)
-    assert len(a) == 3 and a[:2] == b[:2] and a[2] != b[2]
+    assert len(a) == 3
+    assert a[:2] == b[:2]
+    assert a[2] != b[2]
     assert block_hashes([]) == ()
 
 

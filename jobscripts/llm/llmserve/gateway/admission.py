@@ -150,9 +150,7 @@ class Admission:
             keys = {opened.caller.key for opened in self._open.values()}
             revoked = {key for key in keys if key and self._access.is_revoked(key)}
             if revoked:
-                self.interrupt(
-                    (o for o in self._open.values() if o.caller.key in revoked), reason
-                )
+                self.interrupt((o for o in self._open.values() if o.caller.key in revoked), reason)
             await asyncio.sleep(REVOKED_CHECK_S)
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -30,6 +30,7 @@ def make_app(
     access: Access,
     admission: Admission,
     background: Sequence[Background] = (),
+    routers: Sequence[APIRouter] = (),
 ) -> FastAPI:
     """Returns the application.
 
@@ -38,6 +39,7 @@ def make_app(
         access: of users.
         admission: of requests, with the models.
         background: what runs beside it; started and cancelled with it.
+        routers: further routes.
     """
 
     @contextlib.asynccontextmanager
@@ -59,8 +61,10 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def no_such(request: Request, error: HTTPException) -> Response:
-        sentence = f"There is no {request.method} {request.url.path} ({error.detail})."
-        refusal = ApiRefusal(error.status_code, sentence, "not_found")
+        sentence, code = f"{error.detail}.", "invalid_request"
+        if error.status_code in (404, 405):
+            sentence, code = f"There is no {request.method} {request.url.path}.", "not_found"
+        refusal = ApiRefusal(error.status_code, sentence, code)
         return JSONResponse(refusal.body(), error.status_code, error.headers)
 
     async def generate(request: Request, path: str) -> Response:
@@ -106,6 +110,8 @@ def make_app(
             admission.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
+    for router in routers:
+        app.include_router(router)
     return app
 
 

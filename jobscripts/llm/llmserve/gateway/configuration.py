@@ -65,7 +65,7 @@ class _Section(BaseModel):
 class UserSection(_Section):
     """``[users.NAME]``: someone who may have keys."""
 
-    requests_per_minute: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1)
     """Limit of this user, in place of that in ``[limits]``."""
 
 
@@ -79,11 +79,11 @@ class ApplicationSection(_Section):
     """Tokens of a usual prompt."""
     output_tokens: float = Field(ge=0)
     """Tokens of a usual answer."""
-    floor: float = Field(0.5, gt=0, le=1)
-    ceiling: float = Field(2.0, ge=1)
+    floor: float = Field(default=0.5, gt=0, le=1)
+    ceiling: float = Field(default=2.0, ge=1)
     users: list[str] | None = None
     """Who may use it; absent: everyone."""
-    requests_per_minute: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1)
     """Limit of each user in this application."""
 
     @model_validator(mode="after")
@@ -98,7 +98,7 @@ class SharesSection(_Section):
 
     weights: list[str] = []
     """The weight of each user, such as ``["alice 2", "bob 0.5"]``."""
-    others: float = Field(1.0, gt=0, le=1e6)
+    others: float = Field(default=1.0, gt=0, le=1e6)
     """The weight of users who are not named."""
 
     @field_validator("weights")
@@ -127,13 +127,13 @@ class LimitsSection(_Section):
     with rpm always; the others have none.
     """
 
-    requests_per_minute: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(default=None, ge=1)
     """Limit of each user; absent: none."""
-    overload_begins_at: float = Field(2.0, gt=0)
+    overload_begins_at: float = Field(default=2.0, gt=0)
     """Overload begins at so many waiting requests for each slot."""
-    overload_ends_at: float = Field(1.0, ge=0)
+    overload_ends_at: float = Field(default=1.0, ge=0)
     """Overload ends below so many waiting requests for each slot."""
-    open_requests: int = Field(1000, ge=1)
+    open_requests: int = Field(default=1000, ge=1)
     """Maximum number of unanswered requests of one user, with every policy."""
 
     @model_validator(mode="after")
@@ -152,15 +152,15 @@ class ModelSection(_Section):
     """Name or id of the service."""
     engines: list[str] = []
     """Addresses of engines without a service, ``HOST:PORT`` or ``unix:PATH``."""
-    engine_slots: int = Field(64, ge=1)
+    engine_slots: int = Field(default=64, ge=1)
     """Maximum number of requests at once of each of ``engines``."""
-    engine_kv_tokens: int = Field(65_536, ge=2)
+    engine_kv_tokens: int = Field(default=65_536, ge=2)
     """Maximum number of tokens of all its requests."""
     engine_model: str = ""
     """What the engines call the model; empty: as here."""
     tokenizer: str = "simulated"
     """Folder with a tokenizer of Hugging Face; ``simulated``: that of the simulated engine."""
-    max_request_tokens: int | None = Field(None, ge=2)
+    max_request_tokens: int | None = Field(default=None, ge=2)
     """Maximum of prompt and answer together; absent: what the replicas hold."""
 
     @model_validator(mode="after")
@@ -175,15 +175,15 @@ class ModelSection(_Section):
 class ScalingSection(_Section):
     """``[scaling]``: how many nodes the gateway asks for."""
 
-    idle_s: float = Field(600.0, gt=0)
+    idle_s: float = Field(default=600.0, gt=0)
     """Seconds without requests after which the service gives its nodes back."""
-    node_value: float = Field(100.0, gt=0)
+    node_value: float = Field(default=100.0, gt=0)
     """What a node is worth that requests fill, samples/s, beside the throughput of trainings."""
-    requests_per_node: float = Field(16.0, gt=0)
+    requests_per_node: float = Field(default=16.0, gt=0)
     """Number of requests that a node answers at once without delay."""
-    max_nodes: int = Field(8, ge=1, le=10_000)
+    max_nodes: int = Field(default=8, ge=1, le=10_000)
     """Maximum number of nodes."""
-    interval_s: float = Field(5.0, gt=0)
+    interval_s: float = Field(default=5.0, gt=0)
     """Seconds between two looks at the queue."""
 
 
@@ -197,11 +197,11 @@ class GatewayConfiguration(_Section):
     database: str = "sqlite:///gateway.db"
     """SQLAlchemy URL of files and batches."""
     policy: Literal["fairserve", "vtc", "rpm", "fcfs"] = "fairserve"
-    comment_interval_s: float = Field(10.0, gt=0)
+    comment_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between two comments on a stream that has no token yet."""
-    max_body_bytes: int = Field(16 << 20, ge=1024)
+    max_body_bytes: int = Field(default=16 << 20, ge=1024)
     """Maximum size of a request."""
-    max_file_bytes: int = Field(200 << 20, ge=1024)
+    max_file_bytes: int = Field(default=200 << 20, ge=1024)
     """Maximum size of an uploaded file."""
     metrics_for: list[str] = []
     """Users who may read ``/metrics``. Without a key it can be read from the gateway's host."""
@@ -222,10 +222,10 @@ class GatewayConfiguration(_Section):
 
     @model_validator(mode="after")
     def _declared(self) -> GatewayConfiguration:
-        named = {name: "shares.weights" for name in self.shares.factors}
-        named |= {name: "metrics_for" for name in self.metrics_for}
+        named = dict.fromkeys(self.shares.factors, "shares.weights")
+        named |= dict.fromkeys(self.metrics_for, "metrics_for")
         for application, section in self.applications.items():
-            named |= {name: f"applications.{application}.users" for name in section.users or ()}
+            named |= dict.fromkeys(section.users or (), f"applications.{application}.users")
         for name, place in named.items():
             if name not in self.users:
                 raise ValueError(

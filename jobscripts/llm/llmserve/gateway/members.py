@@ -100,5 +100,3 @@ class ReplicaFollower:
             )
             if not version:  # the service has ended; one of this name may begin
                 await asyncio.sleep(RETRY_S)
-
-

@@ -145,10 +145,8 @@ def _body(shape: AnswerShape, opened: OpenRequest, result: AnswerResult) -> dict
     return shape.whole(result.text, list(result.ids), str(result.reason))
 
 
-async def _stream(
-    opened: OpenRequest, shape: AnswerShape, comment_interval_s: float
-) -> Response:
-    parts = _parts(opened, comment_interval_s)
+async def _stream(opened: OpenRequest, shape: AnswerShape, comment_interval_s: float) -> Response:
+    parts = answer_parts(opened, comment_interval_s)
     first = await anext(parts, None)
     if first is None:  # it has ended
         refusal = failure(opened, await opened.stream.result())
@@ -162,10 +160,13 @@ async def _stream(
     )
 
 
-async def _parts(
-    opened: OpenRequest, interval_s: float
-) -> AsyncGenerator[AnswerPart, None]:
-    """The parts of an answer, and an empty one for each interval without any."""
+async def answer_parts(opened: OpenRequest, interval_s: float) -> AsyncGenerator[AnswerPart, None]:
+    """Yields the parts of an answer, and an empty one for each interval without any.
+
+    Args:
+        opened: its time between tokens is observed: once for the tokens of a part.
+        interval_s: seconds.
+    """
     stream, loop = opened.stream, asyncio.get_running_loop()
     is_silent, last_at = True, 0.0
     timer: asyncio.TimerHandle

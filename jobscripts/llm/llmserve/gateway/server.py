@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import socket
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from malletrain import AsyncClient
+from fastapi import FastAPI
 
 from llmserve.gateway.access import Access
 from llmserve.gateway.admission import Admission
 from llmserve.gateway.app import Background, make_app
+from llmserve.gateway.batch_api import batch_router
+from llmserve.gateway.batch_runner import BatchRunner
 from llmserve.gateway.configuration import ConfigurationError, GatewayConfiguration, ModelSection
+from llmserve.gateway.database import GatewayDatabase
 from llmserve.gateway.demand import Demand, DemandLimits
 from llmserve.gateway.keys import KeyFile
 from llmserve.gateway.members import ReplicaFollower
@@ -26,6 +28,7 @@ from llmserve.gateway.scaling import Scaler
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.replicas import Capacity
 from llmserve.text import SimulatedTokenizer, Tokenizer
+from malletrain import AsyncClient
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +43,26 @@ class Gateway:
     configuration: GatewayConfiguration
     access: Access
     admission: Admission
+    database: GatewayDatabase
     background: list[Background] = field(default_factory=list)
 
-    def app(self) -> Any:
+    def app(self) -> FastAPI:
         """Returns the application."""
-        return make_app(self.configuration, self.access, self.admission, self.background)
+        runner = BatchRunner(self.database, self.admission)
+        routes = batch_router(
+            self.access,
+            self.admission,
+            self.database,
+            runner,
+            self.configuration.max_file_bytes,
+        )
+        return make_app(
+            self.configuration,
+            self.access,
+            self.admission,
+            (*self.background, runner.run),
+            (routes,),
+        )
 
 
 class GatewayServer(uvicorn.Server):
@@ -68,7 +86,7 @@ class GatewayServer(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def open_gateway(
     configuration: GatewayConfiguration, folder: Path, client: AsyncClient | None
-) -> Any:
+) -> AsyncIterator[Gateway]:
     """Yields the parts of a gateway, in the running event loop.
 
     Args:
@@ -77,11 +95,14 @@ async def open_gateway(
         client: of the daemon; None: there is none, all models have fixed engines.
 
     Raises:
+        DatabaseError: the database cannot be used.
         ConfigurationError: a tokenizer cannot be read, or a service is not there or of another
             user.
     """
     async with contextlib.AsyncExitStack() as stack:
-        models, background = {}, []
+        database = GatewayDatabase(configuration.database)
+        stack.callback(database.close)
+        models = {}
         for name, section in configuration.models.items():
             key = b"" if client is None or not section.job else await _key(client, section.job)
             dispatcher = await stack.enter_async_context(
@@ -97,12 +118,12 @@ async def open_gateway(
             models[name] = ServedModel(name, dispatcher, demand, section.max_request_tokens)
             _add_engines(dispatcher, section)
         access = Access(configuration, KeyFile(configuration.keys))
-        gateway = Gateway(configuration, access, Admission(configuration, access, models))
+        admission = Admission(configuration, access, models)
+        gateway = Gateway(configuration, access, admission, database)
         if client is not None:
             for name, section in configuration.models.items():
                 if section.job:
                     _follow(gateway, models[name], section.job, client)
-        gateway.background += background
         yield gateway
 
 
@@ -117,6 +138,7 @@ async def serve(
         state_dir: of the daemon; None: your own, else the site's.
 
     Raises:
+        DatabaseError: the database cannot be used.
         ConfigurationError: a model cannot be served as configured.
         OSError: the address cannot be used.
     """

@@ -203,8 +203,11 @@ class GatewayConfiguration(_Section):
     """Maximum size of a request."""
     max_file_bytes: int = Field(default=200 << 20, ge=1024)
     """Maximum size of an uploaded file."""
+    keep_requests_days: float = Field(default=30.0, ge=0)
+    """Days for which lengths and times of requests are kept, for ``llmserve trace``; 0: none are.
+    """
     metrics_for: list[str] = []
-    """Users who may read ``/metrics``. Without a key it can be read from the gateway's host."""
+    """Users whose keys may read ``/metrics``."""
     models: Annotated[dict[str, ModelSection], Field(min_length=1)]
     users: Annotated[dict[str, UserSection], Names] = {}
     applications: Annotated[dict[str, ApplicationSection], Names] = {}

@@ -94,6 +94,33 @@ class DatabaseError(Exception):
     """The database cannot be used; the message is a sentence."""
 
 
+def open_engine(url: str, tables: MetaData) -> Engine:
+    """Returns an engine in whose database the tables are.
+
+    Args:
+        url: SQLAlchemy URL. A missing SQLite file is created, readable by its owner only.
+        tables: created if they are missing.
+
+    Raises:
+        DatabaseError: it cannot be used.
+    """
+    try:
+        location = make_url(url)
+        is_sqlite = location.get_backend_name() == "sqlite"
+        if is_sqlite and location.database:
+            os.close(os.open(location.database, os.O_RDWR | os.O_CREAT, 0o600))
+        engine = create_engine(location)
+        if is_sqlite:
+            event.listen(engine, "connect", _set_up_sqlite)
+        tables.create_all(engine)
+    except (SQLAlchemyError, OSError, ImportError) as error:
+        raise DatabaseError(
+            f"The database of the gateway cannot be used: {error}. Correct `database` in its "
+            "configuration, or the rights of the file."
+        ) from None
+    return engine
+
+
 class StoredFile(msgspec.Struct, frozen=True):
     """A file without its content."""
 
@@ -199,19 +226,7 @@ class GatewayDatabase:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            location = make_url(url)
-            if location.get_backend_name() == "sqlite" and location.database:
-                os.close(os.open(location.database, os.O_RDWR | os.O_CREAT, 0o600))
-            self._engine: Engine = create_engine(location)
-            if location.get_backend_name() == "sqlite":
-                event.listen(self._engine, "connect", _set_up_sqlite)
-            metadata.create_all(self._engine)
-        except (SQLAlchemyError, OSError, ImportError) as error:
-            raise DatabaseError(
-                f"The database of the gateway cannot be used: {error}. Correct `database` in its "
-                "configuration, or the rights of the file."
-            ) from None
+        self._engine = open_engine(url, metadata)
 
     def close(self) -> None:
         """Close all connections."""

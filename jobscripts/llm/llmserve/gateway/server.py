@@ -24,6 +24,7 @@ from llmserve.gateway.demand import Demand, DemandLimits
 from llmserve.gateway.keys import KeyFile
 from llmserve.gateway.members import ReplicaFollower
 from llmserve.gateway.models import ServedModel
+from llmserve.gateway.request_log import RequestLog
 from llmserve.gateway.scaling import Scaler
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.replicas import Capacity
@@ -77,6 +78,14 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
         self._admission = admission
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        for server in self.servers:
+            for each in server.sockets:
+                host, port = each.getsockname()[:2]
+                log.info("The gateway listens on http://%s:%d/v1", host, port)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the requests, then the connections."""
         self._admission.stop()
@@ -120,6 +129,11 @@ async def open_gateway(
         access = Access(configuration, KeyFile(configuration.keys))
         admission = Admission(configuration, access, models)
         gateway = Gateway(configuration, access, admission, database)
+        if configuration.keep_requests_days:
+            requests = RequestLog(configuration.database, configuration.keep_requests_days)
+            stack.callback(requests.close)
+            admission.observers.append(requests.observe)
+            gateway.background.append(requests.run)
         if client is not None:
             for name, section in configuration.models.items():
                 if section.job:

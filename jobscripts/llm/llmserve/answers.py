@@ -63,6 +63,7 @@ class AnswerStream:
         self.request = request
         self._cancel = cancel
         self._parts: asyncio.Queue[AnswerPart | None] = asyncio.Queue()
+        self._listeners: list[Callable[[AnswerResult], None]] = []
         self._result: asyncio.Future[AnswerResult] = asyncio.get_running_loop().create_future()
 
     async def __aiter__(self) -> AsyncIterator[AnswerPart]:
@@ -87,6 +88,13 @@ class AnswerStream:
         """
         return await asyncio.shield(self._result)
 
+    def on_end(self, listener: Callable[[AnswerResult], None]) -> None:
+        """Call ``listener`` with the result when the request has ended; at once if it has."""
+        if self._result.done():
+            listener(self._result.result())
+        else:
+            self._listeners.append(listener)
+
     @property
     def has_ended(self) -> bool:
         """Whether the request has ended."""
@@ -108,3 +116,5 @@ class AnswerStream:
         """The request has ended."""
         self._result.set_result(result)
         self._parts.put_nowait(None)
+        for listener in self._listeners:
+            listener(result)

@@ -207,6 +207,7 @@ class LiveDispatcher:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.max_request_tokens = max_request_tokens
         self._dispatcher = Dispatcher(policy, max_request_tokens)
         self._token = bearer_token(key)
         self._clock = clock

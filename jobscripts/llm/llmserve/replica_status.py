@@ -24,5 +24,7 @@ class ReplicaStatus(msgspec.Struct, kw_only=True):
     """Seconds until its node is taken; None: no end is known."""
     load_s: float | None = None
     """Seconds that loading took; None: it has not loaded."""
+    tokens_per_s: dict[int, float] = {}
+    """Number of requests at once → tokens per second of all of them; empty: not measured."""
     sentence: str = ""
     """Why its engine ended, with its last lines; empty: it has not."""

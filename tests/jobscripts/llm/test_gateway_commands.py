@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import openai
 import pytest
 from llmserve.answers import AnswerResult
-from llmserve.gateway.commands import main
+from llmserve.cli import main
 from llmserve.gateway.keys import KeyFile
 from llmserve.gateway.request_log import DAY_S, RequestLog
 from llmserve.replay import Endpoint, ReplayOutcome, body_of, percentiles, summarize
@@ -168,7 +168,7 @@ def test_figures_of_a_replay():
 @contextlib.contextmanager
 def running(configuration: Path, key: str):
     """(process of a gateway, client of it)."""
-    command = [sys.executable, "-c", PROGRAM, "gateway", "--config", str(configuration)]
+    command = [sys.executable, "-m", "llmserve.cli", "gateway", "--config", str(configuration)]
     with open(configuration.with_suffix(".log"), "w+") as log:
         env = {**os.environ, "PYTHONPATH": str(ROOT / "jobscripts" / "llm")}
         process = subprocess.Popen(command, stderr=log, env=env)
@@ -188,7 +188,6 @@ def read_text(path: str) -> str:
     return Path(path).read_text()
 
 
-PROGRAM = "import sys; from llmserve.gateway.commands import main; sys.exit(main())"
 LISTENS = r"The gateway listens on (http://\S+)"
 
 

@@ -9,34 +9,32 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llmserve.gateway.configuration import ConfigurationError, read
-from llmserve.gateway.database import DatabaseError
-from llmserve.gateway.keys import KeyFile, KeyFileError
-from llmserve.gateway.request_log import RequestLog
+from llmserve.gateway.errors import GatewayError
 from llmserve.replay import Endpoint, ReplaySummary, replay, summarize
 from llmserve.trace_files import FORMS, TraceWriter
 from llmserve.traces import TraceFileError
 from llmserve.traces import read as read_trace
 
+if TYPE_CHECKING:
+    from llmserve.gateway.configuration import GatewayConfiguration
+    from llmserve.gateway.keys import KeyFile
+
+NAMES = ("gateway", "key", "trace", "replay")
 DEFAULT_CONFIGURATION = Path("gateway.toml")
 
 Commands = Any
 """What ``add_subparsers`` returns."""
 
 
-class CommandError(Exception):
-    """A command cannot be carried out; the message is a sentence."""
-
-
-ERRORS = (CommandError, ConfigurationError, DatabaseError, KeyFileError, TraceFileError, OSError)
-"""What the commands raise for the person who calls them."""
+class CommandError(GatewayError):
+    """A command cannot be carried out."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -56,8 +54,15 @@ def carry_out(options: argparse.Namespace) -> int:
     run: Callable[[argparse.Namespace], None] = options.run
     try:
         run(options)
-    except ERRORS as error:
+    except (GatewayError, TraceFileError, OSError) as error:
         print(f"llmserve {options.command}: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(
+            f"llmserve {options.command}: the package {error.name} is missing; install the gateway "
+            "with `pip install 'llmserve[gateway]'`.",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -89,7 +94,7 @@ def _add_gateway(commands: Commands) -> None:
 def _gateway(options: argparse.Namespace) -> None:
     from llmserve.gateway.server import serve
 
-    configuration = read(options.config)
+    configuration = _configuration(options)
     if options.idle is not None:
         if not options.idle > 0:
             raise CommandError(f"--idle is {options.idle:g}; it must be above 0.")
@@ -121,7 +126,7 @@ def _add_keys(commands: Commands) -> None:
 
 
 def _add_key(options: argparse.Namespace) -> None:
-    configuration = read(options.config)
+    configuration = _configuration(options)
     if options.user not in configuration.users:
         raise CommandError(
             f"{options.config} declares no user {options.user}; add [users.{options.user}] first."
@@ -131,12 +136,12 @@ def _add_key(options: argparse.Namespace) -> None:
             f"{options.config} declares no application {options.application}; add "
             f"[applications.{options.application}] first."
         )
-    _, text = KeyFile(configuration.keys).add(options.user, options.application)
+    _, text = _key_file(configuration).add(options.user, options.application)
     print(text)
 
 
 def _list_keys(options: argparse.Namespace) -> None:
-    keys = KeyFile(read(options.config).keys).list()
+    keys = _key_file(_configuration(options)).list()
     if options.json:
         rows = [msgspec.to_builtins(key) for key in keys]
         for row in rows:
@@ -151,7 +156,7 @@ def _list_keys(options: argparse.Namespace) -> None:
 
 
 def _revoke_key(options: argparse.Namespace) -> None:
-    key = KeyFile(read(options.config).keys).revoke(options.key)
+    key = _key_file(_configuration(options)).revoke(options.key)
     print(f"Key {key.id} of user {key.user} is revoked.")
 
 
@@ -177,7 +182,9 @@ def _add_trace(commands: Commands) -> None:
 
 
 def _trace(options: argparse.Namespace) -> None:
-    configuration = read(options.config)
+    configuration = _configuration(options)
+    from llmserve.gateway.request_log import RequestLog
+
     log = RequestLog(configuration.database, math.inf)
     numbers: dict[str, str] = {}
     count = 0
@@ -256,6 +263,19 @@ def summary_text(summary: ReplaySummary) -> str:
 
 
 # --- common ---
+# The parts of the gateway are imported when they are used: replicas have not all its packages.
+
+
+def _configuration(options: argparse.Namespace) -> GatewayConfiguration:
+    from llmserve.gateway.configuration import read
+
+    return read(options.config)
+
+
+def _key_file(configuration: GatewayConfiguration) -> KeyFile:
+    from llmserve.gateway.keys import KeyFile
+
+    return KeyFile(configuration.keys)
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -280,10 +300,3 @@ def _time(text: str) -> float:
 
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The commands of this module by themselves; returns an exit code."""
-    parser = argparse.ArgumentParser(prog="llmserve")
-    add_commands(parser.add_subparsers(dest="command", required=True))
-    return carry_out(parser.parse_args(arguments))

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from llmserve.gateway.errors import GatewayError
 from llmserve.policies import (
     Application,
     FairServe,
@@ -41,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _WEIGHT = re.compile(r"(\S+)\s+(\d+(?:\.\d+)?)")
 
 
-class ConfigurationError(Exception):
+class ConfigurationError(GatewayError):
     """The file cannot be used; the message has a sentence for each error."""
 
 

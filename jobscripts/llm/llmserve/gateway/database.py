@@ -39,6 +39,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from llmserve.gateway.batch_lines import BatchLine
+from llmserve.gateway.errors import GatewayError
 
 metadata = MetaData()
 files = Table(
@@ -90,7 +91,7 @@ OPEN = (IN_PROGRESS, CANCELLING)
 """States of batches that have lines to answer, or to give up."""
 
 
-class DatabaseError(Exception):
+class DatabaseError(GatewayError):
     """The database cannot be used; the message is a sentence."""
 
 

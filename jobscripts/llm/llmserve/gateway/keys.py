@@ -20,10 +20,12 @@ from pathlib import Path
 
 import msgspec
 
+from llmserve.gateway.errors import GatewayError
+
 PREFIX = "llm"
 
 
-class KeyFileError(Exception):
+class KeyFileError(GatewayError):
     """The file of keys cannot be used; the message is a sentence for the operator."""
 
 

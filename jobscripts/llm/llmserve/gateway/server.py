@@ -27,8 +27,9 @@ from llmserve.gateway.models import ServedModel
 from llmserve.gateway.request_log import RequestLog
 from llmserve.gateway.scaling import Scaler
 from llmserve.live_dispatcher import LiveDispatcher
+from llmserve.model_tokenizer import SIMULATED, tokenizer_of
 from llmserve.replicas import Capacity
-from llmserve.text import SimulatedTokenizer, Tokenizer
+from llmserve.text import Tokenizer
 from malletrain import AsyncClient
 
 log = logging.getLogger(__name__)
@@ -184,9 +185,10 @@ async def _key(client: AsyncClient, job: str) -> bytes:
 
 
 def _tokenizer(name: str, folder: Path) -> Tokenizer:
-    if name == "simulated":
-        return SimulatedTokenizer()
-    raise ConfigurationError(f"There is no tokenizer {name!r}.")
+    try:
+        return tokenizer_of(name if name == SIMULATED else str(folder / Path(name).expanduser()))
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 def _limits(configuration: GatewayConfiguration) -> DemandLimits:

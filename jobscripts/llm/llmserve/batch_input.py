@@ -1,0 +1,182 @@
+"""The lines of a batch, as the OpenAI batch API has them: read, and checked before any node is
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from llmserve.client_bodies import PATHS, ClientOrder, read_client_body
+from llmserve.openai_messages import ApiRefusal
+from llmserve.text import Tokenizer
+
+MAX_PROBLEMS = 20
+"""Wrong lines that are named."""
+TOO_LONG = "context_length_exceeded"
+"""Code of the refusal of a line that becomes an error of its own and does not stop the batch."""
+
+
+class BatchInputError(ValueError):
+    """The input of a batch is wrong; the message names the lines."""
+
+
+class BatchLine(msgspec.Struct, kw_only=True):
+    """One line of the input."""
+
+    custom_id: str
+    method: str = "POST"
+    url: str
+    body: msgspec.Raw
+
+
+class BatchInput:
+    """The input of a batch. Lines are read when they are asked for.
+
+    Args:
+        path: JSON lines.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offsets: list[int] = []
+        self.numbers: list[int] = []
+        """Number of each request's line in the file, from 1; empty lines have no request."""
+        digest, offset = hashlib.sha256(), 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                digest.update(line)
+                if line.strip():
+                    self._offsets.append(offset)
+                    self.numbers.append(number)
+                offset += len(line)
+        self.digest = digest.hexdigest()
+        """SHA-256 of the file."""
+        self._file = path.open("rb")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def line(self, index: int) -> BatchLine:
+        """Returns a request.
+
+        Args:
+            index: from 0.
+
+        Raises:
+            msgspec.DecodeError: the line is wrong.
+        """
+        self._file.seek(self._offsets[index])
+        return msgspec.json.decode(self._file.readline(), type=BatchLine)
+
+    def order(
+        self,
+        index: int,
+        models: Collection[str],
+        tokenizer: Tokenizer,
+        max_request_tokens: int | None,
+    ) -> tuple[BatchLine, ClientOrder]:
+        """Returns a request, and what it asks for.
+
+        Raises:
+            ApiRefusal: it is wrong, or too long.
+        """
+        line = self.line(index)
+        order = read_client_body(
+            bytes(line.body),
+            line.url,
+            models=models,
+            tokenizer=tokenizer,
+            max_request_tokens=max_request_tokens,
+        )
+        return line, order
+
+    def check(self, models: Collection[str], tokenizer: Tokenizer) -> None:
+        """Check every line. What is too long is not refused here: that line gets an error.
+
+        Raises:
+            BatchInputError: there is no line, or some are wrong.
+        """
+        if not len(self):
+            raise BatchInputError(f"{self.path} has no requests.")
+        problems = []
+        for problem in self._problems(models, tokenizer):
+            problems.append(problem)
+            if len(problems) == MAX_PROBLEMS:
+                problems.append("(further lines were not checked)")
+                break
+        if problems:
+            text = "\n".join(problems)
+            raise BatchInputError(f"{self.path} is not submitted. Mend these lines:\n{text}")
+
+    def _problems(self, models: Collection[str], tokenizer: Tokenizer) -> Iterator[str]:
+        seen: dict[str, int] = {}
+        for index, number in enumerate(self.numbers):
+            try:
+                line = self.line(index)
+                _check_line(line)
+                first = seen.setdefault(line.custom_id, number)
+                if first != number:
+                    sentence = f"custom_id {line.custom_id!r} is that of line {first} too."
+                    raise ApiRefusal(400, sentence, "duplicate_custom_id")
+                body = bytes(line.body)
+                order = read_client_body(body, line.url, models=models, tokenizer=tokenizer)
+                if order.stream:
+                    raise ApiRefusal(400, "stream is true; a batch has no streams.", "stream")
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                yield f"line {number}: {error}."
+            except ApiRefusal as refusal:
+                yield f"line {number}: {refusal.sentence}"
+
+
+def _check_line(line: BatchLine) -> None:
+    if not line.custom_id:
+        raise ApiRefusal(400, "custom_id is empty.", "invalid_custom_id")
+    if line.method != "POST":
+        raise ApiRefusal(400, f"The method is {line.method!r}; it must be POST.", "invalid_method")
+    if line.url not in PATHS:
+        sentence = f"The url is {line.url!r}; possible: {', '.join(PATHS)}."
+        raise ApiRefusal(400, sentence, "invalid_url")
+
+
+def response_line(custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the line of an answer, as the OpenAI batch API has it. Its names depend on nothing
+    but ``custom_id``, so that a batch that was disturbed ends with the same lines.
+    """
+    name = _name(custom_id)
+    return {
+        "id": f"batch_req_{name}",
+        "custom_id": custom_id,
+        "response": {"status_code": 200, "request_id": f"req_{name}", "body": body},
+        "error": None,
+    }
+
+
+def error_line(custom_id: str, code: str, sentence: str) -> dict[str, Any]:
+    """Returns the line of a request that has no answer."""
+    return {
+        "id": f"batch_req_{_name(custom_id)}",
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code, "message": sentence},
+    }
+
+
+def answer_name(custom_id: str, *, is_chat: bool) -> str:
+    """Returns the name of an answer."""
+    return f"{'chatcmpl' if is_chat else 'cmpl'}-{_name(custom_id)}"
+
+
+def _name(custom_id: str) -> str:
+    return hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]

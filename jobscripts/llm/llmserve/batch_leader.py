@@ -1,0 +1,276 @@
+"""The member of a batch that dispatches: submits what has no answer yet, saves what comes, and
+makes the output at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from llmserve.answers import AnswerResult, AnswerStream
+from llmserve.batch_input import (
+    BatchInput,
+    BatchLine,
+    answer_name,
+    error_line,
+    response_line,
+)
+from llmserve.batch_store import BatchFolder, BatchRecord, Epoch, Manifest
+from llmserve.client_bodies import ClientOrder
+from llmserve.live_dispatcher import LiveDispatcher
+from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
+from llmserve.states import RequestState
+from malletrain import membership
+
+FLUSH_S = 0.25
+"""Seconds between two writes of answers."""
+SAVE_S = 5.0
+"""Seconds between two writes of the ids of answers that are not complete."""
+STATUS_S = 1.0
+MIN_WINDOW = 32
+"""Requests that are submitted at least, so that a replica that becomes ready has work at once."""
+VALUES_S = 10.0
+"""Seconds between two reports of what nodes are worth."""
+
+
+class BatchLeader:
+    """Dispatches one batch for one epoch.
+
+    Args:
+        folder: of the batch.
+        epoch: that this process has claimed.
+        manifest: of the batch.
+        requests: the input.
+        live: the dispatcher; its replicas follow the members.
+        group: the members.
+        worth: what a node is worth while there is work for it, samples/s; 0: it is not reported.
+        max_nodes: maximum number of nodes of the job.
+    """
+
+    def __init__(
+        self,
+        folder: BatchFolder,
+        epoch: Epoch,
+        manifest: Manifest,
+        requests: BatchInput,
+        live: LiveDispatcher,
+        group: membership.Membership,
+        worth: float = 0.0,
+        max_nodes: int = 1,
+    ) -> None:
+        self._folder, self._epoch, self._manifest = folder, epoch, manifest
+        self._requests, self._live, self._group = requests, live, group
+        self._worth, self._max_nodes = worth, max_nodes
+        self._records: list[BatchRecord] = []
+        """Not written yet."""
+        self._running: dict[int, AnswerStream] = {}
+        self._saved: dict[int, int] = {}
+        """Index of a request that runs → number of its ids on disk."""
+        self._room = asyncio.Event()
+        """Set when a request has ended."""
+        self._answered = self._failed = 0
+        self._resumed_tokens = 0
+        """Ids that were taken from earlier epochs."""
+        self._addresses: dict[str, str] = {}
+        """Replica → its address."""
+        self._ended_before = 0
+        """Requests that had ended before this epoch."""
+        self._useful = 0
+        """Number of nodes that have work, as reported last."""
+        self._saved_at = self._status_at = self._values_at = -math.inf
+        """When ids, status and values were written or reported last."""
+        self._started = time.monotonic()
+
+    async def run(self, has_resigned: Callable[[], bool]) -> bool:
+        """Dispatch until all requests have ended and the output is there.
+
+        Args:
+            has_resigned: whether another member is to take over.
+
+        Returns:
+            Whether the output is there. False: another process dispatches, or is to.
+
+        Raises:
+            OSError: the folder cannot be written.
+            BatchFolderError: the segments lack an answer.
+        """
+        progress = await asyncio.to_thread(self._folder.progress)
+        self._answered, self._failed = len(progress.answered), len(progress.failed)
+        ended = progress.answered | progress.failed
+        self._ended_before = len(ended)
+        waiting = [index for index in range(len(self._requests)) if index not in ended]
+        feeder = asyncio.create_task(self._feed(waiting, progress.generated))
+        try:
+            while True:
+                self._follow_members()
+                self._tell_worth(len(waiting))
+                is_complete = feeder.done() and not self._running
+                if feeder.done():
+                    feeder.result()
+                must_leave = has_resigned()
+                if not await self._write(is_last=is_complete or must_leave):
+                    return False
+                if is_complete:
+                    break
+                if must_leave:
+                    return False
+                await asyncio.sleep(FLUSH_S)
+        finally:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
+        answers, errors = await asyncio.to_thread(self._folder.merge, len(self._requests))
+        status = {**self._status(), "answered": answers, "failed": errors}
+        self._folder.write_status(status)
+        self._folder.finish({"answered": answers, "failed": errors})
+        return True
+
+    # --- requests ---
+
+    async def _feed(self, waiting: list[int], generated: dict[int, list[int]]) -> None:
+        """Submit requests, a window of them at a time."""
+        for index in waiting:
+            while not self._has_room():
+                self._room.clear()
+                with contextlib.suppress(asyncio.TimeoutError):  # there may be more slots now
+                    await asyncio.wait_for(self._room.wait(), FLUSH_S)
+            self._submit(index, generated.get(index, []))
+            await asyncio.sleep(0)
+
+    def _has_room(self) -> bool:
+        return len(self._running) < max(MIN_WINDOW, 2 * self._live.load.slots)
+
+    def _submit(self, index: int, ids: list[int]) -> None:
+        custom_id = self._requests.line(index).custom_id
+        try:
+            line, order = self._requests.order(
+                index, (self._manifest.name,), self._live.tokenizer, self._live.max_request_tokens
+            )
+        except ApiRefusal as refusal:
+            self._fail(index, custom_id, refusal.code, refusal.sentence)
+            return
+        request = order.request(f"line-{index}", "batch")
+        if order.continuable:
+            self._resumed_tokens += len(ids)
+            stream = self._live.submit(request, order.parameters, ids)
+            self._saved[index] = len(ids)
+        else:
+            stream = self._live.submit_body(request, order.path, order.body)
+        self._running[index] = stream
+        stream.on_end(lambda result: self._end(index, line, order, result))
+
+    def _end(self, index: int, line: BatchLine, order: ClientOrder, result: AnswerResult) -> None:
+        del self._running[index]
+        self._saved.pop(index, None)
+        self._room.set()
+        if result.state is RequestState.DONE:
+            self._answered += 1
+            body = result.body or self._body(line, order, result)
+            answer = msgspec.json.encode(response_line(line.custom_id, body))
+            self._records.append(BatchRecord(index, answer=msgspec.Raw(answer)))
+        elif result.state is not RequestState.CANCELLED:
+            code = result.refusal.limit if result.refusal is not None else "failed"
+            self._fail(index, line.custom_id, code, result.sentence)
+
+    def _fail(self, index: int, custom_id: str, code: str, sentence: str) -> None:
+        self._failed += 1
+        error = msgspec.json.encode(error_line(custom_id, code, sentence))
+        self._records.append(BatchRecord(index, error=msgspec.Raw(error)))
+
+    def _body(self, line: BatchLine, order: ClientOrder, result: AnswerResult) -> dict[str, Any]:
+        shape = AnswerShape(
+            answer_name(line.custom_id, is_chat=order.is_chat),
+            self._manifest.created,
+            self._manifest.name,
+            GenerationOrder(
+                order.prompt,
+                order.max_tokens,
+                stream=False,
+                include_usage=False,
+                return_token_ids=order.return_token_ids,
+                is_chat=order.is_chat,
+            ),
+        )
+        return shape.whole(result.text, list(result.ids), result.reason or "length")
+
+    # --- the folder ---
+
+    async def _write(self, *, is_last: bool) -> bool:
+        """Write what there is. Returns whether this epoch is current."""
+        now = time.monotonic()
+        records, self._records = self._records, []
+        if is_last or now - self._saved_at >= SAVE_S:
+            self._saved_at = now
+            records += self._partial()
+        if is_last or now - self._status_at >= STATUS_S:
+            self._status_at = now
+            await asyncio.to_thread(self._folder.write_status, self._status())
+        return await asyncio.to_thread(self._folder.append, self._epoch, records)
+
+    def _partial(self) -> list[BatchRecord]:
+        """The ids that came since they were saved last."""
+        records = []
+        for index, count in self._saved.items():
+            ids = self._live.generated(f"line-{index}")
+            # After a loss fewer may be there than were saved: they are saved again from there.
+            start = min(count, len(ids))
+            if len(ids) != count:
+                records.append(BatchRecord(index, start=start, ids=list(ids[start:])))
+                self._saved[index] = len(ids)
+        return records
+
+    def _status(self) -> dict[str, Any]:
+        counts = self._live.counts()
+        seconds = time.monotonic() - self._started
+        return {
+            "requests": len(self._requests),
+            "answered": self._answered,
+            "failed": self._failed,
+            "running": counts.running,
+            "epoch": self._epoch.number,
+            "dispatcher": self._group.me.node,
+            "generated_tokens": counts.generated_tokens,
+            "repeated_tokens": counts.repeated_tokens,
+            "resumed_tokens": self._resumed_tokens,
+            "seconds": seconds,
+            "at": time.time(),
+            "replicas": [
+                {**asdict(replica), "state": replica.state.value}
+                for replica in self._live.replicas()
+            ],
+        }
+
+    # --- the members ---
+
+    def _follow_members(self) -> None:
+        members = {member.node: member for member in self._group.members if member.address}
+        for name, address in list(self._addresses.items()):
+            if name not in members or members[name].address != address:
+                self._live.remove_replica(name)
+                del self._addresses[name]
+        for name, member in members.items():
+            if name not in self._addresses:
+                self._addresses[name] = member.address
+                self._live.add_replica(name, member.address)
+            if member.expected_remaining_s is not None:
+                self._live.expect_end(name, member.expected_remaining_s)
+
+    def _tell_worth(self, requests: int) -> None:
+        """Report how many nodes have work."""
+        remaining = requests - (self._answered + self._failed - self._ended_before)
+        slots = max((view.slots for view in self._live.replicas()), default=0)
+        if not self._worth or not slots:
+            return
+        useful = max(1, min(self._max_nodes, math.ceil(remaining / slots)))
+        now = time.monotonic()
+        if useful == self._useful or now - self._values_at < VALUES_S:
+            return
+        self._useful, self._values_at = useful, now
+        values = {1: self._worth, useful: self._worth * useful}
+        self._group.set_values(values)

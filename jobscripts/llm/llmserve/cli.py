@@ -1,0 +1,208 @@
+"""``llmserve serve | batch | status``, and the commands of the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.batch_command import BatchOptions, show_status, submit_batch
+from llmserve.batch_member import BatchMember, MemberOptions
+from llmserve.engines import PROFILES
+from llmserve.gateway import commands as gateway_commands
+from llmserve.model_tokenizer import SIMULATED
+from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
+
+REPLICA_OPTIONS = (
+    "model",
+    "served_name",
+    "engine",
+    "slots",
+    "kv_tokens",
+    "port",
+    "loads_at_once",
+)
+"""Options of replicas."""
+
+
+def add_replica_options(options: argparse.ArgumentParser) -> None:
+    """The options of whatever runs replicas."""
+    options.add_argument("--model", required=True, help="path or name of the model")
+    options.add_argument(
+        "--served-name", metavar="NAME", help="as clients call the model (default: --model)"
+    )
+    options.add_argument(
+        "--engine",
+        choices=sorted(PROFILES),
+        default="simulated",
+        help="whose command is used if none is given (default: simulated)",
+    )
+    options.add_argument("--slots", type=int, default=64, help="requests at once (default 64)")
+    options.add_argument(
+        "--kv-tokens",
+        type=int,
+        default=65_536,
+        help="tokens of all requests at once: prompts and answers (default 65536)",
+    )
+    options.add_argument("--port", type=int, default=0, help="of the front (default: any)")
+    options.add_argument(
+        "--loads-at-once", type=int, default=4, metavar="N", help="replicas that load at a time"
+    )
+
+
+def replica_options(
+    options: argparse.Namespace, command: Sequence[str], parser: argparse.ArgumentParser
+) -> ReplicaOptions:
+    """The options of a replica, checked."""
+    for name in ("slots", "kv_tokens", "loads_at_once"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1.")
+    return ReplicaOptions(
+        tuple(command) or PROFILES[options.engine],
+        options.model,
+        options.served_name or options.model,
+        options.slots,
+        options.kv_tokens,
+        options.port,
+        options.loads_at_once,
+    )
+
+
+async def _serve(options: ReplicaOptions) -> None:
+    async with ReplicaProcess(options) as replica:
+        await replica.run()
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run until it ends, or a signal says so."""
+    running = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, and the command after ``--``."""
+    words = list(arguments)
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _member_words(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
+    """The arguments of each process of a batch."""
+    words = [str(options.output.resolve())]
+    for name in REPLICA_OPTIONS:
+        value = getattr(options, name)
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--tokenizer", _tokenizer(options, command), "--nodes", options.nodes]
+    words += ["--worth", str(options.worth)]
+    return words + (["--", *command] if command else [])
+
+
+def _tokenizer(options: argparse.Namespace, command: Sequence[str]) -> str:
+    if options.tokenizer:
+        return str(options.tokenizer)
+    is_simulated = options.engine == SIMULATED and not command
+    return SIMULATED if is_simulated else str(options.model)
+
+
+def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
+    batch = BatchOptions(
+        options.input.resolve(),
+        options.output.resolve(),
+        options.model,
+        options.served_name or options.model,
+        _tokenizer(options, command),
+        options.nodes,
+        options.job_name,
+    )
+    print(submit_batch(batch, _member_words(options, command)), flush=True)
+    return show_status(options.output.resolve(), follow=True) if options.wait else 0
+
+
+async def _batch_member(options: MemberOptions) -> None:
+    await _until_signal(BatchMember(options).run())
+
+
+def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser, and that of ``serve``."""
+    parser = argparse.ArgumentParser(prog="llmserve", description="LLM inference on idle nodes.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="a replica: the process of a node of a service",
+        usage="%(prog)s [options] [-- COMMAND {socket} {model}]",
+    )
+    add_replica_options(serve)
+    batch = commands.add_parser(
+        "batch",
+        help="submit a batch of requests as a job",
+        usage="%(prog)s [options] INPUT OUTPUT [-- COMMAND {socket} {model}]",
+    )
+    batch.add_argument("input", type=Path, help="JSON lines, as of the OpenAI batch API")
+    member = commands.add_parser("batch-member", help="a process of a batch; started by its job")
+    for one in (batch, member):
+        one.add_argument("output", type=Path, help="JSON lines of answers, in the order of INPUT")
+        add_replica_options(one)
+        one.add_argument("--nodes", default="1:16", metavar="MIN:MAX", help="default 1:16")
+        one.add_argument(
+            "--tokenizer",
+            metavar="FOLDER",
+            help="of the model (default: --model; simulated: that of the simulated engine)",
+        )
+        one.add_argument(
+            "--worth",
+            type=float,
+            default=1.0,
+            metavar="SAMPLES",
+            help="what a node is worth while there is work for it, in samples/s of the training "
+            "beside it (default 1)",
+        )
+    batch.add_argument("--job-name", default="", help="default: batch-OUTPUT")
+    batch.add_argument("--wait", action="store_true", help="show a bar until the output is there")
+    gateway_commands.add_commands(commands)
+    status = commands.add_parser("status", help="how far a batch is")
+    status.add_argument("output", type=Path)
+    status.add_argument("--follow", "-f", action="store_true", help="until the output is there")
+    return parser, serve
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 1 it failed, 2 usage."""
+    words, command = _split(sys.argv[1:] if arguments is None else arguments)
+    parser, _ = _parser()
+    options = parser.parse_args(words)
+    if options.command in gateway_commands.NAMES:
+        return gateway_commands.carry_out(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        if options.command == "status":
+            return show_status(options.output.resolve(), follow=options.follow)
+        replica = replica_options(options, command, parser)
+        if options.command == "batch":
+            return _batch(options, command)
+        if options.command == "serve":
+            asyncio.run(_until_signal(_serve(replica)))
+        else:
+            most = int(options.nodes.rpartition(":")[2])
+            member = MemberOptions(options.output, replica, options.tokenizer, options.worth, most)
+            asyncio.run(_batch_member(member))
+    except (OSError, ValueError, RuntimeError, EngineNeverLoads) as error:
+        print(f"llmserve {options.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

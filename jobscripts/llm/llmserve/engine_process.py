@@ -1,0 +1,113 @@
+"""The process of an engine: started on a Unix socket in a folder that only its user may enter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+LAST_LINES = 20
+"""Lines of an engine's output that are kept for people."""
+MAX_LINE_BYTES = 1 << 20
+STOP_S = 3.0
+"""Seconds that an engine has between SIGTERM and SIGKILL."""
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class EngineProcess:
+    """One run of an engine. What it prints is printed here too.
+
+    Args:
+        words: its command.
+        socket: path on which it listens; what is there is removed before it starts.
+    """
+
+    def __init__(self, words: Sequence[str], socket: Path) -> None:
+        self.words, self.socket = list(words), socket
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        """What it printed last."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            OSError: the command cannot be run.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            self.socket.unlink()
+        self.lines.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self.words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            preexec_fn=_begin,
+            limit=MAX_LINE_BYTES,
+        )
+        self._reader = asyncio.create_task(self._read())
+
+    async def wait(self) -> str:
+        """Wait until it has ended; returns a sentence with its last lines."""
+        assert self._process is not None
+        code = await self._process.wait()
+        if self._reader is not None:
+            # A child of the engine may keep the pipe open.
+            await asyncio.wait([self._reader], timeout=1.0)
+        how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        lines = "\n".join(self.lines)
+        return f"The engine ended ({how})." + (f" Its last lines:\n{lines}" if lines else "")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, or was never started."""
+        return self._process is None or self._process.returncode is not None
+
+    async def stop(self) -> None:
+        """End it and its children."""
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            _signal(process.pid, signal.SIGTERM)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), STOP_S)
+        _signal(process.pid, signal.SIGKILL)  # also children that outlive it
+        await process.wait()
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        output = self._process.stdout
+        while True:
+            try:
+                line = await output.readline()
+            except ValueError:  # a line longer than the limit, which is dropped
+                continue
+            if not line:
+                return
+            text = line.decode("utf-8", "replace").rstrip("\n")
+            self.lines.append(text)
+            print(text, file=sys.stderr, flush=True)
+
+
+def _begin() -> None:
+    """In the engine's process: a group of its own, which ends with the process that started it."""
+    os.setpgrp()
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

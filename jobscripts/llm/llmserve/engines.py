@@ -1,0 +1,60 @@
+"""Engines that ``llmserve serve`` knows: their command lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+PROFILES: Mapping[str, tuple[str, ...]] = {
+    "simulated": (
+        "{python}",
+        "-m",
+        "llmserve.simulated_server",
+        "--socket",
+        "{socket}",
+        "--model",
+        "{name}",
+        "--slots",
+        "{slots}",
+        "--kv-tokens",
+        "{kv_tokens}",
+    ),
+    # https://docs.vllm.ai/en/stable/cli/serve/, from 0.10.2 on (return_token_ids)
+    "vllm": (
+        "{python}",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--uds",
+        "{socket}",
+        "--model",
+        "{model}",
+        "--served-model-name",
+        "{name}",
+        "--max-num-seqs",
+        "{slots}",
+    ),
+}
+"""Name → words of the command, with the fields of :func:`engine_command`."""
+
+
+def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]:
+    """Returns a command with its fields filled in. Other braces stay.
+
+    Args:
+        words: of the command.
+        fields: ``socket``, ``model`` (path or name), ``name`` (as clients call it), ``slots``,
+            ``kv_tokens`` and ``python`` → value.
+
+    Raises:
+        ValueError: the command has no ``{socket}``, so that the engine could not be reached.
+    """
+    if not any("{socket}" in word for word in words):
+        raise ValueError(
+            "The command of an engine needs {socket}, the path of the Unix socket on which it is "
+            f"to listen; got: {' '.join(words) or '(nothing)'}."
+        )
+    filled = []
+    for word in words:
+        for name, value in fields.items():
+            word = word.replace("{" + name + "}", value)
+        filled.append(word)
+    return filled

@@ -1,0 +1,109 @@
+"""The tokeniser of a real model, from its folder. Needs ``transformers`` (extra ``models``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmserve.text import AnswerDecoder, SimulatedTokenizer, Tokenizer
+
+SIMULATED = "simulated"
+"""Name of the tokeniser of the simulated engine."""
+INCOMPLETE = "\ufffd"
+"""What tokenisers make of bytes that are no whole character."""
+
+
+class ModelTokenizer:
+    """The tokeniser of a model.
+
+    Args:
+        folder: of the model, with its tokeniser's files. Nothing is downloaded.
+
+    Raises:
+        ValueError: there is no tokeniser, or ``transformers`` is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            raise ValueError(
+                "The tokeniser of a model needs transformers: pip install 'llmserve[models]'."
+            ) from None
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} has no tokeniser that can be read: {error}") from None
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a prompt, with those that every prompt begins with."""
+        return list(self._tokenizer.encode(text))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns the ids of a chat, by the model's template.
+
+        Raises:
+            ValueError: the model has no template, or it refuses these messages.
+        """
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # the template is a program of the model's authors
+            raise ValueError(str(error)) from None
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decoder(self) -> AnswerDecoder:
+        """Returns a decoder for one answer."""
+        return _WindowDecoder(self._tokenizer)
+
+
+class _WindowDecoder:
+    """Decodes a window of ids twice, without and with the newest ones; the difference is their
+    text. So spaces between words are right, and the cost does not grow with the answer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        """The window: context, then ids after which the text was not complete."""
+        self._context = 0
+        """Number of ids of the window whose text is known."""
+
+    def add(self, ids: Sequence[int]) -> tuple[str, int]:
+        parts, complete = [], 0
+        for number, token in enumerate(ids, 1):
+            self._ids.append(token)
+            before = self._decode(self._ids[: self._context])
+            text = self._decode(self._ids)
+            if text.endswith(INCOMPLETE):
+                continue
+            parts.append(text[len(before) :])
+            complete = number
+            # The ids that gave the last text are the context of the next.
+            del self._ids[: self._context]
+            self._context = len(self._ids)
+        return "".join(parts), complete
+
+    def rewind(self) -> None:
+        del self._ids[self._context :]
+
+    def end(self) -> str:
+        before = self._decode(self._ids[: self._context])
+        text = self._decode(self._ids)[len(before) :]
+        self._context = len(self._ids)
+        return text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """Returns a tokeniser: ``simulated``, or the folder of a model.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return SimulatedTokenizer() if name == SIMULATED else ModelTokenizer(name)

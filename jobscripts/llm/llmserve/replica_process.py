@@ -1,0 +1,310 @@
+"""One replica as a process of a service: an engine, its front, and its place among the members.
+
+It joins before it loads, so that dispatchers know of it. Loads are staggered. When the model is
+loaded its throughput is measured, and it reports that it is ready: the time since its start is the
+start cost that ``malletrain submit --start-cost auto`` measures. An engine that ends is started
+again; one that does not come up :data:`MAX_LOADS` times in a row ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from llmserve.credentials import bearer_token
+from llmserve.engine_process import EngineProcess
+from llmserve.engines import engine_command
+from llmserve.front import Front, listen
+from llmserve.measuring import measure_throughput
+from llmserve.replica_client import (
+    UNIX,
+    EngineEnded,
+    EngineRefusal,
+    ReplicaClient,
+    ReplicaUnreachable,
+)
+from llmserve.replica_life import LIFE_TRANSITIONS, LifeEvent, may_load
+from llmserve.replica_status import ReplicaStatus
+from llmserve.states import ReplicaState
+from malletrain import membership
+
+log = logging.getLogger("llmserve")
+
+MAX_LOADS = 3
+"""Number of times in a row that an engine may end before it has loaded."""
+RESTART_PAUSE_S = 1.0
+"""Seconds before an engine is started again, for each time in a row that it did not load."""
+HEALTH_POLL_S = 0.1
+BROKEN_S = 2.0
+"""Seconds in which an engine that broke a connection is expected to have ended, if it has."""
+QUIET_S = 1.5
+"""Seconds without a request after which a replica that leaves is drained: dispatchers ask more
+often how it is."""
+MAX_STAGGER_S = 900.0
+"""Seconds after which a replica loads, however many others do."""
+
+
+class EngineNeverLoads(Exception):
+    """The engine ended before it had loaded, each time; the text has its last lines."""
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """How a replica serves."""
+
+    command: tuple[str, ...]
+    """Of the engine, with the fields of :func:`llmserve.engines.engine_command`."""
+    model: str
+    """Path or name of the model."""
+    name: str
+    """As clients call it."""
+    slots: int
+    """Maximum number of requests at once."""
+    kv_tokens: int
+    """Maximum number of tokens of all of them."""
+    port: int = 0
+    """Of the front; 0: any."""
+    loads_at_once: int = 4
+    """Maximum number of replicas of the service that load at a time."""
+
+
+class ReplicaProcess:
+    """The replica of this process. To be used as an asynchronous context; :meth:`run` serves.
+
+    Args:
+        options: how it serves.
+    """
+
+    def __init__(self, options: ReplicaOptions) -> None:
+        self.options = options
+        self.state = ReplicaState.LOADING
+        self.load_s: float | None = None
+        """Seconds that the engine took to load, the last time."""
+        self.throughput: dict[int, float] = {}
+        """Number of requests at once → tokens per second."""
+        self.sentence = ""
+        """Why the engine ended the last time."""
+        self._folder = Path(tempfile.mkdtemp(prefix="llmserve-"))
+        socket_path = self._folder / "engine.sock"
+        fields = {
+            "socket": str(socket_path),
+            "model": options.model,
+            "name": options.name,
+            "slots": str(options.slots),
+            "kv_tokens": str(options.kv_tokens),
+            "python": sys.executable,
+        }
+        self._words = engine_command(options.command, fields)
+        self._engine = EngineProcess(self._words, socket_path)
+        self._client: ReplicaClient | None = None
+        self._front: Front | None = None
+        self._is_loaded = asyncio.Event()
+        self._has_crashed = asyncio.Event()
+        """Set while the engine has ended by itself and is not started again."""
+        self._ends_at = math.inf
+        self._drainer: asyncio.Task[None] | None = None
+        self._has_reported_ready = False
+        self.address = ""
+        """Of the front."""
+        self.group: membership.Membership
+
+    async def __aenter__(self) -> ReplicaProcess:
+        """Bind the front and join.
+
+        Raises:
+            OSError: the port cannot be opened.
+            MembershipError: MalleTrain's launcher cannot be reached.
+        """
+        try:
+            host = socket.gethostbyname(membership.host())
+            listener = listen(host, self.options.port)
+            self.address = f"{host}:{listener.getsockname()[1]}"
+            token = bearer_token(membership.job_key())
+            self._front = Front(token, self._engine.socket, self.status, self._engine_ended)
+            await self._front.start(listener)
+            self._client = ReplicaClient(f"{UNIX}{self._engine.socket}")
+            self.group = membership.join(self.address, ready=False)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._change(LifeEvent.END)
+        await self._close()
+
+    async def run(self) -> None:
+        """Serve until it is cancelled.
+
+        Raises:
+            EngineNeverLoads: the engine does not come up.
+        """
+        follower = asyncio.create_task(self._follow())
+        try:
+            await self._keep_engine()
+        finally:
+            follower.cancel()
+            await asyncio.gather(follower, return_exceptions=True)
+
+    def status(self) -> ReplicaStatus:
+        """Returns how the replica is."""
+        slots = self.options.slots
+        total = self.throughput.get(slots, 0.0)
+        ends = None if math.isinf(self._ends_at) else max(0.0, self._ends_at - time.monotonic())
+        return ReplicaStatus(
+            state=self.state.value,
+            model=self.options.name,
+            slots=slots,
+            kv_tokens=self.options.kv_tokens,
+            token_s=slots / total if total > 0 else 0.0,
+            ends_in_s=ends,
+            load_s=self.load_s,
+            tokens_per_s=self.throughput,
+            sentence=self.sentence if self.state is ReplicaState.FAILED else "",
+        )
+
+    # --- the engine ---
+
+    async def _keep_engine(self) -> None:
+        failures = 0
+        await self._wait_for_turn()
+        while True:
+            has_loaded = await self._run_engine()
+            failures = 0 if has_loaded else failures + 1
+            if failures >= MAX_LOADS:
+                raise EngineNeverLoads(self.sentence)
+            await asyncio.sleep(RESTART_PAUSE_S * failures)
+            self._change(LifeEvent.RESTART)
+
+    async def _run_engine(self) -> bool:
+        """One run of the engine, until it ends. Returns whether it had loaded."""
+        self._is_loaded.clear()
+        started = time.monotonic()
+        try:
+            await self._engine.start()
+        except OSError as error:
+            self.sentence = f"The engine cannot be started: {self._words[0]}: {error.strerror}."
+            self._change(LifeEvent.CRASH)
+            return False
+        loader = asyncio.create_task(self._load(started))
+        try:
+            self.sentence = await self._engine.wait()
+        finally:
+            loader.cancel()
+            await asyncio.gather(loader, return_exceptions=True)
+        log.error("%s", self.sentence)
+        self._change(LifeEvent.CRASH)
+        return self._is_loaded.is_set()
+
+    async def _load(self, started: float) -> None:
+        """Wait until the engine has loaded, measure it, and say that it is ready."""
+        assert self._client is not None
+        while not await self._is_healthy():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(HEALTH_POLL_S)
+        self.load_s = time.monotonic() - started
+        if not self.throughput:
+            await self._measure()
+        self._is_loaded.set()
+        self._change(LifeEvent.LOAD)
+        if not self._has_reported_ready:
+            self._has_reported_ready = True
+            self.group.report_ready()
+        rates = ", ".join(f"{size}: {rate:.0f}" for size, rate in self.throughput.items())
+        print(
+            f"loaded {self.options.name} in {self.load_s:.1f} s; tokens/s by requests at once: "
+            f"{rates or 'not measured'}; serving at {self.address}",
+            flush=True,
+        )
+
+    async def _measure(self) -> None:
+        assert self._client is not None
+        try:
+            self.throughput = await measure_throughput(
+                self._client, self.options.name, self.options.slots
+            )
+        except (EngineRefusal, EngineEnded, ReplicaUnreachable) as error:
+            print(f"the throughput was not measured: {error}", file=sys.stderr, flush=True)
+
+    async def _is_healthy(self) -> bool:
+        assert self._client is not None
+        try:
+            return await self._client.is_healthy()
+        except ReplicaUnreachable:
+            return False
+
+    async def _engine_ended(self) -> str:
+        """For the front: why a connection to the engine broke."""
+        try:
+            await asyncio.wait_for(self._has_crashed.wait(), BROKEN_S)
+        except asyncio.TimeoutError:
+            return ""
+        return self.sentence
+
+    # --- the members ---
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until few enough of the members before this one load."""
+        await asyncio.to_thread(self.group.wait, MAX_STAGGER_S)
+        end = time.monotonic() + MAX_STAGGER_S
+        while time.monotonic() < end:
+            if may_load(self.group.members, self.group.me, self.options.loads_at_once):
+                return
+            await asyncio.sleep(HEALTH_POLL_S)
+
+    async def _follow(self) -> None:
+        async for change in self.group.watch():
+            if change.member != self.group.me:
+                continue
+            if change.kind == membership.LEAVING:
+                self._ends_at = time.monotonic() + self.group.me.seconds_left
+                self._change(LifeEvent.NOTICE)
+                self._drainer = asyncio.create_task(self._drain())
+            elif change.kind == membership.STAYING:
+                self._ends_at = math.inf
+                if self._drainer is not None:
+                    self._drainer.cancel()
+                self._change(LifeEvent.STAY)
+                if self._is_loaded.is_set() and self.state is ReplicaState.LOADING:
+                    self._change(LifeEvent.LOAD)
+
+    async def _drain(self) -> None:
+        """Report that nothing is left here once the dispatchers have had time to take it away."""
+        assert self._front is not None
+        quiet_s = 0.0
+        while quiet_s < QUIET_S:
+            await asyncio.sleep(HEALTH_POLL_S)
+            quiet_s = 0.0 if self._front.running else quiet_s + HEALTH_POLL_S
+        self.group.report_drained()
+
+    def _change(self, event: LifeEvent) -> None:
+        self.state = LIFE_TRANSITIONS[self.state, event]
+        if event is LifeEvent.CRASH:
+            self._has_crashed.set()
+        elif event is LifeEvent.RESTART:
+            self._has_crashed.clear()
+
+    async def _close(self) -> None:
+        if self._drainer is not None:
+            self._drainer.cancel()
+        await self._engine.stop()
+        if self._client is not None:
+            await self._client.close()
+        if self._front is not None:
+            await self._front.close()
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._folder)

@@ -34,7 +34,7 @@ sys.exit(main(["batch-member", *sys.argv[1:]]))
 
 
 @dataclass(frozen=True)
-class BatchOptions:
+class BatchSubmission:
     """A batch as it is submitted."""
 
     requests: Path
@@ -50,7 +50,7 @@ class BatchOptions:
     """Empty: after the output."""
 
 
-def submit_batch(options: BatchOptions, member_words: Sequence[str]) -> str:
+def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
     """Check a batch and submit its job. Returns a sentence.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmserve.batch_command import BatchOptions, show_status, submit_batch
+from llmserve.batch_command import BatchSubmission, show_status, submit_batch
 from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.engines import PROFILES
 from llmserve.gateway import commands as gateway_commands
@@ -118,7 +118,7 @@ def _tokenizer(options: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
-    batch = BatchOptions(
+    batch = BatchSubmission(
         options.input.resolve(),
         options.output.resolve(),
         options.model,

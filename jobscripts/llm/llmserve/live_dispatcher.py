@@ -27,9 +27,10 @@ from llmserve.generation import (
     PostAttempt,
     StopAttempt,
 )
+from llmserve.live_status import LiveCounts, ReplicaView
 from llmserve.policies.interface import Load, SchedulingPolicy
 from llmserve.replica_client import (
-    EngineEnded,
+    EngineCrash,
     EngineRefusal,
     ReplicaClient,
     ReplicaUnreachable,
@@ -48,60 +49,6 @@ SILENCE_S = 10.0
 broken connection is noticed at once."""
 PROBE_S = 1.0
 """Seconds that a replica has to answer after a connection to it broke."""
-
-
-@dataclass
-class LiveCounts:
-    """Numbers since the start, and the load now."""
-
-    submitted: int = 0
-    ended: dict[RequestState, int] = field(
-        default_factory=lambda: dict.fromkeys(
-            (
-                RequestState.DONE,
-                RequestState.CANCELLED,
-                RequestState.REFUSED,
-                RequestState.FAILED,
-            ),
-            0,
-        )
-    )
-    """State of the end → number of requests."""
-    prompt_tokens: int = 0
-    """Of accepted requests."""
-    generated_tokens: int = 0
-    """Ids that engines reported, those that were generated again included."""
-    attempts: int = 0
-    """Attempts that were posted."""
-    moves: int = 0
-    """Attempts that were stopped because their replica leaves."""
-    losses: int = 0
-    """Attempts that were lost with their replica."""
-    repeated_tokens: int = 0
-    """Ids that were reported and had to be generated again."""
-    queued: int = 0
-    """Requests that wait now."""
-    running: int = 0
-    """Attempts on replicas now."""
-
-
-@dataclass
-class ReplicaView:
-    """A replica, for people and metrics."""
-
-    name: str
-    address: str
-    state: ReplicaState
-    running: int = 0
-    """Attempts on it now."""
-    slots: int = 0
-    """0: not known yet."""
-    kv_tokens: int = 0
-    token_s: float = 0.0
-    load_s: float | None = None
-    """Seconds that loading took; None: not known."""
-    sentence: str = ""
-    """What is wrong with it; empty: nothing is known to be."""
 
 
 @dataclass(eq=False)
@@ -463,7 +410,7 @@ class LiveDispatcher:
                 await self._read_ids(post, answer, replica)
         except EngineRefusal as refusal:
             self._fail_attempt(post, refusal.sentence, may_repeat=refusal.may_repeat)
-        except EngineEnded as error:
+        except EngineCrash as error:
             self._crash(replica, str(error))
         except ReplicaUnreachable as error:
             if await self._is_there(replica):

@@ -36,7 +36,7 @@ async def measure_throughput(client: ReplicaClient, model: str, slots: int) -> d
 
     Raises:
         EngineRefusal: the engine does not answer as it should.
-        EngineEnded: it ended.
+        EngineCrash: it ended.
         ReplicaUnreachable: it cannot be reached.
     """
     body = {

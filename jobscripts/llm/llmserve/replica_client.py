@@ -40,7 +40,7 @@ class EngineRefusal(Exception):
         self.sentence, self.may_repeat = sentence, may_repeat
 
 
-class EngineEnded(Exception):
+class EngineCrash(Exception):
     """The front of a replica says that its engine ended by itself; the text has its last lines."""
 
 
@@ -134,7 +134,7 @@ class ReplicaClient:
 
         Raises:
             EngineRefusal: the engine refuses it, or breaks it off.
-            EngineEnded: the engine ended.
+            EngineCrash: the engine ended.
             ReplicaUnreachable: the connection is broken.
         """
         order = {**body, "stream": True, "return_token_ids": True, "n": 1}
@@ -163,7 +163,7 @@ class ReplicaClient:
 
         Raises:
             EngineRefusal: the engine refuses it.
-            EngineEnded: the engine ended.
+            EngineCrash: the engine ended.
             ReplicaUnreachable: the connection is broken.
         """
         async with self._answer("POST", path, body) as response:
@@ -247,5 +247,5 @@ async def _check(response: aiohttp.ClientResponse) -> None:
 
 def _raise(error: _Error, *, may_repeat: bool) -> None:
     if error.code == ENGINE_ENDED:
-        raise EngineEnded(error.message)
+        raise EngineCrash(error.message)
     raise EngineRefusal(error.message, may_repeat=may_repeat)

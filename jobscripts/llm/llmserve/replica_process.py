@@ -28,7 +28,7 @@ from llmserve.front import Front, listen
 from llmserve.measuring import measure_throughput
 from llmserve.replica_client import (
     UNIX,
-    EngineEnded,
+    EngineCrash,
     EngineRefusal,
     ReplicaClient,
     ReplicaUnreachable,
@@ -237,7 +237,7 @@ class ReplicaProcess:
             self.throughput = await measure_throughput(
                 self._client, self.options.name, self.options.slots
             )
-        except (EngineRefusal, EngineEnded, ReplicaUnreachable) as error:
+        except (EngineRefusal, EngineCrash, ReplicaUnreachable) as error:
             print(f"the throughput was not measured: {error}", file=sys.stderr, flush=True)
 
     async def _is_healthy(self) -> bool:

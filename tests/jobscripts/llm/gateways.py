@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import uvicorn
 from llmserve.engine_model import EngineTimes
@@ -149,10 +149,10 @@ class GatewaySite:
             **{"max_retries": 0, **more},
         )
 
-    def http(self, user: str = "alice") -> httpx.Client:
+    def http(self, user: str = "alice") -> httpx2.Client:
         """A plain client with a new key."""
         headers = {"Authorization": f"Bearer {self.key(user)}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
+        return httpx2.Client(base_url=self.url, headers=headers, timeout=PATIENCE_S)
 
     def wait_for_replica(self) -> None:
         """Wait until requests are answered."""

@@ -8,7 +8,7 @@ import socket
 import threading
 from types import SimpleNamespace
 
-import httpx
+import httpx2
 import openai
 import pytest
 from llmserve.answers import AnswerPart, AnswerResult, AnswerStream
@@ -127,7 +127,7 @@ def test_a_request_without_a_valid_key_is_refused(gateway, key):
         ("POST", "/v1/completions"),
         ("GET", "/metrics"),
     ):
-        answer = httpx.request(method, gateway.url + path, headers=headers)
+        answer = httpx2.request(method, gateway.url + path, headers=headers)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.json()["error"]["code"] == "invalid_api_key" if key else "missing_api_key"
@@ -169,7 +169,7 @@ def test_a_long_body_is_refused(gateway):
     for content in (b" " * (limit + 1), parts()):  # with a length, and without
         try:
             answer = gateway.http().post("/v1/completions", content=content)
-        except httpx.WriteError:
+        except httpx2.WriteError:
             continue  # refused while it was sent
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_long")
 

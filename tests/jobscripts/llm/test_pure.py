@@ -27,6 +27,10 @@ GATEWAY = {
 SHELLS = {
     *GATEWAY,
     "answers.py",
+    "batch_command.py",
+    "batch_leader.py",
+    "batch_member.py",
+    "batch_store.py",
     "cli.py",
     "engine_process.py",
     "front.py",
@@ -39,7 +43,7 @@ SHELLS = {
     "simulated_server.py",
 }
 """Run on the real clock."""
-READERS = {"configuration.py", "keys.py", "traces.py"}
+READERS = {"batch_input.py", "configuration.py", "keys.py", "model_tokenizer.py", "traces.py"}
 """Read files."""
 FORBIDDEN = {
     "aiohttp",

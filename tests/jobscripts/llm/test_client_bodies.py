@@ -1,0 +1,101 @@
+"""What clients ask for: read, and refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llmserve.client_bodies import CHAT, COMPLETIONS, ClientOrder, read_client_body
+from llmserve.openai_messages import ApiRefusal
+from llmserve.text import SimulatedTokenizer
+
+TOKENIZER = SimulatedTokenizer()
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def read(body: object, path: str = COMPLETIONS, limit: int | None = None) -> ClientOrder:
+    if isinstance(body, dict):
+        body = json.dumps({"model": "m", **body}).encode()
+    return read_client_body(
+        body, path, models=("m",), tokenizer=TOKENIZER, max_request_tokens=limit
+    )
+
+
+def test_a_completion_is_ids_and_fields_for_the_engine():
+    order = read({"prompt": "Hi", "temperature": 0, "stop": ["x"], "user": "u", "stream": True})
+    assert order.prompt == TOKENIZER.encode("Hi")
+    assert (order.max_tokens, order.stream, order.continuable) == (16, True, True)
+    assert order.parameters == {"temperature": 0, "stop": ["x"]}
+    request = order.request("r", "alice", "chatbot", interaction="i")
+    assert (request.user, request.application, request.interaction) == ("alice", "chatbot", "i")
+    assert request.stream
+    assert read({"prompt": [1, 2], "max_tokens": 7}).prompt == [1, 2]
+
+
+def test_a_chat_is_ids():
+    order = read({"messages": HI, "max_completion_tokens": 5, "max_tokens": 9}, CHAT)
+    assert order.prompt == TOKENIZER.encode_chat(HI)
+    assert (order.max_tokens, order.is_chat) == (5, True)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    assert read({"messages": parts}, CHAT).prompt == order.prompt
+    assert read({"messages": HI}, CHAT).max_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("logprobs", 0),
+        ("logprobs", True),
+        ("tools", [{}]),
+        ("guided_regex", "a"),
+        ("response_format", {"type": "json_object"}),
+        ("echo", True),
+    ],
+)
+def test_what_cannot_be_continued_goes_whole(field, value):
+    order = read({"prompt": "Hi", field: value, "stream": True})
+    assert not order.continuable
+    assert order.body[field] == value
+    assert not order.request("r", "alice").stream
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("n", 1), ("logprobs", False), ("tools", []), ("response_format", {"type": "text"})],
+)
+def test_what_changes_nothing_is_continued(field, value):
+    assert read({"prompt": "Hi", field: value}).continuable
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "sentence"),
+    [
+        (b"{", COMPLETIONS, "The body is no JSON"),
+        (b"[]", COMPLETIONS, "The body is no JSON object"),
+        (b"{}", COMPLETIONS, "names no model"),
+        ({"model": "other", "prompt": "Hi"}, COMPLETIONS, "no model 'other'; served: m"),
+        ({}, COMPLETIONS, "has no prompt"),
+        ({"prompt": ""}, COMPLETIONS, "The prompt is empty"),
+        ({"prompt": ["a", "b"]}, COMPLETIONS, "Send several"),
+        ({"prompt": [-1]}, COMPLETIONS, "Send several"),
+        ({"prompt": "Hi", "max_tokens": 0}, COMPLETIONS, "max_tokens is 0"),
+        ({"prompt": "Hi", "max_tokens": "9"}, COMPLETIONS, "max_tokens is '9'"),
+        ({"prompt": "Hi", "stream": 1}, COMPLETIONS, "stream is 1"),
+        ({"prompt": "Hi", "stop": [1]}, COMPLETIONS, "stop is neither"),
+        ({"prompt": "Hi", "stream_options": 1}, COMPLETIONS, "stream_options is no object"),
+        ({"prompt": "Hi", "max_tokens": 99}, COMPLETIONS, "together 100 are possible"),
+        ({"messages": []}, CHAT, "has no messages"),
+        ({"messages": ["Hi"]}, CHAT, "Message 1 has no role"),
+        ({"messages": [{"role": "user", "content": 1}]}, CHAT, "content of message 1"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            CHAT,
+            "only text is possible",
+        ),
+    ],
+)
+def test_a_wrong_body_is_refused_with_a_sentence(body, path, sentence):
+    with pytest.raises(ApiRefusal, match=sentence.replace("(", "\\(")) as refusal:
+        read(body, path, limit=100)
+    assert refusal.value.status == (404 if "other" in sentence else 400)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +26,7 @@ from llmserve.simulated_server import listen, make_app
 
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
+ROOT = Path(__file__).parents[3]
 TIMES = EngineTimes(0.0005, 0.0, 0.0, 0.0)
 CONFIGURATION = """
 listen = "127.0.0.1:0"
@@ -60,6 +65,38 @@ class Loop:
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+
+LISTENS = r"The gateway listens on (http://\S+)"
+
+
+@contextlib.contextmanager
+def running(
+    configuration: Path, key: str, *options: str
+) -> Iterator[tuple[subprocess.Popen[bytes], openai.OpenAI]]:
+    """A gateway as a process, and a client of it.
+
+    Args:
+        configuration: file of the gateway.
+        key: of a user.
+        options: of ``llmserve gateway``.
+    """
+    command = [sys.executable, "-m", "llmserve.cli", "gateway", "--config", str(configuration)]
+    path = configuration.with_suffix(".log")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "jobscripts" / "llm")}
+    with open(path, "w") as log:
+        process = subprocess.Popen([*command, *options], stderr=log, env=env)
+        try:
+            found = until(
+                lambda: process.poll() is not None or re.search(LISTENS, path.read_text()),
+                "the gateway listens",
+                details=path.read_text,
+            )
+            assert found is not True, path.read_text()
+            yield process, openai.OpenAI(base_url=found[1], api_key=key, timeout=PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
 
 
 class GatewaySite:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import openai
 import pytest
 from llmserve.answers import AnswerResult
 from llmserve.cli import main
@@ -23,7 +17,7 @@ from llmserve.replay import Endpoint, ReplayOutcome, body_of, percentiles, summa
 from llmserve.states import RequestState
 from llmserve.traces import TraceRequest, read
 
-from tests.jobscripts.llm.gateways import site
+from tests.jobscripts.llm.gateways import running, site
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[3]
@@ -163,32 +157,6 @@ def test_figures_of_a_replay():
     assert summary.ttft == {"p50": 1.0, "p90": 2.0, "p99": 2.0}
     assert summary.tbt == pytest.approx({"p50": 0.05, "p90": 0.1, "p99": 0.1})
     assert percentiles([]) == {}
-
-
-@contextlib.contextmanager
-def running(configuration: Path, key: str):
-    """(process of a gateway, client of it)."""
-    command = [sys.executable, "-m", "llmserve.cli", "gateway", "--config", str(configuration)]
-    with open(configuration.with_suffix(".log"), "w+") as log:
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "jobscripts" / "llm")}
-        process = subprocess.Popen(command, stderr=log, env=env)
-        try:
-            found = until(
-                lambda: process.poll() is not None or re.search(LISTENS, read_text(log.name)),
-                "the gateway listens",
-            )
-            assert found is not True, read_text(log.name)
-            yield process, openai.OpenAI(base_url=found[1], api_key=key, timeout=PATIENCE_S)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def read_text(path: str) -> str:
-    return Path(path).read_text()
-
-
-LISTENS = r"The gateway listens on (http://\S+)"
 
 
 @pytest.mark.slow

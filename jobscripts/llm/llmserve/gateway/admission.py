@@ -80,7 +80,6 @@ class Admission:
         """User → number of open requests."""
         self._wakers: list[Callable[[ServedModel], None]] = []
         self._stops: ApiRefusal | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def on_wait(self, wake: Callable[[ServedModel], None]) -> None:
         """Call ``wake`` whenever a request arrives that no replica can answer now."""
@@ -124,7 +123,7 @@ class Admission:
         model.demand.arrived(now)
         self._open[name] = opened
         self._counts[caller.user] += 1
-        self._start(opened)
+        stream.on_end(lambda result: self._observe(opened, result))
         if not model.has_ready_replica:
             for wake in self._wakers:
                 wake(model)
@@ -166,13 +165,8 @@ class Admission:
         self.metrics.requests.labels(*party, "refused").inc()
         raise refused(refusal)
 
-    def _start(self, opened: OpenRequest) -> None:
-        task = asyncio.get_running_loop().create_task(self._observe(opened))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _observe(self, opened: OpenRequest) -> None:
-        result = await opened.stream.result()
+    def _observe(self, opened: OpenRequest, result: AnswerResult) -> None:
+        """A request has ended."""
         del self._open[opened.name]
         self._counts[opened.caller.user] -= 1
         if not self._counts[opened.caller.user]:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from llmserve.gateway.configuration import ConfigurationError, read
+from llmserve.gateway.configuration import (
+    ApplicationSection,
+    ConfigurationError,
+    GatewayConfiguration,
+    LimitsSection,
+    ModelSection,
+    ScalingSection,
+    SharesSection,
+    UserSection,
+    read,
+)
 from llmserve.generation import GenerationRequest
 from llmserve.policies import FairServe, Fcfs, Load, RequestsPerMinute, VirtualTokenCounter
 
@@ -117,3 +129,22 @@ def test_all_errors_are_reported_at_once(tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot be read: .*gateway.toml"):
         read(tmp_path / "gateway.toml")
+
+
+def test_the_page_has_a_correct_file_and_names_every_key(tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "llm-gateway.md").read_text()
+    example = page.split("<!-- gateway.toml -->")[1].split("```toml\n")[1].split("```")[0]
+    configuration = read(written(tmp_path, example))
+    assert configuration.shares.factors == {"alice": 2.0}
+    sections = (
+        GatewayConfiguration,
+        ModelSection,
+        ApplicationSection,
+        UserSection,
+        SharesSection,
+        LimitsSection,
+        ScalingSection,
+    )
+    keys = {key for section in sections for key in section.model_fields}
+    missing = {key for key in keys if key not in page}
+    assert not missing

@@ -169,8 +169,8 @@ def measure(
 
     def both(work, repeat):
         ends = (direct, gateway) if repeat % 2 else (gateway, direct)
-        found = {end.url: work(end) for end in ends}
-        return found[direct.url], found[gateway.url]
+        values = {end.url: work(end) for end in ends}
+        return values[direct.url], values[gateway.url]
 
     both(lambda end: streams(end, 4, 16), 0)  # connections, caches and imports
     for repeat in range(repeats):

@@ -18,6 +18,7 @@ from malletrain.sweep.spec import Sweep
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "jobscripts" / "llm"))
 
+from llmserve.replica_life import LIFE_TRANSITIONS  # isort: skip
 from llmserve.states import REPLICA_TRANSITIONS, REQUEST_TRANSITIONS  # isort: skip
 
 PAGES = ("reference-states.md", "environment.md", "llm.md", "sweeps.md")
@@ -83,6 +84,7 @@ def _next_states(table):
 TABLES = {
     "llm-requests": _next_states(REQUEST_TRANSITIONS),
     "llm-replicas": _next_states(REPLICA_TRANSITIONS),
+    "llm-replica-life": _next_states(LIFE_TRANSITIONS),
     "sweep": section_tables(Sweep, "###"),
     "phases": _table(("phase", "what it means"), [(f"`{k}`", v) for k, v in PHASES.items()]),
     "stages": _table(("stage", "what it means"), [(f"`{k}`", v) for k, v in STAGES.items()]),

@@ -122,12 +122,24 @@ def _has_ended(client: Client, job: str) -> bool:
         return True  # the daemon does not know it any more
 
 
+def _end_of(job: str) -> str:
+    """The state in which a job ended; empty if it has not, or the daemon does not answer."""
+    if not job:
+        return ""
+    try:
+        with Client() as client:
+            view = client.job(job).view
+            return view.state if view.ended is not None else ""
+    except RuntimeError:
+        return ""
+
+
 def show_status(output: Path, *, follow: bool) -> int:
     """Print how far a batch is. Returns an exit code.
 
     Args:
         output: of the batch.
-        follow: print it again until the output is there.
+        follow: print it again until the output is there, or its job has ended without.
 
     Raises:
         BatchFolderError: there is no batch.
@@ -155,6 +167,14 @@ def show_status(output: Path, *, follow: bool) -> int:
         if is_done:
             print("" if is_terminal else f"{output} is complete.")
             return 0
+        state = _end_of(manifest.job)
+        if state and not folder.is_done:
+            print(
+                f"\nJob {manifest.job} has ended ({state}) before the batch was complete. See why: "
+                f"malletrain show {manifest.job}. Answers are kept: give the same command again.",
+                file=sys.stderr,
+            )
+            return 1
         time.sleep(FOLLOW_S)
 
 

@@ -122,6 +122,10 @@ class BatchLeader:
                 if must_leave:
                     return False
                 await asyncio.sleep(FLUSH_S)
+        except asyncio.CancelledError:
+            # The process is to end. What is written now need not be generated again.
+            self._folder.append(self._epoch, [*self._records, *self._partial()])
+            raise
         finally:
             feeder.cancel()
             await asyncio.gather(feeder, return_exceptions=True)

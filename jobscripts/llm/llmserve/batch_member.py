@@ -14,7 +14,7 @@ from llmserve.election import should_dispatch
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.model_tokenizer import tokenizer_of
 from llmserve.policies import Fcfs
-from llmserve.replica_process import ReplicaOptions, ReplicaProcess
+from llmserve.replica_process import ReplicaOptions, ReplicaProcess, first_view
 from llmserve.text import Tokenizer
 from malletrain import membership
 
@@ -84,7 +84,7 @@ class BatchMember:
 
     async def _work(self, group: membership.Membership) -> None:
         """Dispatch whenever it is this process's turn; ends when the output is there."""
-        await asyncio.to_thread(group.wait)
+        await first_view(group)
         while not await asyncio.to_thread(lambda: self._folder.is_done):
             epoch = await asyncio.to_thread(self._claim, group)
             if epoch is None:

@@ -185,6 +185,8 @@ class BatchFolder:
         """
         if not self.is_current(epoch):
             return False
+        if not records:
+            return True
         path = self._segment_path(epoch.number)
         is_new = not path.exists()
         with path.open("ab") as file:

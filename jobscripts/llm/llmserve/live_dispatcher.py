@@ -476,7 +476,7 @@ class LiveDispatcher:
         while True:
             try:
                 self._apply(replica, await _ask(replica))
-            except ReplicaUnreachable as error:
+            except (ReplicaUnreachable, ValueError) as error:
                 replica.sentence = str(error)
                 if self._clock() - replica.answered_at >= SILENCE_S:
                     self._lose(replica)

@@ -45,6 +45,7 @@ MAX_LOADS = 3
 RESTART_PAUSE_S = 1.0
 """Seconds before an engine is started again, for each time in a row that it did not load."""
 HEALTH_POLL_S = 0.1
+VIEW_POLL_S = 0.5
 BROKEN_S = 2.0
 """Seconds in which an engine that broke a connection is expected to have ended, if it has."""
 QUIET_S = 1.5
@@ -83,6 +84,9 @@ class ReplicaProcess:
 
     Args:
         options: how it serves.
+
+    Raises:
+        ValueError: the command of the engine has no ``{socket}``.
     """
 
     def __init__(self, options: ReplicaOptions) -> None:
@@ -94,6 +98,7 @@ class ReplicaProcess:
         """Number of requests at once → tokens per second."""
         self.sentence = ""
         """Why the engine ended the last time."""
+        engine_command(options.command, {})  # refuses it before there is a folder
         self._folder = Path(tempfile.mkdtemp(prefix="llmserve-"))
         socket_path = self._folder / "engine.sock"
         fields = {
@@ -259,7 +264,7 @@ class ReplicaProcess:
 
     async def _wait_for_turn(self) -> None:
         """Wait until few enough of the members before this one load."""
-        await asyncio.to_thread(self.group.wait, MAX_STAGGER_S)
+        await first_view(self.group)
         end = time.monotonic() + MAX_STAGGER_S
         while time.monotonic() < end:
             if may_load(self.group.members, self.group.me, self.options.loads_at_once):
@@ -308,3 +313,9 @@ class ReplicaProcess:
             await self._front.close()
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)
+
+
+async def first_view(group: membership.Membership) -> None:
+    """Wait until the members are known. In short waits, because a thread cannot be cancelled."""
+    while not await asyncio.to_thread(group.wait, VIEW_POLL_S):  # noqa: ASYNC110 - a thread's
+        await asyncio.sleep(VIEW_POLL_S)

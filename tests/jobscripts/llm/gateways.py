@@ -87,13 +87,13 @@ def running(
     with open(path, "w") as log:
         process = subprocess.Popen([*command, *options], stderr=log, env=env)
         try:
-            found = until(
+            match = until(
                 lambda: process.poll() is not None or re.search(LISTENS, path.read_text()),
                 "the gateway listens",
                 details=path.read_text,
             )
-            assert found is not True, path.read_text()
-            yield process, openai.OpenAI(base_url=found[1], api_key=key, timeout=PATIENCE_S)
+            assert match is not True, path.read_text()
+            yield process, openai.OpenAI(base_url=match[1], api_key=key, timeout=PATIENCE_S)
         finally:
             process.kill()
             process.wait()

@@ -21,6 +21,7 @@ from llmserve.text import SimulatedTokenizer
 from msgspec import Raw
 
 from malletrain.membership import Member
+from tests.jobscripts.llm.live import until_async
 
 TOKENIZER = SimulatedTokenizer()
 
@@ -249,6 +250,27 @@ def test_one_process_answers_a_batch_and_continues_what_is_saved(tmp_path, impor
     text = "\n".join(status_lines(folder.manifest(), status, is_done=True, now=0.0))
     assert text == f"{'█' * 30} 100%  28 of 30 answered, 2 failed, complete"
     asyncio.run(BatchMember(options(folder)).run())  # nothing is left to do
+    assert folder.newest_epoch().number == 2
+
+
+def test_a_process_that_is_ended_saves_what_it_has(tmp_path, importable):
+    folder = created(tmp_path, [request(1, body={**request(1)["body"], "max_tokens": 1_000})])
+
+    async def cut() -> None:
+        task = asyncio.create_task(BatchMember(options(folder)).run())
+        await until_async(lambda: folder.status().get("running"), "it runs")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(cut())
+    [ids] = folder.progress().generated.values()
+    assert 0 < len(ids) < 1_000
+    asyncio.run(BatchMember(options(folder)).run())
+    [answer] = map(json.loads, folder.output.read_text().splitlines())
+    prompt = TOKENIZER.encode("Prompt 1")
+    text = detokenize(generate(digest_of(prompt), 1_000)[0])
+    assert answer["response"]["body"]["choices"][0]["text"] == text
+    assert folder.status()["generated_tokens"] == 1_000 - len(ids)
     assert folder.newest_epoch().number == 2
 
 

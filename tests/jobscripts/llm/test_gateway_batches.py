@@ -10,7 +10,7 @@ from collections import Counter
 import openai
 import pytest
 from llmserve.engine_model import EngineTimes
-from llmserve.gateway.batch_lines import BatchLine, read_lines
+from llmserve.gateway.batch_lines import LineRequest, read_lines
 from llmserve.gateway.database import (
     CANCELLED,
     CANCELLING,
@@ -88,10 +88,10 @@ def test_a_batch(gateway):
     assert batch.metadata == {"name": "mine"}
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (101, 100, 1)
-    found = answers(client, batch.output_file_id)
-    assert list(found) == [f"line-{number}" for number in range(100)]
+    rows = answers(client, batch.output_file_id)
+    assert list(rows) == [f"line-{number}" for number in range(100)]
     for number in (0, 99):
-        response = found[f"line-{number}"]["response"]
+        response = rows[f"line-{number}"]["response"]
         text = detokenize(generate(digest_of(tokenize(f"Hello {number}")), 8)[0])
         assert response["status_code"] == 200
         assert response["body"]["choices"][0]["text"] == text
@@ -238,7 +238,7 @@ def test_a_batch_waits_for_limits_instead_of_failing(tmp_path):
         assert (counts.completed, counts.failed) == (0, 0)
 
 
-LINES = [BatchLine(f"line-{number}", b"{}") for number in range(3)]
+LINES = [LineRequest(f"line-{number}", b"{}") for number in range(3)]
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_old_requests_are_deleted(tmp_path):
     log = RequestLog(f"sqlite:///{tmp_path}/gateway.db", 2.0, lambda: now[0])
     order = SimpleNamespace(prompt=[1, 2, 3])
     opened = SimpleNamespace(
-        asked=SimpleNamespace(order=order),
+        gateway_order=SimpleNamespace(order=order),
         model=SimpleNamespace(name="m"),
         caller=SimpleNamespace(user="alice", application=""),
     )

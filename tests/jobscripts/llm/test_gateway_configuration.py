@@ -12,8 +12,8 @@ from llmserve.gateway.configuration import (
     LimitsSection,
     ModelSection,
     ScalingSection,
-    SharesSection,
     UserSection,
+    UserSharesSection,
     read,
 )
 from llmserve.generation import GenerationRequest
@@ -141,7 +141,7 @@ def test_the_page_has_a_correct_file_and_names_every_key(tmp_path):
         ModelSection,
         ApplicationSection,
         UserSection,
-        SharesSection,
+        UserSharesSection,
         LimitsSection,
         ScalingSection,
     )

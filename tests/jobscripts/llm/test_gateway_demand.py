@@ -155,7 +155,7 @@ def test_replicas_are_the_members_of_the_service():
 
 def test_members_are_followed_through_errors():
     async def story():
-        replicas, asked = Replicas(), []
+        replicas, questions = Replicas(), []
         views = [
             SimpleNamespace(version="1", members=[ServiceMember("a", "a:1")]),
             SimpleNamespace(version="2", members=[]),
@@ -163,14 +163,14 @@ def test_members_are_followed_through_errors():
 
         class Client:
             async def members(self, job, *, since="", wait_s=0.0):
-                asked.append((job, since, wait_s > 0))
+                questions.append((job, since, wait_s > 0))
                 if not views:
                     await asyncio.Event().wait()
                 return views.pop(0)
 
         task = asyncio.create_task(ReplicaFollower(replicas).run(Client(), "serve"))
-        await become(lambda: len(asked) == 3)
-        assert asked == [("serve", "", False), ("serve", "1", True), ("serve", "2", True)]
+        await become(lambda: len(questions) == 3)
+        assert questions == [("serve", "", False), ("serve", "1", True), ("serve", "2", True)]
         assert replicas.calls == [("add", "a", "a:1"), ("remove", "a")]
         task.cancel()
 

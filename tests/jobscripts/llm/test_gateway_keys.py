@@ -7,7 +7,7 @@ import stat
 import threading
 
 import pytest
-from llmserve.gateway.keys import KeyFile, KeyFileError
+from llmserve.gateway.keys import KeyFile, UserKeyError
 
 
 def test_a_key_is_valid_until_it_is_revoked(tmp_path):
@@ -35,7 +35,7 @@ def test_the_file_has_no_secret_and_is_private(tmp_path):
     assert text.split("-", 2)[2] not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
-    with pytest.raises(KeyFileError, match=r"can be read or written by other users .*chmod 600"):
+    with pytest.raises(UserKeyError, match=r"can be read or written by other users .*chmod 600"):
         KeyFile(path).check(text)
 
 
@@ -56,7 +56,7 @@ def test_a_key_can_be_revoked_by_its_text_and_twice(tmp_path):
     first = keys.revoke(text)
     assert first.revoked is not None
     assert keys.revoke(text) == first
-    with pytest.raises(KeyFileError, match=r"There is no key abc in .*`llmserve key list`"):
+    with pytest.raises(UserKeyError, match=r"There is no key abc in .*`llmserve key list`"):
         keys.revoke("abc")
 
 
@@ -64,7 +64,7 @@ def test_a_broken_file_is_a_sentence(tmp_path):
     path = tmp_path / "keys.json"
     path.touch(0o600)
     path.write_text("[{")
-    with pytest.raises(KeyFileError, match=r"is no file of keys: .*Restore it"):
+    with pytest.raises(UserKeyError, match=r"is no file of keys: .*Restore it"):
         KeyFile(path).list()
 
 

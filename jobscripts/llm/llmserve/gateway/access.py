@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.gateway.configuration import GatewayConfiguration
-from llmserve.gateway.keys import KeyFile, KeyFileError
+from llmserve.gateway.keys import KeyFile, UserKeyError
 from llmserve.openai_messages import ApiRefusal
 
 APPLICATION, INTERACTION = "x-application", "x-interaction-id"
@@ -51,7 +51,7 @@ class Access:
             raise ApiRefusal(401, sentence, "missing_api_key")
         try:
             key = self._keys.check(text.strip())
-        except KeyFileError as error:
+        except UserKeyError as error:
             raise ApiRefusal(503, str(error), "keys_unreadable") from None
         if key is None or key.user not in self._configuration.users:
             sentence = "This key is not valid, or was revoked; ask the operator for another one."
@@ -71,5 +71,5 @@ class Access:
         """Whether a key that was valid is not any more. A file that cannot be read revokes none."""
         try:
             return not self._keys.is_valid(key)
-        except KeyFileError:
+        except UserKeyError:
             return False

@@ -32,7 +32,7 @@ class OpenRequest:
 
     name: str
     caller: Caller
-    asked: GatewayOrder
+    gateway_order: GatewayOrder
     arrived_at: float
     """Seconds on the clock of the gateway."""
     stream: AnswerStream
@@ -44,7 +44,7 @@ class OpenRequest:
     @property
     def model(self) -> ServedModel:
         """The model that answers it."""
-        return self.asked.model
+        return self.gateway_order.model
 
     @property
     def party(self) -> tuple[str, str, str]:
@@ -85,7 +85,7 @@ class Admission:
         """Call ``wake`` whenever a request arrives that no replica can answer now."""
         self._wakers.append(wake)
 
-    async def admit(self, asked: GatewayOrder, caller: Caller) -> OpenRequest:
+    async def admit(self, gateway_order: GatewayOrder, caller: Caller) -> OpenRequest:
         """Submit a request.
 
         Raises:
@@ -94,7 +94,7 @@ class Admission:
         """
         if self._stops is not None:
             raise self._stops
-        model, order = asked.model, asked.order
+        model, order = gateway_order.model, gateway_order.order
         party = (model.name, caller.user, caller.application)
         if self._counts[caller.user] >= self._limit:
             sentence = (
@@ -116,7 +116,7 @@ class Admission:
             stream = model.dispatcher.submit_body(request, order.path, order.body)
         now = self._clock()
         observe_tbt = self.metrics.tbt.labels(*party).observe
-        opened = OpenRequest(name, caller, asked, now, stream, observe_tbt)
+        opened = OpenRequest(name, caller, gateway_order, now, stream, observe_tbt)
         refusal = (await stream.result()).refusal if stream.has_ended else None
         if refusal is not None:
             self._refuse(party, refusal)

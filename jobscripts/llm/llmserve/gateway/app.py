@@ -70,8 +70,8 @@ def make_app(
     async def generate(request: Request, path: str) -> Response:
         caller = access.caller(request.headers)
         body = await read_limited(request, configuration.max_body_bytes)
-        asked = read_order(body, path, admission.models)
-        opened = await admission.admit(asked, caller)
+        gateway_order = read_order(body, path, admission.models)
+        opened = await admission.admit(gateway_order, caller)
         return await respond(request, opened, configuration.comment_interval_s)
 
     @app.get("/health")

@@ -18,7 +18,7 @@ from llmserve.openai_messages import ApiRefusal
 
 
 @dataclass(frozen=True)
-class BatchLine:
+class LineRequest:
     """One request of a batch."""
 
     custom_id: str
@@ -38,7 +38,7 @@ class _Body(msgspec.Struct):
     stream: bool | None = False
 
 
-def read_lines(content: bytes, endpoint: str, models: Collection[str]) -> list[BatchLine]:
+def read_lines(content: bytes, endpoint: str, models: Collection[str]) -> list[LineRequest]:
     """Returns the requests of a file.
 
     Args:
@@ -49,7 +49,7 @@ def read_lines(content: bytes, endpoint: str, models: Collection[str]) -> list[B
     Raises:
         ApiRefusal: a line is broken; the sentence names its number.
     """
-    lines: list[BatchLine] = []
+    lines: list[LineRequest] = []
     number_of: dict[str, int] = {}
     for number, text in _numbered(content):
         line = _read(number, text, endpoint, models)
@@ -70,7 +70,7 @@ def _numbered(content: bytes) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def _read(number: int, text: bytes, endpoint: str, models: Collection[str]) -> BatchLine:
+def _read(number: int, text: bytes, endpoint: str, models: Collection[str]) -> LineRequest:
     try:
         line = msgspec.json.decode(text, type=_Line)
         body = msgspec.json.decode(line.body, type=_Body)
@@ -86,7 +86,7 @@ def _read(number: int, text: bytes, endpoint: str, models: Collection[str]) -> B
         raise _wrong(number, what, "model_not_found")
     if body.stream:
         raise _wrong(number, "stream is true; answers of a batch are not streamed", "stream")
-    return BatchLine(line.custom_id, bytes(line.body))
+    return LineRequest(line.custom_id, bytes(line.body))
 
 
 def _wrong(number: int, what: str, code: str) -> ApiRefusal:

@@ -150,10 +150,10 @@ class _BatchWork:
             self._answers.append(LineAnswer(self._batch.id, line.number, answer, failed))
 
     async def _answer(self, line: OpenLine) -> dict[str, object]:
-        asked = read_order(line.body, self._batch.endpoint, self._admission.models)
+        gateway_order = read_order(line.body, self._batch.endpoint, self._admission.models)
         while True:
             try:
-                opened = await self._admission.admit(asked, self._caller)
+                opened = await self._admission.admit(gateway_order, self._caller)
                 break
             except ApiRefusal as refusal:
                 if refusal.retry_after_s is None:

@@ -33,7 +33,7 @@ Commands = Any
 """What ``add_subparsers`` returns."""
 
 
-class CommandError(GatewayError):
+class OptionError(GatewayError):
     """A command cannot be carried out."""
 
 
@@ -97,7 +97,7 @@ def _gateway(options: argparse.Namespace) -> None:
     configuration = _configuration(options)
     if options.idle is not None:
         if not options.idle > 0:
-            raise CommandError(f"--idle is {options.idle:g}; it must be above 0.")
+            raise OptionError(f"--idle is {options.idle:g}; it must be above 0.")
         scaling = configuration.scaling.model_copy(update={"idle_s": options.idle})
         configuration = configuration.model_copy(update={"scaling": scaling})
     if options.check:
@@ -128,11 +128,11 @@ def _add_keys(commands: Commands) -> None:
 def _add_key(options: argparse.Namespace) -> None:
     configuration = _configuration(options)
     if options.user not in configuration.users:
-        raise CommandError(
+        raise OptionError(
             f"{options.config} declares no user {options.user}; add [users.{options.user}] first."
         )
     if options.application and options.application not in configuration.applications:
-        raise CommandError(
+        raise OptionError(
             f"{options.config} declares no application {options.application}; add "
             f"[applications.{options.application}] first."
         )
@@ -232,12 +232,12 @@ def _add_replay(commands: Commands) -> None:
 
 def _replay(options: argparse.Namespace) -> None:
     if not options.speed > 0:
-        raise CommandError(f"--speed is {options.speed:g}; it must be above 0.")
+        raise OptionError(f"--speed is {options.speed:g}; it must be above 0.")
     keys = [""]
     if options.keys is not None:
         keys = [line.strip() for line in options.keys.read_text().splitlines() if line.strip()]
         if not keys:
-            raise CommandError(f"{options.keys} has no keys; write one a line.")
+            raise OptionError(f"{options.keys} has no keys; write one a line.")
     requests = read_trace(options.trace)[: options.limit]
     url = options.url.rstrip("/").removesuffix("/v1")
     endpoint = Endpoint(url, options.model, keys, options.vocabulary)

@@ -94,7 +94,7 @@ class ApplicationSection(_Section):
         return self
 
 
-class SharesSection(_Section):
+class UserSharesSection(_Section):
     """``[shares]``: what users are due beside each other, as in MalleTrain's configuration."""
 
     weights: list[str] = []
@@ -212,7 +212,7 @@ class GatewayConfiguration(_Section):
     models: Annotated[dict[str, ModelSection], Field(min_length=1)]
     users: Annotated[dict[str, UserSection], Names] = {}
     applications: Annotated[dict[str, ApplicationSection], Names] = {}
-    shares: SharesSection = SharesSection()
+    shares: UserSharesSection = UserSharesSection()
     limits: LimitsSection = LimitsSection()
     scaling: ScalingSection = ScalingSection()
 

@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from llmserve.gateway.batch_lines import BatchLine
+from llmserve.gateway.batch_lines import LineRequest
 from llmserve.gateway.errors import GatewayError
 
 metadata = MetaData()
@@ -275,7 +275,7 @@ class GatewayDatabase:
         endpoint: str,
         input_file: str,
         window: str,
-        requests: Sequence[BatchLine],
+        requests: Sequence[LineRequest],
         more: dict[str, Any],
     ) -> StoredBatch:
         """Store a batch with its lines; returns it.

@@ -25,7 +25,7 @@ from llmserve.gateway.errors import GatewayError
 PREFIX = "llm"
 
 
-class KeyFileError(GatewayError):
+class UserKeyError(GatewayError):
     """The file of keys cannot be used; the message is a sentence for the operator."""
 
 
@@ -68,7 +68,7 @@ class KeyFile:
             The key, and the text that the user gets. The text is stored nowhere.
 
         Raises:
-            KeyFileError: the file cannot be read or written.
+            UserKeyError: the file cannot be read or written.
         """
         secret = secrets.token_urlsafe(32)
         with self._locked():
@@ -84,7 +84,7 @@ class KeyFile:
         """Returns all keys, the oldest first.
 
         Raises:
-            KeyFileError: the file cannot be read.
+            UserKeyError: the file cannot be read.
         """
         return sorted(self._read().values(), key=lambda key: key.created)
 
@@ -95,14 +95,14 @@ class KeyFile:
             name: its id, or the whole key.
 
         Raises:
-            KeyFileError: there is no such key, or the file cannot be read or written.
+            UserKeyError: there is no such key, or the file cannot be read or written.
         """
         parts = name.split("-", 2)
         name = parts[1] if len(parts) == 3 and parts[0] == PREFIX else name
         with self._locked():
             keys = self._read()
             if name not in keys:
-                raise KeyFileError(
+                raise UserKeyError(
                     f"There is no key {name} in {self._path}; `llmserve key list` names them."
                 )
             key = keys[name]
@@ -115,7 +115,7 @@ class KeyFile:
         """Returns the valid key that a client has sent; None if it is none.
 
         Raises:
-            KeyFileError: the file cannot be read.
+            UserKeyError: the file cannot be read.
         """
         parts = text.split("-", 2)
         if len(parts) != 3 or parts[0] != PREFIX:
@@ -129,7 +129,7 @@ class KeyFile:
         """Returns whether the key with this id is there and not revoked.
 
         Raises:
-            KeyFileError: the file cannot be read.
+            UserKeyError: the file cannot be read.
         """
         key = self._current().get(name)
         return key is not None and key.revoked is None
@@ -142,7 +142,7 @@ class KeyFile:
             self._version, self._keys = None, {}
             return self._keys
         except OSError as error:
-            raise KeyFileError(f"The keys in {self._path} cannot be read: {error}.") from None
+            raise UserKeyError(f"The keys in {self._path} cannot be read: {error}.") from None
         version = (status.st_mtime_ns, status.st_ino, status.st_size)
         if version != self._version:
             self._keys = self._read()
@@ -154,7 +154,7 @@ class KeyFile:
             with open(self._path, "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                    raise KeyFileError(
+                    raise UserKeyError(
                         f"{self._path} can be read or written by other users (mode "
                         f"{stat.S_IMODE(status.st_mode):04o}); run chmod 600 on it."
                     )
@@ -162,9 +162,9 @@ class KeyFile:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise KeyFileError(f"The keys in {self._path} cannot be read: {error}.") from None
+            raise UserKeyError(f"The keys in {self._path} cannot be read: {error}.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise KeyFileError(
+            raise UserKeyError(
                 f"{self._path} is no file of keys: {error}. Restore it, or remove it and make new "
                 "keys."
             ) from None
@@ -182,7 +182,7 @@ class KeyFile:
                 os.fsync(file.fileno())
             os.replace(part, self._path)
         except OSError as error:
-            raise KeyFileError(f"The keys in {self._path} cannot be written: {error}.") from None
+            raise UserKeyError(f"The keys in {self._path} cannot be written: {error}.") from None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -192,7 +192,7 @@ class KeyFile:
                 self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
             )
         except OSError as error:
-            raise KeyFileError(f"The keys in {self._path} cannot be written: {error}.") from None
+            raise UserKeyError(f"The keys in {self._path} cannot be written: {error}.") from None
         with open(number, "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -88,7 +88,7 @@ class RequestLog:
         """A request has ended; only answers are noted."""
         if result.state is not RequestState.DONE:
             return
-        order = opened.asked.order
+        order = opened.gateway_order.order
         hashes = array("Q", block_hashes(order.prompt))
         self._pending.append(
             {

@@ -93,7 +93,7 @@ async def respond(request: Request, opened: OpenRequest, comment_interval_s: flo
     """
     shape = _shape(opened)
     answer: Awaitable[Response]
-    if opened.asked.order.stream:
+    if opened.gateway_order.order.stream:
         answer = _stream(opened, shape, comment_interval_s)
     else:
         answer = _whole(opened, shape)
@@ -117,16 +117,16 @@ async def answer_body(opened: OpenRequest) -> dict[str, Any]:
 
 
 def _shape(opened: OpenRequest) -> AnswerShape:
-    wanted = opened.asked.order
-    order = GenerationOrder(
-        wanted.prompt,
-        wanted.max_tokens,
-        wanted.stream,
-        wanted.include_usage,
-        wanted.return_token_ids,
-        wanted.is_chat,
+    order = opened.gateway_order.order
+    shape_order = GenerationOrder(
+        order.prompt,
+        order.max_tokens,
+        order.stream,
+        order.include_usage,
+        order.return_token_ids,
+        order.is_chat,
     )
-    return AnswerShape(opened.name, int(time.time()), opened.model.name, order)
+    return AnswerShape(opened.name, int(time.time()), opened.model.name, shape_order)
 
 
 async def _whole(opened: OpenRequest, shape: AnswerShape) -> Response:

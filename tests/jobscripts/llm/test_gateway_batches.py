@@ -226,19 +226,22 @@ def test_a_restart_of_the_gateway_loses_no_line(tmp_path):
         assert len(answers(client, after.output_file_id)) == 40
 
 
-def test_a_batch_waits_for_limits_instead_of_failing(tmp_path):
-    """With two open requests of a user at once, one of them the user's own, all lines end."""
+def test_a_batch_waits_for_limits_and_all_its_lines_are_a_backlog(tmp_path):
     configuration = CONFIGURATION + "[limits]\nopen_requests = 1\n"
     with site(tmp_path, configuration=configuration, times=SLOW) as made:
         made.wait_for_replica()
-        client = made.client()
-        batch = begin(client, jsonl(line(0), line(1)))
+        client, runner = made.client(), made.gateway.runner
+        batch = begin(client, jsonl(*(line(number) for number in range(300))))
         until(lambda: made.running == 1, "one line runs")
+        assert runner.backlog("simulated") == 300 - 256
         counts = client.batches.retrieve(batch.id).request_counts
         assert (counts.completed, counts.failed) == (0, 0)
+        client.batches.cancel(batch.id)
+        assert ended(client, batch.id).status == "cancelled"
+        assert runner.backlog("simulated") == 0
 
 
-LINES = [LineRequest(f"line-{number}", b"{}") for number in range(3)]
+LINES = [LineRequest(f"line-{number}", "simulated", b"{}") for number in range(3)]
 
 
 @pytest.fixture

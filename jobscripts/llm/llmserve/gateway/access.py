@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmserve.gateway.configuration import GatewayConfiguration
 from llmserve.gateway.keys import KeyFile, UserKeyError
 from llmserve.openai_messages import ApiRefusal
+
+log = logging.getLogger(__name__)
 
 APPLICATION, INTERACTION = "x-application", "x-interaction-id"
 LAST = "x-interaction-last"
@@ -52,7 +55,9 @@ class Access:
         try:
             key = self._keys.check(text.strip())
         except UserKeyError as error:
-            raise ApiRefusal(503, str(error), "keys_unreadable") from None
+            log.error("%s", error)
+            sentence = "The gateway cannot read its keys; tell its operator."
+            raise ApiRefusal(503, sentence, "keys_unreadable") from None
         if key is None or key.user not in self._configuration.users:
             sentence = "This key is not valid, or was revoked; ask the operator for another one."
             raise ApiRefusal(401, sentence, "invalid_api_key")

@@ -22,6 +22,7 @@ class LineRequest:
     """One request of a batch."""
 
     custom_id: str
+    model: str
     body: bytes
     """JSON of the request."""
 
@@ -86,7 +87,7 @@ def _read(number: int, text: bytes, endpoint: str, models: Collection[str]) -> L
         raise _wrong(number, what, "model_not_found")
     if body.stream:
         raise _wrong(number, "stream is true; answers of a batch are not streamed", "stream")
-    return LineRequest(line.custom_id, bytes(line.body))
+    return LineRequest(line.custom_id, body.model, bytes(line.body))
 
 
 def _wrong(number: int, what: str, code: str) -> ApiRefusal:

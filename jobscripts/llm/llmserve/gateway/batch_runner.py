@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from llmserve.openai_messages import ApiRefusal
 
 log = logging.getLogger(__name__)
 
-WINDOW = 64
+WINDOW = 256
 """Maximum number of open requests of one batch."""
 SAVE_S = 0.2
 """Seconds for which answers are collected before they are stored together."""
@@ -55,6 +55,11 @@ class BatchRunner:
         self._database, self._admission, self._window = database, admission, window
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
+        self._backlog: Counter[str] = Counter()
+
+    def backlog(self, model: str) -> int:
+        """Returns the number of lines for a model that are not submitted yet."""
+        return self._backlog[model]
 
     async def run(self) -> None:
         """Resume the batches of before, and answer new ones until it is cancelled."""
@@ -73,7 +78,9 @@ class BatchRunner:
         event = self._cancelled[batch.id] = asyncio.Event()
         if batch.status == CANCELLING:
             event.set()
-        work = _BatchWork(self._database, self._admission, batch, event, self._window)
+        work = _BatchWork(
+            self._database, self._admission, batch, event, self._window, self._backlog
+        )
         task = self._tasks[batch.id] = asyncio.create_task(work.run())
 
         def ended(_: asyncio.Task[None]) -> None:
@@ -99,8 +106,9 @@ class _BatchWork:
         batch: StoredBatch,
         cancelled: asyncio.Event,
         window: int,
+        backlog: Counter[str],
     ) -> None:
-        self._database, self._admission = database, admission
+        self._database, self._admission, self._backlog = database, admission, backlog
         self._batch, self._cancelled, self._window = batch, cancelled, window
         self._caller = Caller(batch.user, "", batch.application)
         self._answers: deque[LineAnswer] = deque()
@@ -109,8 +117,10 @@ class _BatchWork:
 
     async def run(self) -> None:
         saver = asyncio.create_task(self._save_often())
+        lines: deque[OpenLine] = deque()
         try:
             lines = deque(await self._stored(lambda: self._database.open_lines(self._batch.id)))
+            self._backlog.update(line.model for line in lines)
             workers = [
                 asyncio.create_task(self._answer_each(lines))
                 for _ in range(min(self._window, len(lines)))
@@ -118,6 +128,7 @@ class _BatchWork:
             if workers:
                 await self._until_done_or_cancelled(workers)
         finally:
+            self._backlog.subtract(line.model for line in lines)
             saver.cancel()
             await asyncio.gather(saver, return_exceptions=True)
         await self._save()
@@ -139,6 +150,7 @@ class _BatchWork:
     async def _answer_each(self, lines: deque[OpenLine]) -> None:
         while lines:
             line = lines.popleft()
+            self._backlog[line.model] -= 1
             try:
                 body = await self._answer(line)
                 answer, failed = answer_line(line.custom_id, body), False

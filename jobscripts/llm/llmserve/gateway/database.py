@@ -77,6 +77,7 @@ lines = Table(
     Column("batch", String(64), ForeignKey("batches.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("custom_id", Text, nullable=False),
+    Column("model", String(255), nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("answer", LargeBinary),
     Column("failed", Integer, nullable=False, server_default="0"),
@@ -203,6 +204,7 @@ class OpenLine:
     number: int
     custom_id: str
     body: bytes
+    model: str
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,13 @@ class GatewayDatabase:
             connection.execute(
                 insert(lines),
                 [
-                    {"batch": name, "number": n, "custom_id": line.custom_id, "body": line.body}
+                    {
+                        "batch": name,
+                        "number": n,
+                        "custom_id": line.custom_id,
+                        "model": line.model,
+                        "body": line.body,
+                    }
                     for n, line in enumerate(requests)
                 ],
             )
@@ -331,12 +339,14 @@ class GatewayDatabase:
     def open_lines(self, batch_id: str) -> list[OpenLine]:
         """Returns the lines of a batch that have no answer, in order."""
         query = (
-            select(lines.c.number, lines.c.custom_id, lines.c.body)
+            select(lines.c.number, lines.c.custom_id, lines.c.body, lines.c.model)
             .where(lines.c.batch == batch_id, lines.c.answer.is_(None))
             .order_by(lines.c.number)
         )
         with self._engine.connect() as connection:
-            return [OpenLine(row[0], row[1], bytes(row[2])) for row in connection.execute(query)]
+            return [
+                OpenLine(row[0], row[1], bytes(row[2]), row[3]) for row in connection.execute(query)
+            ]
 
     def add_answers(self, answers: Iterable[LineAnswer]) -> None:
         """Store answers, all or none. A line that has one keeps it."""
@@ -410,18 +420,11 @@ class GatewayDatabase:
             )
 
     def _batches(self, *conditions: Any) -> list[StoredBatch]:
-        answered = (
-            select(
-                lines.c.batch,
-                func.count(lines.c.answer).label("answered"),
-                func.sum(lines.c.failed).label("failed"),
-            )
-            .group_by(lines.c.batch)
-            .subquery()
-        )
+        of_batch = lines.c.batch == batches.c.id
+        answered = select(func.count(lines.c.answer)).where(of_batch).scalar_subquery()
+        failed = select(func.sum(lines.c.failed)).where(of_batch).scalar_subquery()
         query = (
-            select(batches, answered.c.answered, answered.c.failed)
-            .join(answered, answered.c.batch == batches.c.id)
+            select(batches, answered.label("answered"), failed.label("failed"))
             .where(*conditions)
             .order_by(batches.c.created.desc())
         )

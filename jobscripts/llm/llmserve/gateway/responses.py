@@ -50,7 +50,7 @@ def refusal_response(refusal: ApiRefusal) -> Response:
         headers["X-Limit"] = refusal.code
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
-    elif refusal.status >= 500:
+    elif refusal.status == 502:
         headers["X-Should-Retry"] = "false"  # the gateway has tried
     return json_response(refusal.body(), refusal.status, headers)
 

@@ -46,23 +46,23 @@ class Gateway:
     access: Access
     admission: Admission
     database: GatewayDatabase
+    runner: BatchRunner
     background: list[Background] = field(default_factory=list)
 
     def app(self) -> FastAPI:
         """Returns the application."""
-        runner = BatchRunner(self.database, self.admission)
         routes = batch_router(
             self.access,
             self.admission,
             self.database,
-            runner,
+            self.runner,
             self.configuration.max_file_bytes,
         )
         return make_app(
             self.configuration,
             self.access,
             self.admission,
-            (*self.background, runner.run),
+            (*self.background, self.runner.run),
             (routes,),
         )
 
@@ -129,7 +129,8 @@ async def open_gateway(
             _add_engines(dispatcher, section)
         access = Access(configuration, KeyFile(configuration.keys))
         admission = Admission(configuration, access, models)
-        gateway = Gateway(configuration, access, admission, database)
+        runner = BatchRunner(database, admission)
+        gateway = Gateway(configuration, access, admission, database, runner)
         if configuration.keep_requests_days:
             requests = RequestLog(configuration.database, configuration.keep_requests_days)
             stack.callback(requests.close)
@@ -210,7 +211,7 @@ def _follow(gateway: Gateway, model: ServedModel, job: str, client: AsyncClient)
         client,
         job,
         model.demand,
-        lambda: model.open_requests,
+        lambda: model.open_requests + gateway.runner.backlog(model.name),
         gateway.configuration.scaling.interval_s,
     )
 

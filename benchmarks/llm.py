@@ -7,7 +7,8 @@ and a batch on an embedded cluster.
 The engines are simulated ones on the real clock (10 ms an iteration); all else is the product.
 
 * ``losses``: streams, eight at a time, on four replicas; every ``--period`` one is killed by -9 and
-  started again. A stall is the longest wait between two parts of a stream that was disturbed.
+  started again. The dispatcher finds out by itself. A stall is the longest wait between two parts
+  of a stream that was disturbed.
 * ``notice``: the same with a notice of five seconds before each kill.
 * ``batch``: a batch of ``--requests`` on ``--nodes`` nodes, of which an agent, the daemon and the
   process that dispatches are killed by -9, one after another, every ``--period``.
@@ -91,16 +92,16 @@ class ReplicaProcesses:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if line and process is self._processes.get(name):
+            self._live.remove_replica(name)
             self._live.add_replica(name, line.decode().split()[-1])
 
     async def kill(self, name: str) -> None:
-        """Kill one: its front and its engine die at once."""
+        """Kill one: its front and its engine die at once. The dispatcher is not told."""
         process = self._processes.pop(name)
         for child in psutil.Process(process.pid).children(recursive=True):
             child.kill()
         process.kill()
         await process.wait()
-        self._live.remove_replica(name)
 
     async def close(self) -> None:
         """Kill all."""

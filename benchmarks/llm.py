@@ -7,7 +7,8 @@ and a batch on an embedded cluster.
 The engines are simulated ones on the real clock (10 ms an iteration); all else is the product.
 
 * ``losses``: streams, eight at a time, on four replicas; every ``--period`` one is killed by -9 and
-  started again. The dispatcher finds out by itself. A stall is the longest wait between two parts of a stream that was disturbed.
+  started again. The dispatcher finds out by itself. A stall is the longest wait between two parts
+  of a stream that was disturbed.
 * ``notice``: the same with a notice of five seconds before each kill.
 * ``batch``: a batch of ``--requests`` on ``--nodes`` nodes, of which an agent, the daemon and the
   process that dispatches are killed by -9, one after another, every ``--period``.

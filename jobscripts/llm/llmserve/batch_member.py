@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from llmserve.batch_input import BatchInput
 from llmserve.batch_leader import BatchLeader
 from llmserve.batch_store import BatchFolder, BatchFolderError, Epoch, Manifest
-from llmserve.election import should_dispatch
+from llmserve.election import Heartbeat, should_dispatch
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.model_tokenizer import tokenizer_of
 from llmserve.policies import Fcfs
@@ -56,6 +57,7 @@ class BatchMember:
         self._manifest: Manifest = manifest
         self._tokenizer: Tokenizer = tokenizer_of(options.tokenizer)
         self._requests: BatchInput | None = None
+        self._heartbeat = Heartbeat()
 
     async def run(self) -> None:
         """Serve until the output is there.
@@ -94,10 +96,12 @@ class BatchMember:
 
     def _claim(self, group: membership.Membership) -> Epoch | None:
         newest = self._folder.newest_epoch()
-        owner = "" if newest is None else newest.owner
+        owner, number = ("", 0) if newest is None else (newest.owner, newest.number)
+        sign = (number, self._folder.status().get("at"))
+        silent_s = self._heartbeat.silent_s(sign, time.monotonic())
         if owner == group.me.address:
             owner = ""  # a process before this one at the same port, or this one before it resigned
-        if not should_dispatch(group.members, group.me, owner):
+        if not should_dispatch(group.members, group.me, owner, silent_s):
             return None
         return self._folder.claim(group.me.address)
 

@@ -1,4 +1,4 @@
-"""``llmserve serve | batch | status``."""
+"""``llmserve serve | batch | status``, and the commands of the gateway."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from llmserve.batch_command import BatchSubmission, show_status, submit_batch
 from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.engines import PROFILES
+from llmserve.gateway import commands as gateway_commands
 from llmserve.model_tokenizer import SIMULATED
 from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
 
@@ -170,6 +171,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         )
     batch.add_argument("--job-name", default="", help="default: batch-OUTPUT")
     batch.add_argument("--wait", action="store_true", help="show a bar until the output is there")
+    gateway_commands.add_commands(commands)
     status = commands.add_parser("status", help="how far a batch is")
     status.add_argument("output", type=Path)
     status.add_argument("--follow", "-f", action="store_true", help="until the output is there")
@@ -181,6 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words, command = _split(sys.argv[1:] if arguments is None else arguments)
     parser, _ = _parser()
     options = parser.parse_args(words)
+    if options.command in gateway_commands.NAMES:
+        return gateway_commands.carry_out(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         if options.command == "status":

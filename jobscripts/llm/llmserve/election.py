@@ -10,16 +10,43 @@ from collections.abc import Sequence
 
 from malletrain.membership import Member
 
+SILENCE_S = 60.0
+"""Seconds after which a dispatcher that shows no progress is replaced."""
 
-def should_dispatch(members: Sequence[Member], me: Member, owner: str) -> bool:
-    """Whether a member should begin the next epoch: the dispatcher of the newest one is gone or
-    leaves, and this member is the first of those that stay.
+
+class Heartbeat:
+    """How long ago the dispatcher last showed that it works."""
+
+    def __init__(self) -> None:
+        self._sign: object = None
+        self._changed_at = 0.0
+
+    def silent_s(self, sign: object, now: float) -> float:
+        """Returns the seconds since the sign changed.
+
+        Args:
+            sign: what changes while the dispatcher works.
+            now: seconds on the clock of this process.
+        """
+        if sign != self._sign:
+            self._sign, self._changed_at = sign, now
+        return now - self._changed_at
+
+
+def should_dispatch(
+    members: Sequence[Member], me: Member, owner: str, silent_s: float = 0.0
+) -> bool:
+    """Whether a member should begin the next epoch: the dispatcher of the newest one is gone,
+    leaves or stands still, and this member is the first of the others that stay.
 
     Args:
         members: of the newest view, in the order that all see.
         me: this one.
         owner: address of the dispatcher of the newest epoch; empty: there was none.
+        silent_s: seconds since that one showed that it works.
     """
+    if silent_s >= SILENCE_S:
+        members = [member for member in members if member.address != owner]
     staying = [member for member in members if not member.leaving] or list(members)
     if any(member.address == owner for member in staying):
         return False

@@ -13,6 +13,9 @@ DEFAULT_MAX_TOKENS = 16
 CHAT_MAX_TOKENS = 256
 MAX_BODY_BYTES = 16 << 20
 
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""Status → type of the error, as of the OpenAI API; others are invalid requests."""
+
 
 class ApiRefusal(Exception):
     """A request that is refused.
@@ -26,10 +29,14 @@ class ApiRefusal(Exception):
     def __init__(self, status: int, sentence: str, code: str) -> None:
         super().__init__(sentence)
         self.status, self.sentence, self.code = status, sentence, code
+        self.retry_after_s: float | None = None
+        """Seconds after which the same request may be accepted; None: not known."""
 
     def body(self) -> dict[str, Any]:
         """Returns the body of the answer."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error")
+        if self.status >= 500:
+            kind = "server_error"
         error = {"message": self.sentence, "type": kind, "param": None, "code": self.code}
         return {"error": error}
 
@@ -66,6 +73,13 @@ class ChatMessage(msgspec.Struct):
 
     role: str
     content: str | list[dict[str, Any]] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all its parts."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content or ())
 
 
 class ChatBody(_Generation, kw_only=True):
@@ -127,13 +141,7 @@ def read_order(body: bytes, *, is_chat: bool, model: str, kv_tokens: int) -> Gen
 
 def chat_text(messages: list[ChatMessage]) -> str:
     """Returns the prompt of a chat: one that continues it begins with it."""
-    parts = []
-    for message in messages:
-        content = message.content or ""
-        if not isinstance(content, str):
-            content = "".join(str(part.get("text", "")) for part in content)
-        parts.append(f"<{message.role}>{content}")
-    return "".join(parts) + "<assistant>"
+    return "".join(f"<{message.role}>{message.text}" for message in messages) + "<assistant>"
 
 
 def _refuse_unsupported(order: CompletionBody | ChatBody) -> None:
@@ -192,7 +200,13 @@ class AnswerShape(msgspec.Struct):
         }
 
     def whole(self, text: str, ids: list[int], reason: str = "length") -> dict[str, Any]:
-        """Returns an answer that is not streamed. ``reason``: why it ended."""
+        """Returns an answer that is not streamed.
+
+        Args:
+            text: of the answer.
+            ids: of the text.
+            reason: why it ended.
+        """
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if self.order.is_chat:
             choice["message"] = {"role": "assistant", "content": text}
@@ -204,11 +218,17 @@ class AnswerShape(msgspec.Struct):
         return {**self._head(kind), "choices": [choice], "usage": self.usage(len(ids))}
 
     def chunk(
-        self, text: str, ids: list[int], *, is_first: bool, is_last: bool, reason: str = "length"
+        self, text: str, ids: list[int], *, is_first: bool, reason: str | None
     ) -> dict[str, Any]:
-        """Returns one part of a stream. ``reason``: why it ended, in the last part."""
-        end = reason if is_last else None
-        choice: dict[str, Any] = {"index": 0, "finish_reason": end, "logprobs": None}
+        """Returns one part of a stream.
+
+        Args:
+            text: that it adds.
+            ids: that it adds.
+            is_first: whether it begins the answer.
+            reason: why the answer ended; None: it goes on.
+        """
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if self.order.is_chat:
             choice["delta"] = (
                 {"role": "assistant", "content": text} if is_first else ({"content": text})

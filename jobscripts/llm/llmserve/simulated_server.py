@@ -157,7 +157,8 @@ async def _events(engine: LiveEngine, shape: AnswerShape) -> AsyncIterator[bytes
         async for report in reports:
             part = text.add(report.ids, report.complete, is_last=report.is_last)
             ids = list(report.ids)
-            yield _event(shape.chunk(part, ids, is_first=is_first, is_last=report.is_last))
+            reason = "length" if report.is_last else None
+            yield _event(shape.chunk(part, ids, is_first=is_first, reason=reason))
             is_first = False
     if shape.order.include_usage:
         yield _event(shape.usage_chunk(text.count))

@@ -13,7 +13,7 @@ from llmserve.batch_command import BatchSubmission, status_lines, submit_batch
 from llmserve.batch_input import BatchInput, BatchInputError
 from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.batch_store import BatchFolder, BatchFolderError, BatchRecord, Manifest
-from llmserve.election import should_dispatch
+from llmserve.election import SILENCE_S, Heartbeat, should_dispatch
 from llmserve.engines import PROFILES
 from llmserve.replica_process import ReplicaOptions
 from llmserve.simulated_model import complete_until, detokenize, digest_of, generate
@@ -198,6 +198,18 @@ def member(name: str, *, leaving: bool = False) -> Member:
 def test_the_first_that_stays_dispatches_when_nobody_does(members, me, owner, dispatches):
     view = [member(x.lower(), leaving=x.isupper()) for x in members]
     assert should_dispatch(view, member(me), owner) is dispatches
+
+
+def test_a_dispatcher_that_stands_still_is_replaced():
+    view, heartbeat = [member(name) for name in "abc"], Heartbeat()
+    assert heartbeat.silent_s((1, 5.0), 100.0) == 0.0
+    assert heartbeat.silent_s((1, 5.0), 130.0) == 30.0
+    assert not should_dispatch(view, member("b"), "a:1", 30.0)
+    silent_s = heartbeat.silent_s((1, 5.0), 100.0 + SILENCE_S)
+    assert should_dispatch(view, member("b"), "a:1", silent_s)
+    assert not should_dispatch(view, member("c"), "a:1", silent_s)
+    assert not should_dispatch(view, member("a"), "a:1", silent_s)
+    assert heartbeat.silent_s((2, 5.0), 100.0 + SILENCE_S) == 0.0
 
 
 def options(folder: BatchFolder) -> MemberOptions:

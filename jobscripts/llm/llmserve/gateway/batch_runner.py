@@ -1,0 +1,207 @@
+"""Answers the lines of batches, a window of them at a time, and goes on after a restart.
+
+Lines are requests of their user like any others, so the policy decides between them and those who
+wait for an answer. A line that a limit refuses is sent again after the time that the refusal names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from llmserve.gateway.access import Caller
+from llmserve.gateway.admission import Admission, OpenRequest
+from llmserve.gateway.batch_lines import answer_line, error_line
+from llmserve.gateway.database import (
+    CANCELLING,
+    GatewayDatabase,
+    LineAnswer,
+    OpenLine,
+    StoredBatch,
+)
+from llmserve.gateway.models import read_order
+from llmserve.gateway.responses import answer_body
+from llmserve.openai_messages import ApiRefusal
+
+log = logging.getLogger(__name__)
+
+WINDOW = 256
+"""Maximum number of open requests of one batch."""
+SAVE_S = 0.2
+"""Seconds for which answers are collected before they are stored together."""
+RETRY_S = 5.0
+"""Seconds after which the database is tried again."""
+NO_ANSWER = ("gateway_stops", "cancelled")
+"""Codes of refusals that are about the gateway and not about the line."""
+
+T = TypeVar("T")
+
+
+class BatchRunner:
+    """The open batches of a gateway.
+
+    Args:
+        database: with files and batches.
+        admission: of requests.
+        window: maximum number of open requests of one batch.
+    """
+
+    def __init__(
+        self, database: GatewayDatabase, admission: Admission, window: int = WINDOW
+    ) -> None:
+        self._database, self._admission, self._window = database, admission, window
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: dict[str, asyncio.Event] = {}
+        self._backlog: Counter[str] = Counter()
+
+    def backlog(self, model: str) -> int:
+        """Returns the number of lines for a model that are not submitted yet."""
+        return self._backlog[model]
+
+    async def run(self) -> None:
+        """Resume the batches of before, and answer new ones until it is cancelled."""
+        try:
+            for batch in await asyncio.to_thread(self._database.open_batches):
+                self.begin(batch)
+            await asyncio.Event().wait()
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def begin(self, batch: StoredBatch) -> None:
+        """Answer the lines of a batch that have no answer."""
+        event = self._cancelled[batch.id] = asyncio.Event()
+        if batch.status == CANCELLING:
+            event.set()
+        work = _BatchWork(
+            self._database, self._admission, batch, event, self._window, self._backlog
+        )
+        task = self._tasks[batch.id] = asyncio.create_task(work.run())
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.pop(batch.id, None)
+            self._cancelled.pop(batch.id, None)
+
+        task.add_done_callback(ended)
+
+    def cancel(self, batch_id: str) -> None:
+        """Give up the lines of a batch that have no answer. No effect if it has ended."""
+        event = self._cancelled.get(batch_id)
+        if event is not None:
+            event.set()
+
+
+class _BatchWork:
+    """One batch."""
+
+    def __init__(
+        self,
+        database: GatewayDatabase,
+        admission: Admission,
+        batch: StoredBatch,
+        cancelled: asyncio.Event,
+        window: int,
+        backlog: Counter[str],
+    ) -> None:
+        self._database, self._admission, self._backlog = database, admission, backlog
+        self._batch, self._cancelled, self._window = batch, cancelled, window
+        self._caller = Caller(batch.user, "", batch.application)
+        self._answers: deque[LineAnswer] = deque()
+        self._is_interrupted = False
+        """Whether the gateway stops: another process goes on."""
+
+    async def run(self) -> None:
+        saver = asyncio.create_task(self._save_often())
+        lines: deque[OpenLine] = deque()
+        try:
+            lines = deque(await self._stored(lambda: self._database.open_lines(self._batch.id)))
+            self._backlog.update(line.model for line in lines)
+            workers = [
+                asyncio.create_task(self._answer_each(lines))
+                for _ in range(min(self._window, len(lines)))
+            ]
+            if workers:
+                await self._until_done_or_cancelled(workers)
+        finally:
+            self._backlog.subtract(line.model for line in lines)
+            saver.cancel()
+            await asyncio.gather(saver, return_exceptions=True)
+        await self._save()
+        if not self._is_interrupted:
+            await self._stored(lambda: self._database.end_batch(self._batch.id))
+
+    async def _until_done_or_cancelled(self, workers: list[asyncio.Task[None]]) -> None:
+        done = asyncio.ensure_future(asyncio.gather(*workers))
+        cancel = asyncio.create_task(self._cancelled.wait())
+        try:
+            await asyncio.wait((done, cancel), return_when=asyncio.FIRST_COMPLETED)
+            if done.done():
+                done.result()
+        finally:
+            for task in (*workers, cancel):
+                task.cancel()
+            await asyncio.gather(done, cancel, *workers, return_exceptions=True)
+
+    async def _answer_each(self, lines: deque[OpenLine]) -> None:
+        while lines:
+            line = lines.popleft()
+            self._backlog[line.model] -= 1
+            try:
+                body = await self._answer(line)
+                answer, failed = answer_line(line.custom_id, body), False
+            except ApiRefusal as refusal:
+                if refusal.code in NO_ANSWER:
+                    self._is_interrupted = True
+                    return
+                answer, failed = error_line(line.custom_id, refusal), True
+            self._answers.append(LineAnswer(self._batch.id, line.number, answer, failed))
+
+    async def _answer(self, line: OpenLine) -> dict[str, object]:
+        gateway_order = read_order(line.body, self._batch.endpoint, self._admission.models)
+        while True:
+            try:
+                opened = await self._admission.admit(gateway_order, self._caller)
+                break
+            except ApiRefusal as refusal:
+                if refusal.retry_after_s is None:
+                    raise
+                await asyncio.sleep(refusal.retry_after_s)
+        return await _answer_of(opened)
+
+    async def _save_often(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_S)
+            await self._save()
+
+    async def _save(self) -> None:
+        answers = list(self._answers)
+        if answers:
+            await self._stored(lambda: self._database.add_answers(answers))
+            for _ in answers:
+                self._answers.popleft()
+
+    async def _stored(self, work: Callable[[], T]) -> T:
+        """The result of work with the database; tried until it succeeds."""
+        while True:
+            task = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                await asyncio.gather(task, return_exceptions=True)
+                raise
+            except Exception as error:  # a full disk, a server that is restarted
+                log.warning("Batch %s: the database fails: %s", self._batch.id, error)
+                await asyncio.sleep(RETRY_S)
+
+
+async def _answer_of(opened: OpenRequest) -> dict[str, object]:
+    """The body of an answer; the request is cancelled if nobody waits for it any more."""
+    try:
+        return await answer_body(opened)
+    finally:
+        opened.stream.cancel()

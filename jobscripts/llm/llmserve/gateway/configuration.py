@@ -1,0 +1,339 @@
+"""The operator's file of the gateway: keys, their defaults, and what a valid value is.
+
+Reads the file and makes the policy that it describes. All errors of a file are reported at once, as
+sentences that name the key.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from llmserve.gateway.errors import GatewayError
+from llmserve.policies import (
+    Application,
+    FairServe,
+    FairServeSettings,
+    Fcfs,
+    RequestsPerMinute,
+    SchedulingPolicy,
+    ThrottleLimits,
+    VirtualTokenCounter,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_WEIGHT = re.compile(r"(\S+)\s+(\d+(?:\.\d+)?)")
+
+
+class ConfigurationError(GatewayError):
+    """The file cannot be used; the message has a sentence for each error."""
+
+
+def _named(table: dict[str, object]) -> dict[str, object]:
+    for name in table:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f'"{name}" is no name; use up to 64 letters, digits and "_.@-", and begin with a '
+                "letter or digit"
+            )
+    return table
+
+
+Names = AfterValidator(_named)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UserSection(_Section):
+    """``[users.NAME]``: someone who may have keys."""
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Limit of this user, in place of that in ``[limits]``."""
+
+
+class ApplicationSection(_Section):
+    """``[applications.NAME]``: what a usual request of an application is, for the policy fairserve.
+    Its weight is that of measured requests, between ``floor`` and ``ceiling`` times the declared
+    service.
+    """
+
+    input_tokens: float = Field(ge=0)
+    """Tokens of a usual prompt."""
+    output_tokens: float = Field(ge=0)
+    """Tokens of a usual answer."""
+    floor: float = Field(default=0.5, gt=0, le=1)
+    ceiling: float = Field(default=2.0, ge=1)
+    users: list[str] | None = None
+    """Who may use it; absent: everyone."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Limit of each user in this application."""
+
+    @model_validator(mode="after")
+    def _some_tokens(self) -> ApplicationSection:
+        if not self.input_tokens + self.output_tokens:
+            raise ValueError("input_tokens and output_tokens are both 0; one must be above 0")
+        return self
+
+
+class UserSharesSection(_Section):
+    """``[shares]``: what users are due beside each other, as in MalleTrain's configuration."""
+
+    weights: list[str] = []
+    """The weight of each user, such as ``["alice 2", "bob 0.5"]``."""
+    others: float = Field(default=1.0, gt=0, le=1e6)
+    """The weight of users who are not named."""
+
+    @field_validator("weights")
+    @classmethod
+    def _weights(cls, weights: list[str]) -> list[str]:
+        names = set()
+        for text in weights:
+            match = _WEIGHT.fullmatch(text)
+            if match is None or not 0 < float(match[2]) <= 1e6 or match[1] in names:
+                raise ValueError(
+                    f'"{text}" is no weight; write each name once and a number above 0, such as '
+                    '"alice 2"'
+                )
+            names.add(match[1])
+        return weights
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """User → weight relative to that of a user who is not named."""
+        matches = [_WEIGHT.fullmatch(text) for text in self.weights]
+        return {match[1]: float(match[2]) / self.others for match in matches if match}
+
+
+class LimitsSection(_Section):
+    """``[limits]``: requests per minute. With the policy fairserve they count under overload only,
+    with rpm always; the others have none.
+    """
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Limit of each user; absent: none."""
+    overload_begins_at: float = Field(default=2.0, gt=0)
+    """Overload begins at so many waiting requests for each slot."""
+    overload_ends_at: float = Field(default=1.0, ge=0)
+    """Overload ends below so many waiting requests for each slot."""
+    open_requests: int = Field(default=1000, ge=1)
+    """Maximum number of unanswered requests of one user, with every policy."""
+
+    @model_validator(mode="after")
+    def _order(self) -> LimitsSection:
+        if self.overload_ends_at > self.overload_begins_at:
+            raise ValueError("overload_ends_at is above overload_begins_at; it must not be")
+        return self
+
+
+class ModelSection(_Section):
+    """``[models.NAME]``: a model, and where its replicas are: those of a service of MalleTrain, or
+    engines with fixed addresses.
+    """
+
+    job: str = ""
+    """Name or id of the service."""
+    engines: list[str] = []
+    """Addresses of engines without a service, ``HOST:PORT`` or ``unix:PATH``."""
+    engine_slots: int = Field(default=64, ge=1)
+    """Maximum number of requests at once of each of ``engines``."""
+    engine_kv_tokens: int = Field(default=65_536, ge=2)
+    """Maximum number of tokens of all its requests."""
+    engine_model: str = ""
+    """What the engines call the model; empty: as here."""
+    tokenizer: str = "simulated"
+    """Folder with a tokenizer of Hugging Face; ``simulated``: that of the simulated engine."""
+    max_request_tokens: int | None = Field(default=None, ge=2)
+    """Maximum of prompt and answer together; absent: what the replicas hold."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> ModelSection:
+        if bool(self.job) == bool(self.engines):
+            raise ValueError("set job or engines, one of them")
+        if len(set(self.engines)) != len(self.engines):
+            raise ValueError("engines names an address twice")
+        return self
+
+
+class ScalingSection(_Section):
+    """``[scaling]``: how many nodes the gateway asks for."""
+
+    idle_s: float = Field(default=600.0, gt=0)
+    """Seconds without requests after which the service gives its nodes back."""
+    node_value: float = Field(default=100.0, gt=0)
+    """What a node is worth that requests fill, samples/s, beside the throughput of trainings."""
+    requests_per_node: float = Field(default=16.0, gt=0)
+    """Number of requests that a node answers at once without delay."""
+    max_nodes: int = Field(default=8, ge=1, le=10_000)
+    """Maximum number of nodes."""
+    interval_s: float = Field(default=5.0, gt=0)
+    """Seconds between two looks at the queue."""
+
+
+class GatewayConfiguration(_Section):
+    """The whole file. Paths are relative to it."""
+
+    listen: str = "127.0.0.1:8300"
+    """Address and port."""
+    keys: Path = Path("keys.json")
+    """File of the users' keys."""
+    database: str = "sqlite:///gateway.db"
+    """SQLAlchemy URL of files and batches."""
+    policy: Literal["fairserve", "vtc", "rpm", "fcfs"] = "fairserve"
+    comment_interval_s: float = Field(default=10.0, gt=0)
+    """Seconds between two comments on a stream that has no token yet."""
+    max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    """Maximum size of a request."""
+    max_file_bytes: int = Field(default=200 << 20, ge=1024)
+    """Maximum size of an uploaded file."""
+    keep_requests_days: float = Field(default=30.0, ge=0)
+    """Days for which lengths and times of requests are kept, for ``llmserve trace``; 0: none are.
+    """
+    metrics_for: list[str] = []
+    """Users whose keys may read ``/metrics``."""
+    models: Annotated[dict[str, ModelSection], Field(min_length=1)]
+    users: Annotated[dict[str, UserSection], Names] = {}
+    applications: Annotated[dict[str, ApplicationSection], Names] = {}
+    shares: UserSharesSection = UserSharesSection()
+    limits: LimitsSection = LimitsSection()
+    scaling: ScalingSection = ScalingSection()
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError('write an address and a port, such as "127.0.0.1:8300"')
+        return listen
+
+    @model_validator(mode="after")
+    def _declared(self) -> GatewayConfiguration:
+        named = dict.fromkeys(self.shares.factors, "shares.weights")
+        named |= dict.fromkeys(self.metrics_for, "metrics_for")
+        for application, section in self.applications.items():
+            named |= dict.fromkeys(section.users or (), f"applications.{application}.users")
+        for name, place in named.items():
+            if name not in self.users:
+                raise ValueError(
+                    f'{place} names "{name}", who is no user; add [users.{name}] or correct it'
+                )
+        if self.policy == "rpm" and self.limits.requests_per_minute is None:
+            raise ValueError("the policy rpm needs limits.requests_per_minute; set it")
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def make_policy(self) -> SchedulingPolicy:
+        """Returns a new policy, as the file describes it."""
+        if self.policy == "fcfs":
+            return Fcfs()
+        if self.policy == "vtc":
+            return VirtualTokenCounter(self.shares.factors)
+        if self.policy == "rpm":
+            assert self.limits.requests_per_minute is not None
+            return RequestsPerMinute(self.limits.requests_per_minute)
+        return FairServe(
+            FairServeSettings(self._policy_applications(), self.shares.factors, self._throttle())
+        )
+
+    def _policy_applications(self) -> dict[str, Application]:
+        return {
+            name: Application(
+                section.input_tokens,
+                section.output_tokens,
+                section.floor,
+                section.ceiling,
+                None if section.users is None else frozenset(section.users),
+            )
+            for name, section in self.applications.items()
+        }
+
+    def _throttle(self) -> ThrottleLimits:
+        return ThrottleLimits(
+            self.limits.requests_per_minute,
+            {
+                name: section.requests_per_minute
+                for name, section in self.users.items()
+                if section.requests_per_minute is not None
+            },
+            {
+                name: section.requests_per_minute
+                for name, section in self.applications.items()
+                if section.requests_per_minute is not None
+            },
+            self.limits.overload_begins_at,
+            self.limits.overload_ends_at,
+        )
+
+
+def read(path: Path) -> GatewayConfiguration:
+    """Returns the configuration in a file; its paths are relative to the file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is no TOML, or has wrong values.
+    """
+    try:
+        with open(path, "rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise ConfigurationError(f"The configuration cannot be read: {error}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is no TOML: {error}.") from None
+    try:
+        configuration = GatewayConfiguration.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError("\n".join(_sentences(path, error))) from None
+    folder = path.resolve().parent
+    return configuration.model_copy(
+        update={
+            "keys": folder / configuration.keys.expanduser(),
+            "database": _database(configuration.database, folder),
+        }
+    )
+
+
+def _database(url: str, folder: Path) -> str:
+    """The URL; the relative path of an SQLite file is relative to the configuration."""
+    prefix = "sqlite:///"
+    if url.startswith(prefix) and not url.startswith(prefix + "/") and url != prefix:
+        return prefix + str(folder / url.removeprefix(prefix))
+    return url
+
+
+def _sentences(path: Path, error: ValidationError) -> list[str]:
+    sentences = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            sentence = f"{path}: there is no key {key}; correct or remove it."
+        elif problem["type"] == "missing":
+            sentence = f"{path}: {key} is missing; set it."
+        else:
+            reason = problem["msg"].removeprefix("Value error, ")
+            value = problem["input"]
+            shown = f" (it is {value!r})" if isinstance(value, (str, int, float)) else ""
+            sentence = f"{path}: {key + ': ' if key else ''}{reason}{shown}."
+        sentences.append(sentence)
+    return sentences

@@ -1,0 +1,100 @@
+"""How many nodes requests are worth now: from those that wait and run, and those that will arrive.
+Pure.
+
+The number of requests that are open at once is at least (requests per second) times (seconds of an
+answer), by Little's law, so nodes stay for requests that come one after another. After ``idle_s``
+without any the nodes are worth nothing, and the service gives them back. A request that arrives
+then makes one node worth something.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+RATE_WINDOW_S = 60.0
+"""Time constant of the rate of arrivals: a request so long ago counts 1/e."""
+ANSWER_STEP = 0.1
+"""Part of the average duration that the newest answer makes, after the first ten."""
+
+
+@dataclass(frozen=True)
+class DemandLimits:
+    """What the operator sets, as in ``[scaling]``."""
+
+    idle_s: float
+    """Seconds without requests after which no node is worth anything."""
+    node_value: float
+    """Value of a node that requests fill, samples/s."""
+    requests_per_node: float
+    """Number of requests that a node answers at once without delay."""
+    max_nodes: int
+
+
+class Demand:
+    """The requests of one model.
+
+    Times are seconds on the clock of the caller and do not decrease.
+
+    Args:
+        limits: of the operator.
+        now: the time.
+    """
+
+    def __init__(self, limits: DemandLimits, now: float) -> None:
+        self._limits = limits
+        self._rate = 0.0
+        """Requests/s at :attr:`_rate_at`."""
+        self._rate_at = now
+        self._answers = 0
+        self._answer_s = 0.0
+        """Average seconds of an answer from its first token."""
+        self._last_used = now
+
+    def arrived(self, now: float) -> None:
+        """Count a request that was accepted."""
+        self._rate = self.rate(now) + 1 / RATE_WINDOW_S
+        self._rate_at = self._last_used = now
+
+    def answered(self, seconds: float, now: float) -> None:
+        """Count an answer.
+
+        Args:
+            seconds: that it took, without waiting for a replica.
+            now: the time.
+        """
+        self._last_used = now
+        self._answers += 1
+        step = max(ANSWER_STEP, 1 / self._answers)
+        self._answer_s += step * (seconds - self._answer_s)
+
+    def rate(self, now: float) -> float:
+        """Returns the requests that arrive per second."""
+        return self._rate * math.exp(-(now - self._rate_at) / RATE_WINDOW_S)
+
+    def nodes(self, open_requests: int, now: float) -> int:
+        """Returns the number of nodes that requests fill.
+
+        Args:
+            open_requests: number of requests that wait or run.
+            now: the time.
+        """
+        if open_requests:
+            self._last_used = now
+        if now - self._last_used >= self._limits.idle_s:
+            return 0
+        expected = max(float(open_requests), self.rate(now) * self._answer_s)
+        needed = max(1, math.ceil(expected / self._limits.requests_per_node - 1e-9))
+        return min(needed, self._limits.max_nodes)
+
+    def values(self, open_requests: int, now: float) -> dict[int, float]:
+        """Returns what nodes are worth: number of nodes → samples/s, as
+        ``malletrain.Client.worth`` takes it.
+
+        Args:
+            open_requests: number of requests that wait or run.
+            now: the time.
+        """
+        needed, largest = self.nodes(open_requests, now), self._limits.max_nodes
+        value = self._limits.node_value
+        return {size: value * min(size, needed) for size in sorted({1, max(1, needed), largest})}

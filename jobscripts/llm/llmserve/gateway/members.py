@@ -1,0 +1,102 @@
+"""Follows the members of a service: each is a replica of the dispatcher while it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+POLL_WAIT_S = 30.0
+"""Seconds for which the daemon holds its answer while nothing changes."""
+RETRY_S = 2.0
+"""Seconds until the daemon is asked again after an error."""
+
+
+@dataclass(frozen=True)
+class ServiceMember:
+    """A member with an address, as the daemon reports it."""
+
+    node: str
+    address: str
+    gone_in_s: float | None = None
+    """Seconds until its node is taken; None: no end is known."""
+
+
+class ReplicaSet(Protocol):
+    """The part of :class:`llmserve.live_dispatcher.LiveDispatcher` that is used."""
+
+    def add_replica(self, name: str, address: str) -> None:
+        """A replica is there."""
+
+    def notice(self, name: str, seconds: float) -> None:
+        """The node of a replica will be taken."""
+
+    def remove_replica(self, name: str) -> None:
+        """A replica is gone for good."""
+
+
+class MembersClient(Protocol):
+    """The part of ``malletrain.AsyncClient`` that is used."""
+
+    async def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> Any:
+        """Returns the members of a service, after a change since ``since``."""
+
+
+class ReplicaFollower:
+    """Keeps the replicas of a dispatcher those of a service.
+
+    Args:
+        replicas: of the dispatcher.
+    """
+
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._replicas = replicas
+        self._addresses: dict[str, str] = {}
+        self._warned: set[str] = set()
+
+    def apply(self, members: Iterable[ServiceMember]) -> None:
+        """The service has these members now."""
+        present = {member.node: member for member in members if member.address}
+        for node, address in list(self._addresses.items()):
+            if node not in present or present[node].address != address:
+                self._replicas.remove_replica(node)
+                del self._addresses[node]
+                self._warned.discard(node)
+        for node, member in present.items():
+            if node not in self._addresses:
+                self._replicas.add_replica(node, member.address)
+                self._addresses[node] = member.address
+            if member.gone_in_s is not None and node not in self._warned:
+                self._replicas.notice(node, member.gone_in_s)
+                self._warned.add(node)
+
+    async def run(self, client: MembersClient, job: str) -> None:
+        """Follow a service until it is cancelled. Without the daemon replicas stay as they are: the
+        dispatcher notices itself when one is gone.
+        """
+        version, failure = "", ""
+        while True:
+            try:
+                view = await client.members(
+                    job, since=version, wait_s=POLL_WAIT_S if version else 0.0
+                )
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the daemon is restarted, or the job has ended
+                if str(error) != failure:
+                    failure = str(error)
+                    log.warning("The members of service %s are not known: %s", job, failure)
+                version = ""
+                await asyncio.sleep(RETRY_S)
+                continue
+            failure, version = "", view.version
+            self.apply(
+                ServiceMember(member.node, member.address, member.gone_in_s)
+                for member in view.members
+            )
+            if not version:  # the service has ended; one of this name may begin
+                await asyncio.sleep(RETRY_S)

@@ -1,0 +1,99 @@
+"""The models that the gateway serves, and the orders that clients give to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from llmserve.client_bodies import ClientOrder, read_client_body
+from llmserve.gateway.demand import Demand
+from llmserve.live_dispatcher import LiveDispatcher
+from llmserve.openai_messages import ApiRefusal
+from llmserve.states import ReplicaState
+from llmserve.text import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """One model."""
+
+    name: str
+    dispatcher: LiveDispatcher
+    demand: Demand
+    """How many nodes its requests fill."""
+    max_request_tokens: int | None = None
+    """Maximum of prompt and answer together, as the operator sets it; None: what replicas hold."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of the model."""
+        return self.dispatcher.tokenizer
+
+    @property
+    def request_tokens(self) -> int | None:
+        """Maximum of prompt and answer together; None: not known until a replica is ready."""
+        if self.max_request_tokens is not None:
+            return self.max_request_tokens
+        return max(
+            (
+                replica.kv_tokens
+                for replica in self.dispatcher.replicas()
+                if replica.state is ReplicaState.READY
+            ),
+            default=None,
+        )
+
+    @property
+    def has_ready_replica(self) -> bool:
+        """Whether a replica answers now."""
+        return self.dispatcher.load.slots > 0
+
+    @property
+    def open_requests(self) -> int:
+        """Number of requests that wait or run."""
+        counts = self.dispatcher.counts()
+        return counts.queued + counts.running
+
+
+class _Named(msgspec.Struct):
+    model: str
+
+
+@dataclass(frozen=True)
+class GatewayOrder:
+    """What a body asks for, and of which model."""
+
+    model: ServedModel
+    order: ClientOrder
+
+
+def read_order(body: bytes, path: str, models: Mapping[str, ServedModel]) -> GatewayOrder:
+    """Returns what a body asks for.
+
+    Args:
+        body: JSON.
+        path: of the request, one of ``llmserve.client_bodies.PATHS``.
+        models: name → model.
+
+    Raises:
+        ApiRefusal: it is broken, too long, or of an unknown model.
+    """
+    try:
+        name = msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiRefusal(400, f"The body is wrong: {error}.", "invalid_body") from None
+    if name not in models:
+        served = ", ".join(sorted(models))
+        sentence = f"There is no model {name!r}; served: {served}."
+        raise ApiRefusal(404, sentence, "model_not_found")
+    model = models[name]
+    order = read_client_body(
+        body,
+        path,
+        models=(name,),
+        tokenizer=model.tokenizer,
+        max_request_tokens=model.request_tokens,
+    )
+    return GatewayOrder(model, order)

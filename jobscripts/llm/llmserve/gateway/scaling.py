@@ -1,0 +1,94 @@
+"""Tells the daemon what nodes are worth to the service of a model, while requests come and go.
+
+The values lapse (``EXPIRES_INTERVALS``) unless they are set again: if the gateway is gone, those
+apply with which the service was submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from llmserve.gateway.demand import Demand
+
+log = logging.getLogger(__name__)
+
+EXPIRES_INTERVALS = 6
+"""Number of intervals after which values lapse that are not set again."""
+
+
+class WorthClient(Protocol):
+    """The part of ``malletrain.AsyncClient`` that is used."""
+
+    async def worth(
+        self, job: str, values: Mapping[int, float] | None = None, *, expires_s: float | None = None
+    ) -> str:
+        """Set what nodes are worth to a service."""
+
+
+class Scaler:
+    """Sets the values of one service.
+
+    Args:
+        client: of the daemon.
+        job: name or id of the service.
+        demand: of its model.
+        open_requests: returns the number of requests that wait or run.
+        interval_s: seconds between two looks.
+        clock: seconds; that of ``demand``.
+    """
+
+    def __init__(
+        self,
+        client: WorthClient,
+        job: str,
+        demand: Demand,
+        open_requests: Callable[[], int],
+        interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._job, self._demand = client, job, demand
+        self._open_requests = open_requests
+        self._interval_s, self._clock = interval_s, clock
+        self._wake = asyncio.Event()
+        self._values: dict[int, float] | None = None
+        self._set_at = 0.0
+        self.error = ""
+        """What the daemon said the last time; empty: it took the values."""
+
+    def wake(self) -> None:
+        """A request waits and there is no node: look now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Set values until it is cancelled."""
+        while True:
+            self._wake.clear()
+            await self.look()
+            try:
+                await asyncio.wait_for(self._wake.wait(), self._interval_s)
+            except asyncio.TimeoutError:
+                pass
+            else:
+                await asyncio.sleep(0)  # requests that arrive together are one change
+
+    async def look(self) -> None:
+        """Set the values if they have changed, or will lapse soon."""
+        now = self._clock()
+        values = self._demand.values(self._open_requests(), now)
+        expires_s = EXPIRES_INTERVALS * self._interval_s
+        if values == self._values and now - self._set_at < expires_s / 2:
+            return
+        try:
+            await self._client.worth(self._job, values, expires_s=expires_s)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the daemon is restarted, the job has ended: later it may work
+            if str(error) != self.error:
+                log.warning("The nodes of service %s were not valued: %s", self._job, error)
+            self.error, self._values = str(error) or type(error).__name__, None
+            return
+        self.error, self._values, self._set_at = "", values, now

@@ -148,6 +148,10 @@ class Coordinator:
         """Note that an attempt ended with an error."""
         self.round.fail(attempt.number)
 
+    def lose(self, attempt: Attempt) -> None:
+        """Note that the result of an attempt will not come, through no fault of its clients."""
+        self._drawn_again += len(self.round.lose_attempt(attempt.number))
+
     def keep_only(self, nodes: Collection[int]) -> list[int]:
         """Note which nodes are present. Returns the clients that are drawn again, because they
         trained on others.
@@ -159,12 +163,15 @@ class Coordinator:
         self._forget_absent(nodes)
         return again
 
-    def finish(self, arrays: Mapping[str, Any], seconds: float) -> TrainingState:
+    def finish(
+        self, arrays: Mapping[str, Any], seconds: float, measures: Mapping[str, float] | None = None
+    ) -> TrainingState:
         """Return the state after the complete round.
 
         Args:
             arrays: the averaged model.
             seconds: duration of the round, seconds.
+            measures: what the task measured of the model.
 
         Raises:
             RoundError: the round is not complete, or no client was averaged.
@@ -193,6 +200,7 @@ class Coordinator:
             loss,
             seconds,
             self._drawn_again,
+            dict(measures or {}),
         )
         self._round = None
         self.state = TrainingState(

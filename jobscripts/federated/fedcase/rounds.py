@@ -131,10 +131,18 @@ class Round:
         """
         again: list[int] = []
         for attempt in [a for a in self._attempts.values() if a.node == node]:
-            del self._attempts[attempt.number]
-            self._move(attempt.clients, Event.NODE_LOST)
-            again += attempt.clients
+            again += self.lose_attempt(attempt.number)
         return again
+
+    def lose_attempt(self, number: int) -> list[int]:
+        """Note that the result of an attempt will not come. Returns the clients that are drawn
+        again.
+        """
+        attempt = self._attempts.pop(number, None)
+        if attempt is None:
+            return []
+        self._move(attempt.clients, Event.NODE_LOST)
+        return list(attempt.clients)
 
     def _move(self, clients: Iterable[int], event: Event) -> None:
         after: dict[int, State] = {}

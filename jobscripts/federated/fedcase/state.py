@@ -44,6 +44,8 @@ class RoundRecord:
     seconds: float
     drawn_again: int = 0
     """How many times a client was drawn again because its node was lost."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """What the task measured of the model after the round."""
 
 
 @dataclass
@@ -106,9 +108,8 @@ class StateFolder:
             StateError: it is not the round after the one in the file.
             OSError: it cannot be written.
         """
-        before = self.load()
-        number = 0 if before is None else before.round
-        if before is not None and state.round != number + 1:
+        number = last_round(self.path)
+        if number is not None and state.round != number + 1:
             raise StateError(
                 f"Round {state.round} cannot be saved in {self.path}: the last one there is round "
                 f"{number}."
@@ -124,6 +125,24 @@ class StateFolder:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def last_round(folder: Path) -> int | None:
+    """Return the number of the last round that counts, without reading the model; None if there is
+    no state yet.
+
+    Raises:
+        StateError: the file is damaged.
+    """
+    path = folder / FILE
+    try:
+        with zipfile.ZipFile(path) as archive:
+            rounds = json.loads(archive.read(_FACTS))["rounds"]
+        return int(rounds[-1]["number"]) if rounds else 0
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from None
 
 
 def load(folder: Path) -> TrainingState | None:
@@ -154,10 +173,14 @@ def load(folder: Path) -> TrainingState | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise StateError(
-            f"The state in {path} cannot be read ({error}). Restore the file from a copy, or name "
-            "another folder to begin anew."
-        ) from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> StateError:
+    return StateError(
+        f"The state in {path} cannot be read ({error}). Restore the file from a copy, or name "
+        "another folder to begin anew."
+    )
 
 
 def _write(file: Any, state: TrainingState) -> None:

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from fedcase.coordinator import new_state
-from fedcase.state import FILE, RoundRecord, StateError, StateFolder, load
+from fedcase.state import FILE, RoundRecord, StateError, StateFolder, last_round, load
 
 
 def rounds(*numbers):
@@ -26,6 +26,7 @@ def state(*numbers):
 def test_a_state_is_read_as_it_was_written(tmp_path):
     with StateFolder(tmp_path / "new") as folder:
         assert folder.load() is None
+        assert last_round(folder.path) is None
         before = state()
         before.random.random()
         folder.save(before)
@@ -50,7 +51,7 @@ def test_a_round_counts_once(tmp_path):
             with pytest.raises(StateError, match="the last one there is round 1"):
                 folder.save(state(*numbers))
         folder.save(state(1, 2))
-        assert load(tmp_path).round == 2
+        assert load(tmp_path).round == last_round(tmp_path) == 2
 
 
 def test_one_server_at_a_time(tmp_path):
@@ -73,3 +74,5 @@ def test_a_damaged_state_is_an_error_with_its_path(tmp_path, content):
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(StateError, match=f"{FILE} cannot be read"):
         load(tmp_path)
+    with pytest.raises(StateError, match=f"{FILE} cannot be read"):
+        last_round(tmp_path)

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedcase.clients import ClientResult
 from fedcase.hot_samples import plan_epoch
-from fedcase.node_cache import NodeCache, ReadAccount
+from fedcase.node_cache import ReadAccount
 from fedcase.task import Arrays, Task
+
+
+class ClientSamples(Protocol):
+    """The samples of one client, such as :class:`fedcase.node_cache.ClientCache`."""
+
+    hot: list[int]
+    """The samples that are in memory."""
+    account: ReadAccount
+
+    def read(self, samples: Sequence[int]) -> list[Any]:
+        """Return samples in their order."""
+
+    def keep_hottest(
+        self, samples: Sequence[int], values: Sequence[Any], losses: Sequence[float]
+    ) -> None:
+        """Learn the losses of samples that were read."""
+
+    def close(self) -> None:
+        """End the use of the samples."""
+
+
+class NodeSamples(Protocol):
+    """The memory of a node, such as :class:`fedcase.node_cache.NodeCache`."""
+
+    def client(self, client: int, dataset: Any) -> ClientSamples:
+        """Return the samples of a client, whose data set this is."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +65,7 @@ def train_clients(
     arrays: Arrays,
     clients: Iterable[int],
     number: int,
-    cache: NodeCache,
+    cache: NodeSamples,
     options: LocalOptions,
     clock: Callable[[], float] = time.perf_counter,
 ) -> NodeResult:
@@ -75,7 +101,7 @@ def train_clients(
 
 
 def _train(
-    task: Task, arrays: Arrays, client: int, number: int, cache: NodeCache, options: LocalOptions
+    task: Task, arrays: Arrays, client: int, number: int, cache: NodeSamples, options: LocalOptions
 ) -> tuple[Arrays, float, int, ReadAccount]:
     dataset = task.dataset(client)
     random = np.random.default_rng([options.seed, number, client])

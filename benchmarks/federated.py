@@ -39,6 +39,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+# Each virtual node is one thread; more of them within one node would wait for each other.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import numpy as np
 from fedcase.clients import after_round
 from fedcase.coordinator import Coordinator, NodeReport, new_state

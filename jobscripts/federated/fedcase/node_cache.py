@@ -12,11 +12,13 @@ trains on another node begins anew there.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
 import re
 import secrets
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +30,9 @@ from fedcase.hot_samples import hot_samples
 from malletrain import DataCache
 from malletrain.protocol import env
 
-_SUFFIX = ".uses"
+_HOT, _USES = ".hot.json", ".uses.npy"
+CHANGE_SHARE = 0.1
+"""Part of the hot samples that has to change before they are replaced in memory."""
 _PAGE = 4096
 _ROOM = 256
 """Memory of a sample in the cache beside its bytes, at most."""
@@ -92,8 +96,12 @@ class NodeCache:
         return bool(used + needed <= self.memory)
 
     def path(self, client: int) -> Path:
-        """Return the file with the losses and uses of a client."""
-        return self.folder / f"fedcase-{self._name}-{client}{_SUFFIX}"
+        """Return the file that says which samples of a client are in memory."""
+        return self.folder / f"fedcase-{self._name}-{client}{_HOT}"
+
+    def uses_path(self, client: int) -> Path:
+        """Return the file with the losses and uses of the samples of a client."""
+        return self.folder / f"fedcase-{self._name}-{client}{_USES}"
 
     def store_name(self, client: int, generation: int) -> str:
         """Return the name of a DataCache."""
@@ -102,8 +110,8 @@ class NodeCache:
     def _by_age(self) -> dict[int, Path]:
         """Clients with samples in memory, the one that trained longest ago first."""
         clients: list[tuple[int, int, Path]] = []
-        for path in self.folder.glob(f"fedcase-{self._name}-*{_SUFFIX}"):
-            number = path.name.removesuffix(_SUFFIX).rpartition("-")[2]
+        for path in self.folder.glob(f"fedcase-{self._name}-*{_HOT}"):
+            number = path.name.removesuffix(_HOT).rpartition("-")[2]
             with contextlib.suppress(OSError):
                 if number.isdecimal() and self.facts_of(path).get("hot"):
                     clients.append((path.stat().st_mtime_ns, int(number), path))
@@ -149,23 +157,27 @@ class ClientCache:
     def __init__(self, node: NodeCache, client: int, dataset: Any) -> None:
         self._node, self._client, self._dataset = node, client, dataset
         self.account = ReadAccount()
-        count = len(dataset)
-        facts = node.facts_of(node.path(client))
-        self._losses = np.full(count, np.nan)
-        self._uses = np.zeros(count)
+        self._losses, self._uses = self._load_uses(len(dataset))
         self._generation = 0
         self._cache: DataCache | None = None
         self._source: _HotSamples | None = None
         self.hot: list[int] = []
         """The samples that are in memory."""
         self._bytes = self._memory = 0
+        facts = node.facts_of(node.path(client))
         with contextlib.suppress(KeyError, TypeError, ValueError):
-            if len(facts["losses"]) == len(facts["uses"]) == count:
-                self._losses = np.array([np.nan if x is None else x for x in facts["losses"]])
-                self._uses = np.array(facts["uses"], dtype=float)
+            hot = [int(sample) for sample in facts["hot"]]
+            if all(0 <= sample < len(dataset) for sample in hot):
                 self._generation = int(facts["generation"])
                 self._bytes, self._memory = int(facts["bytes"]), int(facts["memory"])
-                self._open([int(sample) for sample in facts["hot"]])
+                self._open(hot)
+
+    def _load_uses(self, count: int) -> tuple[Any, Any]:
+        with contextlib.suppress(OSError, ValueError, EOFError):
+            both = np.load(self._node.uses_path(self._client), allow_pickle=False)
+            if both.shape == (2, count):
+                return both[0], both[1]
+        return np.full(count, np.nan), np.zeros(count)
 
     def _open(self, hot: list[int], values: dict[int, Any] | None = None) -> None:
         self.hot, self._source = [], None
@@ -210,12 +222,16 @@ class ClientCache:
         np.add.at(self._uses, list(samples), 1)
         self._losses[list(samples)] = losses
         fits = round(len(self._dataset) * self._node.share) if self._node.memory else 0
-        hottest = hot_samples(self._losses, self._uses, fits)
         at_hand = dict(zip(samples, values, strict=True))
+        # Only what needs no read can become hot.
+        candidates = np.full(len(self._losses), np.nan)
+        for sample in (*at_hand, *self.hot):
+            candidates[sample] = self._losses[sample]
+        hottest = hot_samples(candidates, self._uses, fits)
         missing = [sample for sample in self.hot if sample in hottest and sample not in at_hand]
         at_hand.update(zip(missing, self.read(missing), strict=True))
         hot = [sample for sample in hottest if sample in at_hand]
-        if hot != self.hot:
+        if len(set(hot) ^ set(self.hot)) > CHANGE_SHARE * 2 * len(hot):
             self._replace(hot, {sample: at_hand[sample] for sample in hot})
         self._save()
 
@@ -242,23 +258,27 @@ class ClientCache:
 
     def _save(self) -> None:
         facts = {
-            "losses": [None if np.isnan(loss) else round(float(loss), 4) for loss in self._losses],
-            "uses": [int(uses) for uses in self._uses],
             "hot": self.hot,
             "generation": self._generation,
             "bytes": self._bytes if self.hot else 0,
             "memory": self._memory,
         }
-        path = self._node.path(self._client)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(facts))
-        os.replace(temporary, path)
+        uses = io.BytesIO()
+        np.save(uses, np.stack([self._losses, self._uses]), allow_pickle=False)
+        _replace_file(self._node.uses_path(self._client), uses.getvalue())
+        _replace_file(self._node.path(self._client), json.dumps(facts).encode())
 
     def close(self) -> None:
         """Close the cache. Under MalleTrain the samples stay in the node's memory."""
         if self._cache is not None:
             self._cache.close()
             self._cache = None
+
+
+def _replace_file(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
 
 
 def _private_folder() -> Path:

@@ -89,7 +89,7 @@ def test_the_client_that_trained_longest_ago_loses_its_samples(folder):
     assert small.cached() == {1, 2}
     assert small.used() <= small.memory
     assert len(stores(folder)) == 2
-    assert [path.name for path in folder.glob("*.uses")]
+    assert [path.name for path in folder.glob("*.hot.json")]
 
 
 def test_without_memory_all_is_read(folder):
@@ -101,10 +101,11 @@ def test_without_memory_all_is_read(folder):
     assert stores(folder) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"losses": [1], "uses": [1]}', '{"hot": 3}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"hot": [99]}', '{"hot": 3}'])
 def test_a_damaged_file_of_uses_is_a_cold_cache(folder, content):
     cache, source = NodeCache("t", 1 << 20, share=0.3), Source()
     cache.path(4).write_text(content)
+    cache.uses_path(4).write_text(content)
     reads, own = learn(cache, 4, source, list(range(10)))
     assert reads == list(range(10))
     assert own.hot == [7, 8, 9]

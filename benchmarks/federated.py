@@ -45,7 +45,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 from fedcase.clients import after_round
 from fedcase.coordinator import Coordinator, NodeReport, new_state
-from fedcase.local_training import LocalOptions, NodeResult, NodeSamples, train_clients
+from fedcase.local_training import LocalOptions, NodeMemory, NodeResult, train_clients
 from fedcase.node_cache import NodeCache, ReadAccount
 from fedcase.ratio import RULES
 from fedcase.task import Arrays, FashionMnist
@@ -126,7 +126,7 @@ class VirtualNodes:
     """Threads that train clients at the same time, each with its own source and memory."""
 
     def __init__(
-        self, task: FashionMnist, memories: Sequence[NodeSamples], setting: FederatedSetting
+        self, task: FashionMnist, memories: Sequence[NodeMemory], setting: FederatedSetting
     ) -> None:
         self._sources = [SlowSource(task, setting.samples_per_s) for _ in memories]
         self.memories = memories

@@ -13,7 +13,7 @@ import sys
 import psutil
 import pytest
 from fedcase.flower import free_port
-from fedcase.state import StateError, load
+from fedcase.state import TrainingStateError, load
 
 from malletrain.submission.spec import build
 from tests.integration.embedded import site
@@ -61,7 +61,7 @@ class Rounds:
 
     def count(self):
         """The number of rounds that count."""
-        with contextlib.suppress(StateError):
+        with contextlib.suppress(TrainingStateError):
             state = load(self.folder)
             return state.round if state else 0
         return 0

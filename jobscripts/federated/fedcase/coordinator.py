@@ -20,7 +20,7 @@ from typing import Any
 from fedcase.clients import ClientRecord, ClientResult, after_round
 from fedcase.placement import place
 from fedcase.ratio import RatioRule, reward_of
-from fedcase.rounds import Attempt, Round, RoundError, State
+from fedcase.rounds import ClientState, FederatedRound, NodeAttempt, RoundError
 from fedcase.selection import select
 from fedcase.state import RoundRecord, TrainingState
 
@@ -71,7 +71,7 @@ class Coordinator:
         if state.rule:
             rule.restore(state.rule)
         self._newest: dict[int, NodeReport] = {}
-        self._round: Round | None = None
+        self._round: FederatedRound | None = None
         self._share = 0.0
         self._rule_decided = False
         """Whether the round has the share that the rule chose."""
@@ -79,7 +79,7 @@ class Coordinator:
         self._drawn_again = 0
 
     @property
-    def round(self) -> Round:
+    def round(self) -> FederatedRound:
         """The round that is being made.
 
         Raises:
@@ -99,7 +99,7 @@ class Coordinator:
         """Node → clients whose hot samples are in its memory."""
         return {node: report.cached for node, report in self._newest.items()}
 
-    def begin(self, nodes: Collection[int]) -> Round:
+    def begin(self, nodes: Collection[int]) -> FederatedRound:
         """Draw the clients of the next round. ``nodes``: the present ones."""
         self._forget_absent(nodes)
         self._share = self._rule.choose(self.state.random)
@@ -110,15 +110,15 @@ class Coordinator:
         )
         experienced = sum(self.state.records[client].experienced for client in clients)
         self._rule_decided = experienced == round(len(clients) * self._share)
-        self._round = Round(self.state.round + 1, clients, self._most_failures)
+        self._round = FederatedRound(self.state.round + 1, clients, self._most_failures)
         self._reports, self._drawn_again = [], 0
         return self._round
 
-    def assign(self, nodes: Sequence[int]) -> list[Attempt]:
+    def assign(self, nodes: Sequence[int]) -> list[NodeAttempt]:
         """Give the drawn clients to the present nodes. Returns an attempt for each node that gets
         some; without nodes, none.
         """
-        drawn = self.round.of(State.DRAWN)
+        drawn = self.round.of(ClientState.DRAWN)
         if not drawn or not nodes:
             return []
         samples = {client: self.state.records[client].samples for client in drawn}
@@ -131,7 +131,7 @@ class Coordinator:
             clients_of.setdefault(node, []).append(client)
         return [self.round.send(node, clients) for node, clients in clients_of.items()]
 
-    def accept(self, attempt: Attempt, report: NodeReport) -> bool:
+    def accept(self, attempt: NodeAttempt, report: NodeReport) -> bool:
         """Note the result of an attempt. Returns whether it counts: it does not if the attempt was
         given up, or if it is not that of exactly its clients, which then count as failed.
         """
@@ -144,11 +144,11 @@ class Coordinator:
         self._newest[attempt.node] = report
         return True
 
-    def fail(self, attempt: Attempt) -> None:
+    def fail(self, attempt: NodeAttempt) -> None:
         """Note that an attempt ended with an error."""
         self.round.fail(attempt.number)
 
-    def lose(self, attempt: Attempt) -> None:
+    def lose(self, attempt: NodeAttempt) -> None:
         """Note that the result of an attempt will not come, through no fault of its clients."""
         self._drawn_again += len(self.round.lose_attempt(attempt.number))
 

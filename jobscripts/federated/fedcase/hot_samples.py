@@ -43,7 +43,7 @@ def hot_samples(losses: Any, uses: Any, count: int, loss_weight: float = 0.7) ->
 
 
 @dataclass(frozen=True)
-class EpochPlan:
+class ClientEpoch:
     """What a client reads in one epoch."""
 
     samples: list[int]
@@ -54,7 +54,7 @@ class EpochPlan:
     """
 
 
-def plan_epoch(samples: int, hot: list[int], cold_share: float, random: Any) -> EpochPlan:
+def plan_epoch(samples: int, hot: list[int], cold_share: float, random: Any) -> ClientEpoch:
     """Return the plan of an epoch: all hot samples, and a part of the others.
 
     Args:
@@ -75,4 +75,4 @@ def plan_epoch(samples: int, hot: list[int], cold_share: float, random: Any) -> 
     order = random.permutation(len(hot) + count)
     both = np.concatenate([np.asarray(hot, dtype=int), read])[order]
     weights = np.concatenate([np.ones(len(hot)), np.full(count, weight)])[order]
-    return EpochPlan([int(s) for s in both], [float(w) for w in weights])
+    return ClientEpoch([int(s) for s in both], [float(w) for w in weights])

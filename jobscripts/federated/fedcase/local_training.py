@@ -34,7 +34,7 @@ class ClientSamples(Protocol):
         """End the use of the samples."""
 
 
-class NodeSamples(Protocol):
+class NodeMemory(Protocol):
     """The memory of a node, such as :class:`fedcase.node_cache.NodeCache`."""
 
     def client(self, client: int, dataset: Any) -> ClientSamples:
@@ -65,7 +65,7 @@ def train_clients(
     arrays: Arrays,
     clients: Iterable[int],
     number: int,
-    cache: NodeSamples,
+    cache: NodeMemory,
     options: LocalOptions,
     clock: Callable[[], float] = time.perf_counter,
 ) -> NodeResult:
@@ -101,7 +101,7 @@ def train_clients(
 
 
 def _train(
-    task: Task, arrays: Arrays, client: int, number: int, cache: NodeSamples, options: LocalOptions
+    task: Task, arrays: Arrays, client: int, number: int, cache: NodeMemory, options: LocalOptions
 ) -> tuple[Arrays, float, int, ReadAccount]:
     dataset = task.dataset(client)
     random = np.random.default_rng([options.seed, number, client])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 
-class State(Enum):
+class ClientState(str, Enum):
     """Where a client of a round is."""
 
     DRAWN = "drawn"
@@ -25,24 +25,25 @@ class State(Enum):
     DROPPED = "dropped"
     """Its training failed on as many nodes as allowed; the round is made without it."""
 
+    __str__ = str.__str__
 
-class Event(Enum):
+
+class ClientEvent(Enum):
     """What happens to a client in a round."""
 
-    SENT = "sent"
-    RESULT = "result"
-    NODE_LOST = "node lost"
-    FAILED = "failed"
-    """Its training ended with an error and may be tried again."""
-    FAILED_FOR_GOOD = "failed for good"
+    SENT = "it is sent to a node"
+    RESULT = "the node's result has arrived whole"
+    NODE_LOST = "the node is lost"
+    FAILED = "its training fails and may be tried again"
+    FAILED_FOR_GOOD = "its training has failed too often"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.DRAWN, Event.SENT): State.TRAINING,
-    (State.TRAINING, Event.RESULT): State.AVERAGED,
-    (State.TRAINING, Event.NODE_LOST): State.DRAWN,
-    (State.TRAINING, Event.FAILED): State.DRAWN,
-    (State.TRAINING, Event.FAILED_FOR_GOOD): State.DROPPED,
+TRANSITIONS: dict[tuple[ClientState, ClientEvent], ClientState] = {
+    (ClientState.DRAWN, ClientEvent.SENT): ClientState.TRAINING,
+    (ClientState.TRAINING, ClientEvent.RESULT): ClientState.AVERAGED,
+    (ClientState.TRAINING, ClientEvent.NODE_LOST): ClientState.DRAWN,
+    (ClientState.TRAINING, ClientEvent.FAILED): ClientState.DRAWN,
+    (ClientState.TRAINING, ClientEvent.FAILED_FOR_GOOD): ClientState.DROPPED,
 }
 """All that can happen. A lost node is no fault of a client, so it may be drawn again any number of
 times."""
@@ -53,7 +54,7 @@ class RoundError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class NodeAttempt:
     """Clients that were sent to a node together; they are averaged together or drawn again."""
 
     number: int
@@ -62,7 +63,7 @@ class Attempt:
 
 
 @dataclass
-class Round:
+class FederatedRound:
     """One round. ``number`` counts from 1; ``most_failures``: failed trainings of a client after
     which it is dropped.
     """
@@ -70,36 +71,38 @@ class Round:
     number: int
     clients: Sequence[int]
     most_failures: int = 3
-    states: dict[int, State] = field(init=False)
-    _attempts: dict[int, Attempt] = field(init=False, default_factory=dict)
+    states: dict[int, ClientState] = field(init=False)
+    _attempts: dict[int, NodeAttempt] = field(init=False, default_factory=dict)
     _next: int = field(init=False, default=1)
     _failures: dict[int, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.states = dict.fromkeys(self.clients, State.DRAWN)
+        self.states = dict.fromkeys(self.clients, ClientState.DRAWN)
 
     @property
     def complete(self) -> bool:
         """Whether nothing is waited for any more."""
-        return all(state in (State.AVERAGED, State.DROPPED) for state in self.states.values())
+        return all(
+            state in (ClientState.AVERAGED, ClientState.DROPPED) for state in self.states.values()
+        )
 
     @property
-    def open_attempts(self) -> tuple[Attempt, ...]:
+    def open_attempts(self) -> tuple[NodeAttempt, ...]:
         """The attempts whose results are waited for."""
         return tuple(self._attempts.values())
 
-    def of(self, state: State) -> list[int]:
+    def of(self, state: ClientState) -> list[int]:
         """Return the clients in ``state``."""
         return [client for client, its in self.states.items() if its is state]
 
-    def send(self, node: int, clients: Iterable[int]) -> Attempt:
+    def send(self, node: int, clients: Iterable[int]) -> NodeAttempt:
         """Note that drawn ``clients`` were sent to ``node``. Returns the attempt.
 
         Raises:
             RoundError: one of them is not drawn.
         """
-        attempt = Attempt(self._next, node, tuple(clients))
-        self._move(attempt.clients, Event.SENT)
+        attempt = NodeAttempt(self._next, node, tuple(clients))
+        self._move(attempt.clients, ClientEvent.SENT)
         self._next += 1
         self._attempts[attempt.number] = attempt
         return attempt
@@ -111,7 +114,7 @@ class Round:
         attempt = self._attempts.pop(number, None)
         if attempt is None:
             return False
-        self._move(attempt.clients, Event.RESULT)
+        self._move(attempt.clients, ClientEvent.RESULT)
         return True
 
     def fail(self, number: int) -> list[int]:
@@ -122,8 +125,8 @@ class Round:
         for client in attempt.clients:
             failures = self._failures[client] = self._failures.get(client, 0) + 1
             for_good = failures >= self.most_failures
-            self._move([client], Event.FAILED_FOR_GOOD if for_good else Event.FAILED)
-        return [client for client in attempt.clients if self.states[client] is State.DRAWN]
+            self._move([client], ClientEvent.FAILED_FOR_GOOD if for_good else ClientEvent.FAILED)
+        return [client for client in attempt.clients if self.states[client] is ClientState.DRAWN]
 
     def lose(self, node: int) -> list[int]:
         """Note that a node was lost. Returns the clients that are drawn again: those that trained
@@ -141,16 +144,16 @@ class Round:
         attempt = self._attempts.pop(number, None)
         if attempt is None:
             return []
-        self._move(attempt.clients, Event.NODE_LOST)
+        self._move(attempt.clients, ClientEvent.NODE_LOST)
         return list(attempt.clients)
 
-    def _move(self, clients: Iterable[int], event: Event) -> None:
-        after: dict[int, State] = {}
+    def _move(self, clients: Iterable[int], event: ClientEvent) -> None:
+        after: dict[int, ClientState] = {}
         for client in clients:
             state = self.states.get(client)
             if state is None or (state, event) not in TRANSITIONS:
                 raise RoundError(
-                    f"Client {client} is {state.value if state else 'not'} in round {self.number}; "
+                    f"Client {client} is {state or 'not'} in round {self.number}; "
                     f'"{event.value}" cannot happen to it.'
                 )
             after[client] = TRANSITIONS[state, event]

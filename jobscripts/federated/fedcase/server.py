@@ -24,7 +24,7 @@ from typing import Any
 from fedcase.flower import FlowerMissingError, environment, program, split_arguments
 from fedcase.options import TrainingOptions
 from fedcase.ratio import RULES
-from fedcase.state import StateError, last_round
+from fedcase.state import TrainingStateError, last_round
 from fedcase.task import load_task
 from malletrain.launch.supervisor import die_with_parent
 
@@ -63,7 +63,7 @@ class ServerError(RuntimeError):
     """The training cannot go on; the message says why and where to look."""
 
 
-class Server:
+class FederatedServer:
     """The SuperLink and the run of one training.
 
     Args:
@@ -111,7 +111,7 @@ class Server:
 
         Raises:
             ServerError: runs fail again and again.
-            StateError: the state is damaged.
+            TrainingStateError: the state is damaged.
         """
         self._write_app()
         failures, before = 0, self._rounds()
@@ -280,13 +280,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         load_task(options.task, options.task_options)
         Path(options.folder).mkdir(parents=True, exist_ok=True)
-        server = Server(
+        server = FederatedServer(
             options, parsed.host, parsed.port, parsed.flower, security, parsed.authority
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         rounds = server.run()
-    except (FlowerMissingError, ServerError, StateError, ValueError, OSError) as error:
+    except (FlowerMissingError, ServerError, TrainingStateError, ValueError, OSError) as error:
         print(f"fedcase-server: {error}", file=sys.stderr)
         return 1
     print(f"{rounds} of {options.rounds} rounds count")

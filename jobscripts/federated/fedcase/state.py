@@ -26,7 +26,7 @@ FILE, LOCK = "state.npz", "lock"
 _FACTS = "facts.json"
 
 
-class StateError(RuntimeError):
+class TrainingStateError(RuntimeError):
     """The state cannot be used; the message says why and what to do."""
 
 
@@ -70,7 +70,7 @@ class StateFolder:
     """The folder of one training. Use it as a context: it holds the lock meanwhile.
 
     Raises:
-        StateError: another server holds the lock.
+        TrainingStateError: another server holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class StateFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise StateError(
+            raise TrainingStateError(
                 f"Another server trains with the state in {self.path}. Wait until it has ended, or "
                 "name another folder."
             ) from None
@@ -97,7 +97,7 @@ class StateFolder:
         """Return the state after the last round; None if there is none yet.
 
         Raises:
-            StateError: the file is damaged.
+            TrainingStateError: the file is damaged.
         """
         return load(self.path)
 
@@ -105,12 +105,12 @@ class StateFolder:
         """Make the last round of ``state`` count.
 
         Raises:
-            StateError: it is not the round after the one in the file.
+            TrainingStateError: it is not the round after the one in the file.
             OSError: it cannot be written.
         """
         number = last_round(self.path)
         if number is not None and state.round != number + 1:
-            raise StateError(
+            raise TrainingStateError(
                 f"Round {state.round} cannot be saved in {self.path}: the last one there is round "
                 f"{number}."
             )
@@ -132,7 +132,7 @@ def last_round(folder: Path) -> int | None:
     no state yet.
 
     Raises:
-        StateError: the file is damaged.
+        TrainingStateError: the file is damaged.
     """
     path = folder / FILE
     try:
@@ -150,7 +150,7 @@ def load(folder: Path) -> TrainingState | None:
     none yet.
 
     Raises:
-        StateError: the file is damaged.
+        TrainingStateError: the file is damaged.
     """
     path = folder / FILE
     try:
@@ -176,8 +176,8 @@ def load(folder: Path) -> TrainingState | None:
         raise _damaged(path, error) from None
 
 
-def _damaged(path: Path, error: Exception) -> StateError:
-    return StateError(
+def _damaged(path: Path, error: Exception) -> TrainingStateError:
+    return TrainingStateError(
         f"The state in {path} cannot be read ({error}). Restore the file from a copy, or name "
         "another folder to begin anew."
     )

@@ -23,7 +23,7 @@ from flwr.supercore import log
 
 from fedcase.clients import ClientResult
 from fedcase.coordinator import Coordinator, NodeReport
-from fedcase.rounds import Attempt
+from fedcase.rounds import NodeAttempt
 from fedcase.state import StateFolder, TrainingState
 
 FAILURES = {
@@ -48,7 +48,7 @@ class FedCaSe(FedAvg):
     def __init__(self, folder: StateFolder, coordinator: Coordinator) -> None:
         super().__init__(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
         self._folder, self._coordinator = folder, coordinator
-        self._sent: list[Attempt] = []
+        self._sent: list[NodeAttempt] = []
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -58,7 +58,7 @@ class FedCaSe(FedAvg):
         return [self._message(attempt, server_round, arrays, config) for attempt in self._sent]
 
     def _message(
-        self, attempt: Attempt, number: int, arrays: ArrayRecord, config: ConfigRecord
+        self, attempt: NodeAttempt, number: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> Message:
         own = ConfigRecord(dict(config))
         own["server-round"], own["attempt"] = number, attempt.number
@@ -114,7 +114,7 @@ class FedCaSe(FedAvg):
         coordinator = self._coordinator
         made = coordinator.begin(list(grid.get_node_ids()))
         accepted: list[Message] = []
-        awaited: dict[str, tuple[Attempt, float]] = {}
+        awaited: dict[str, tuple[NodeAttempt, float]] = {}
         while not made.complete:
             coordinator.keep_only(list(grid.get_node_ids()))
             messages = list(self.configure_train(number, arrays, config, grid))
@@ -139,7 +139,7 @@ class FedCaSe(FedAvg):
                 time.sleep(POLL_S)
         return accepted
 
-    def _note_error(self, reply: Message, attempt: Attempt) -> None:
+    def _note_error(self, reply: Message, attempt: NodeAttempt) -> None:
         log(INFO, "Node %s, clients %s: %s", attempt.node, attempt.clients, reply.error.reason)
         if reply.error.code in FAILURES:
             self._coordinator.fail(attempt)

@@ -9,7 +9,7 @@ import pytest
 from fedcase.clients import ClientResult
 from fedcase.coordinator import Coordinator, NodeReport, filled_share, new_state
 from fedcase.ratio import EpsilonGreedy
-from fedcase.rounds import RoundError, State
+from fedcase.rounds import ClientState, RoundError
 
 
 def coordinator(clients=12, size=4, **options):
@@ -72,7 +72,7 @@ def test_a_result_of_other_clients_is_a_failure():
     (attempt,) = one.assign([7])
     wrong = NodeReport(report(attempt).results[:-1], frozenset())
     assert not one.accept(attempt, wrong)
-    assert sorted(one.round.of(State.DROPPED)) == sorted(attempt.clients)
+    assert sorted(one.round.of(ClientState.DROPPED)) == sorted(attempt.clients)
     with pytest.raises(RoundError, match="No client of round 1 could be averaged"):
         one.finish({"w": np.ones(1)}, 2.0)
 

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from fedcase.coordinator import new_state
-from fedcase.state import FILE, RoundRecord, StateError, StateFolder, last_round, load
+from fedcase.state import FILE, RoundRecord, StateFolder, TrainingStateError, last_round, load
 
 
 def rounds(*numbers):
@@ -48,7 +48,7 @@ def test_a_round_counts_once(tmp_path):
         folder.save(state())
         folder.save(state(1))
         for numbers in [(1,), (1, 2, 3), ()]:
-            with pytest.raises(StateError, match="the last one there is round 1"):
+            with pytest.raises(TrainingStateError, match="the last one there is round 1"):
                 folder.save(state(*numbers))
         folder.save(state(1, 2))
         assert load(tmp_path).round == last_round(tmp_path) == 2
@@ -56,7 +56,10 @@ def test_a_round_counts_once(tmp_path):
 
 def test_one_server_at_a_time(tmp_path):
     other = StateFolder(tmp_path)
-    with StateFolder(tmp_path), pytest.raises(StateError, match="Another server trains with"):
+    with (
+        StateFolder(tmp_path),
+        pytest.raises(TrainingStateError, match="Another server trains with"),
+    ):
         other.__enter__()
     with StateFolder(tmp_path) as folder:
         assert folder.load() is None
@@ -72,7 +75,7 @@ def test_what_a_kill_leaves_of_a_write_is_not_read(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PK", b"nonsense" * 100])
 def test_a_damaged_state_is_an_error_with_its_path(tmp_path, content):
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(StateError, match=f"{FILE} cannot be read"):
+    with pytest.raises(TrainingStateError, match=f"{FILE} cannot be read"):
         load(tmp_path)
-    with pytest.raises(StateError, match=f"{FILE} cannot be read"):
+    with pytest.raises(TrainingStateError, match=f"{FILE} cannot be read"):
         last_round(tmp_path)

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedcase.coordinator import Coordinator, NodeReport, new_state
+from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.local_training import LocalOptions, train_clients
 from fedcase.node_cache import NodeCache
 from fedcase.options import TrainingOptions
@@ -21,6 +21,7 @@ from fedcase.ratio import RULES
 from fedcase.state import StateFolder
 from fedcase.strategy import FedCaSe, reply_record
 from fedcase.task import Task, load_task
+from fedcase.training_state import new_state
 
 server = ServerApp()
 client = ClientApp()

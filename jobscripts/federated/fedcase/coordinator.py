@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcase.clients import ClientRecord, ClientResult, after_round
+from fedcase.clients import ClientResult, after_round
 from fedcase.placement import place
 from fedcase.ratio import RatioRule, reward_of
 from fedcase.rounds import ClientState, FederatedRound, NodeAttempt, RoundError
 from fedcase.selection import select
-from fedcase.state import RoundRecord, TrainingState
+from fedcase.training_state import RoundRecord, TrainingState
 
 
 @dataclass(frozen=True)
@@ -211,15 +211,3 @@ class Coordinator:
     def _forget_absent(self, nodes: Iterable[int]) -> None:
         present = set(nodes)
         self._newest = {node: its for node, its in self._newest.items() if node in present}
-
-
-def new_state(arrays: Mapping[str, Any], samples: Sequence[int], random: Any) -> TrainingState:
-    """Return the state before the first round.
-
-    Args:
-        arrays: the model to begin with.
-        samples: number of samples of each client, in the order of their numbers.
-        random: generator of the draws.
-    """
-    records = {client: ClientRecord(client, count) for client, count in enumerate(samples)}
-    return TrainingState(arrays, records, {}, random, [])

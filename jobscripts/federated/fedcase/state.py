@@ -12,8 +12,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedcase.clients import ClientRecord
+from fedcase.training_state import RoundRecord, TrainingState
 
 FILE, LOCK = "state.npz", "lock"
 _FACTS = "facts.json"
@@ -28,42 +28,6 @@ _FACTS = "facts.json"
 
 class TrainingStateError(RuntimeError):
     """The state cannot be used; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """A round that counts."""
-
-    number: int
-    clients: tuple[int, ...]
-    """The clients that were averaged."""
-    share: float
-    """The part for experienced clients that the ratio rule chose."""
-    loss: float
-    """Mean loss of the clients under the model before the round."""
-    seconds: float
-    drawn_again: int = 0
-    """How many times a client was drawn again because its node was lost."""
-    measures: dict[str, float] = field(default_factory=dict)
-    """What the task measured of the model after the round."""
-
-
-@dataclass
-class TrainingState:
-    """All that a server needs to go on after its last round."""
-
-    arrays: Mapping[str, Any]
-    """The model, by name."""
-    records: dict[int, ClientRecord]
-    rule: dict[str, Any] = field(default_factory=dict)
-    """State of the ratio rule."""
-    random: Random = field(default_factory=Random)
-    rounds: list[RoundRecord] = field(default_factory=list)
-
-    @property
-    def round(self) -> int:
-        """Number of the last round that counts; 0: none."""
-        return self.rounds[-1].number if self.rounds else 0
 
 
 class StateFolder:

@@ -24,7 +24,8 @@ from flwr.supercore import log
 from fedcase.clients import ClientResult
 from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.rounds import NodeAttempt
-from fedcase.state import StateFolder, TrainingState
+from fedcase.state import StateFolder
+from fedcase.training_state import TrainingState
 
 FAILURES = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION,

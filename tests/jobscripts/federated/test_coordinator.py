@@ -7,9 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 from fedcase.clients import ClientResult
-from fedcase.coordinator import Coordinator, NodeReport, filled_share, new_state
+from fedcase.coordinator import Coordinator, NodeReport, filled_share
 from fedcase.ratio import EpsilonGreedy
 from fedcase.rounds import ClientState, RoundError
+from fedcase.training_state import new_state
 
 
 def coordinator(clients=12, size=4, **options):

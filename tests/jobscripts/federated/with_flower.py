@@ -12,10 +12,11 @@ from random import Random
 import numpy as np
 from fedcase import strategy
 from fedcase.clients import ClientResult
-from fedcase.coordinator import Coordinator, NodeReport, new_state
+from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.ratio import EpsilonGreedy
 from fedcase.state import StateFolder
 from fedcase.strategy import FedCaSe, reply_record
+from fedcase.training_state import new_state
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity

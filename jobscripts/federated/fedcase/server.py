@@ -24,7 +24,7 @@ from typing import Any
 from fedcase.flower import FlowerMissingError, environment, program, split_arguments
 from fedcase.options import TrainingOptions
 from fedcase.ratio import RULES
-from fedcase.state import TrainingStateError, last_round
+from fedcase.state import TrainingStateError, last_round, lock
 from fedcase.task import load_task
 from malletrain.launch.supervisor import die_with_parent
 
@@ -33,7 +33,7 @@ POLL_S = 2.0
 CHECK_S = 20.0
 """Seconds without a new round after which the run is asked for; ``flwr list`` takes seconds."""
 MOST_FAILURES = 3
-"""Runs in a row that may fail without a round that counts."""
+"""Failures of the SuperLink and of runs that may follow each other without a new round."""
 STOP_S = 10.0
 CALL_S = 120.0
 """Seconds that one call of ``flwr`` may take."""
@@ -92,6 +92,7 @@ class FederatedServer:
         self._security, self._authority = security, authority
         self._superlink: subprocess.Popen[bytes] | None = None
         self._run = ""
+        self._last_round, self._failures, self._checked_at = self._rounds(), 0, 0.0
         self._home = self._folder / "flower"
         self._environment = environment(self._home, str(Path(self._flwr).parent))
         self._stop = threading.Event()
@@ -110,37 +111,50 @@ class FederatedServer:
         for only after :meth:`stop`.
 
         Raises:
-            ServerError: runs fail again and again.
-            TrainingStateError: the state is damaged.
+            ServerError: the SuperLink or the runs fail again and again.
+            TrainingStateError: the state is damaged, or another server uses it.
         """
-        self._write_app()
-        failures, before = 0, self._rounds()
-        checked, seen = time.monotonic(), before
+        one_server = lock(self._folder / "server.lock")
         try:
+            self._write_app()
             while self._rounds() < self._options.rounds and not self._stop.is_set():
-                if self._superlink is None or self._superlink.poll() is not None:
-                    self._start_superlink()
-                    self._run = ""
-                if self._rounds() != seen:
-                    checked, seen = time.monotonic(), self._rounds()
-                if not self._run and self._listening():
-                    self._run = self._start_run()
-                    checked = time.monotonic()
-                elif self._run and time.monotonic() - checked > CHECK_S:
-                    checked = time.monotonic()
-                    if not self._has_ended(self._run):
-                        continue
-                    failures = failures + 1 if self._rounds() == before else 1
-                    before, self._run = self._rounds(), ""
-                    if failures > MOST_FAILURES and before < self._options.rounds:
-                        raise ServerError(
-                            f"The run has failed {failures} times after round {before}. "
-                            f"{self.log} says why."
-                        )
+                self._look()
                 self._stop.wait(POLL_S)
         finally:
             self._end_superlink()
+            os.close(one_server)
         return self._rounds()
+
+    def _look(self) -> None:
+        """Start what is not there."""
+        now, rounds = time.monotonic(), self._rounds()
+        if rounds != self._last_round:
+            self._last_round, self._checked_at, self._failures = rounds, now, 0
+        if self._superlink is None or self._superlink.poll() is not None:
+            if self._superlink is not None:
+                self._fail("The SuperLink has ended")
+            self._start_superlink()
+            self._run = ""
+        elif not self._run:
+            if self._listening():
+                self._run = self._start_run()
+                self._checked_at = time.monotonic()
+                if not self._run:
+                    self._fail("The run could not be started")
+        elif now - self._checked_at > CHECK_S:
+            ended = self._has_ended(self._run)
+            self._checked_at = time.monotonic()
+            if ended:
+                self._run = ""
+                self._fail("The run has failed")
+
+    def _fail(self, what: str) -> None:
+        self._failures += 1
+        if self._failures > MOST_FAILURES and self._rounds() == self._last_round:
+            raise ServerError(
+                f"{what}, as the {self._failures}th failure after round {self._last_round}. "
+                f"{self.log} says why."
+            )
 
     def _rounds(self) -> int:
         return last_round(self._folder) or 0

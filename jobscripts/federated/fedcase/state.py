@@ -30,6 +30,24 @@ class TrainingStateError(RuntimeError):
     """The state cannot be used; the message says why and what to do."""
 
 
+def lock(path: Path) -> int:
+    """Return the descriptor of a locked file; to close it unlocks it.
+
+    Raises:
+        TrainingStateError: another process has locked it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise TrainingStateError(
+            f"Another server trains with the state in {path.parent}. Wait until it has ended, or "
+            "name another folder."
+        ) from None
+    return file
+
+
 class StateFolder:
     """The folder of one training. Use it as a context: it holds the lock meanwhile.
 
@@ -43,15 +61,7 @@ class StateFolder:
 
     def __enter__(self) -> StateFolder:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise TrainingStateError(
-                f"Another server trains with the state in {self.path}. Wait until it has ended, or "
-                "name another folder."
-            ) from None
+        self._lock = lock(self.path / LOCK)
         return self
 
     def __exit__(self, *_: object) -> None:

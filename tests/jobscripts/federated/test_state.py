@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from fedcase.state import FILE, RoundRecord, StateFolder, TrainingStateError, last_round, load
-from fedcase.training_state import new_state
+from fedcase.state import FILE, StateFolder, TrainingStateError, last_round, load
+from fedcase.training_state import RoundRecord, new_state
 
 
 def rounds(*numbers):

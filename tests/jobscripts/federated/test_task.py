@@ -66,7 +66,7 @@ def test_the_step_of_the_perceptron_is_the_gradient():
     ],
 )
 def test_a_task_that_cannot_be_made_is_a_sentence(name, options):
-    with pytest.raises(ValueError, match="cannot be made: .*A task is MODULE:FACTORY"):
+    with pytest.raises(ValueError, match=r"cannot be made: .*A task is MODULE:FACTORY"):
         load_task(name, options)
 
 

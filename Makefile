@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo check test rewritten packages test-sites test-all test-gpu fuzz steady lint docs docs-version torch-matrix clean
+.PHONY: demo check test rewritten packages test-sites test-all test-gpu fuzz steady lint docs docs-version flower torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -73,6 +73,15 @@ docs: $(VENV)/.installed-test
 docs-version: $(VENV)/.installed-test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $(DOCS_VERSION) $(DOCS_ALIAS) $(ARGS)
 
+# Flower for the federated rounds of jobscripts/federated: its versions of protobuf and fastapi are not those of constraints.txt, so it has
+# an environment of its own. Without it their tests with Flower are skipped.
+flower: .venv-flower/.installed
+
+.venv-flower/.installed: jobscripts/federated/setup.cfg
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet -e . -e './jobscripts/federated[flower]'
+	touch $@
+
 # The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
 # (some 13 GB where the index has CUDA builds only).
 TORCH_MATRIX ?= 2.5.* 2.*
@@ -98,4 +107,4 @@ $(VENV)/.installed-%: setup.cfg constraints.txt | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .torch build dist site *.egg-info demo-output
+	rm -rf $(VENV) .venv-flower .torch build dist site *.egg-info demo-output

@@ -15,7 +15,13 @@ from pathlib import Path
 from types import TracebackType
 
 OWN = ("malletrain", "scavenger", "allocator", "jpa", "benchmarks", "tests")
-JOBSCRIPTS = {"infinicache": "infinicache", "llmserve": "llm", "nas": "nas", "windsr": "windsr"}
+JOBSCRIPTS = {
+    "fedcase": "federated",
+    "infinicache": "infinicache",
+    "llmserve": "llm",
+    "nas": "nas",
+    "windsr": "windsr",
+}
 """Module of a distribution to its folder in jobscripts/."""
 EXTRAS = {
     "daemon": ("alembic", "highspy", "numpy", "prometheus_client", "pydantic", "sqlalchemy",

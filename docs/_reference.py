@@ -16,12 +16,14 @@ from malletrain.rounds.table import EVENTS, RoundEvent
 from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
 from malletrain.sweep.spec import Sweep
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "jobscripts" / "federated"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "jobscripts" / "llm"))
 
+from fedcase.rounds import TRANSITIONS as FEDERATED_TRANSITIONS  # isort: skip
 from llmserve.replica_life import LIFE_TRANSITIONS  # isort: skip
 from llmserve.states import REPLICA_TRANSITIONS, REQUEST_TRANSITIONS  # isort: skip
 
-PAGES = ("reference-states.md", "environment.md", "llm.md", "sweeps.md")
+PAGES = ("reference-states.md", "environment.md", "federated.md", "llm.md", "sweeps.md")
 _PLACE = re.compile(r"(<!-- table ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -82,6 +84,7 @@ def _next_states(table):
 
 
 TABLES = {
+    "federated-clients": _next_states(FEDERATED_TRANSITIONS),
     "llm-requests": _next_states(REQUEST_TRANSITIONS),
     "llm-replicas": _next_states(REPLICA_TRANSITIONS),
     "llm-replica-life": _next_states(LIFE_TRANSITIONS),

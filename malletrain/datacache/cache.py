@@ -32,6 +32,7 @@ from malletrain.datacache.store import (
     OtherDataSetError,
     attach,
     check_sum,
+    file_name,
     private_data_folder,
     remove_unused,
 )
@@ -273,6 +274,13 @@ class DataCache:
             store.close()
             if not os.environ.get(env.DATA):  # nobody else would remove it
                 remove_unused(path)
+
+    @staticmethod
+    def discard(name: str) -> bool:
+        """Remove the samples of the data set ``name`` from this node's memory. Returns whether they
+        were removed: they are not if a process uses them, or if there are none.
+        """
+        return remove_unused(data_folder() / file_name(name))
 
     # --- pickling, for loader workers that are spawned ---
 

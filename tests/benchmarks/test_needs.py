@@ -129,6 +129,7 @@ def test_the_replay_reads_the_files_that_are_named(clone, tmp_path):
     [
         ("redis", "pip install -e '.[redis]'"),
         ("infinicache", "pip install -e jobscripts/infinicache"),
+        ("fedcase", "pip install -e jobscripts/federated"),
         ("llmserve", "pip install -e jobscripts/llm"),
         ("ray", "pip install ray"),
         ("malletrain", "pip install -e . (and run the benchmark in the root of the repository)"),

@@ -60,7 +60,13 @@ def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
 
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [("infinicache", "infinicache"), ("llm", "llmserve"), ("nas", "nas"), ("windsr", "windsr")],
+    [
+        ("federated", "fedcase"),
+        ("infinicache", "infinicache"),
+        ("llm", "llmserve"),
+        ("nas", "nas"),
+        ("windsr", "windsr"),
+    ],
 )
 def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, folder, name):
     build("wheel", tree / "jobscripts" / folder, tmp_path)

@@ -1,0 +1,66 @@
+"""Flower's programs: where they are, and with which environment they run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class FlowerMissingError(RuntimeError):
+    """Flower is not installed; the message says how to install it."""
+
+
+def program(name: str, folder: str = "") -> str:
+    """Return the path of one of Flower's programs.
+
+    Args:
+        name: such as ``flower-supernode``.
+        folder: folder of the programs; empty: beside this Python, else in PATH.
+
+    Raises:
+        FlowerMissingError: it is not there.
+    """
+    places = [folder] if folder else [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    for place in places:
+        if path := shutil.which(name, path=place):
+            return path
+    raise FlowerMissingError(
+        f"{name} is not in {places[0]}. Install Flower into an environment of its own "
+        "(pip install -e 'jobscripts/federated[flower]') and name it: --flower ENVIRONMENT/bin"
+    )
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments before ``--`` and those after it, which are Flower's."""
+    own = list(arguments)
+    if "--" not in own:
+        return own, []
+    place = own.index("--")
+    return own[:place], own[place + 1 :]
+
+
+def environment(home: Path, binaries: str) -> dict[str, str]:
+    """Return the environment of Flower's programs, which start each other by name.
+
+    Args:
+        home: folder for Flower's own files.
+        binaries: folder of the programs.
+    """
+    quiet: Mapping[str, str] = {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    path = binaries + os.pathsep + os.environ.get("PATH", "")
+    return {**os.environ, "PATH": path, **quiet}
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody uses now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,120 @@
+"""The training of clients on one node, in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedcase.clients import ClientResult
+from fedcase.hot_samples import plan_epoch
+from fedcase.node_cache import ReadAccount
+from fedcase.task import Arrays, Task
+
+
+class ClientSamples(Protocol):
+    """The samples of one client, such as :class:`fedcase.node_cache.ClientCache`."""
+
+    hot: list[int]
+    """The samples that are in memory."""
+    account: ReadAccount
+
+    def read(self, samples: Sequence[int]) -> list[Any]:
+        """Return samples in their order."""
+
+    def keep_hottest(
+        self, samples: Sequence[int], values: Sequence[Any], losses: Sequence[float]
+    ) -> None:
+        """Learn the losses of samples that were read."""
+
+    def close(self) -> None:
+        """End the use of the samples."""
+
+
+class NodeMemory(Protocol):
+    """The memory of a node, such as :class:`fedcase.node_cache.NodeCache`."""
+
+    def client(self, client: int, dataset: Any) -> ClientSamples:
+        """Return the samples of a client, whose data set this is."""
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """How a client trains."""
+
+    epochs: int = 1
+    cold_share: float = 0.3
+    """Part of the samples that are not hot that an epoch reads."""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """The clients of one node, averaged by their numbers of samples."""
+
+    arrays: Arrays
+    results: tuple[ClientResult, ...]
+    reads: ReadAccount
+
+
+def train_clients(
+    task: Task,
+    arrays: Arrays,
+    clients: Iterable[int],
+    number: int,
+    cache: NodeMemory,
+    options: LocalOptions,
+    clock: Callable[[], float] = time.perf_counter,
+) -> NodeResult:
+    """Train clients in turn, each from the same model.
+
+    Args:
+        task: what is trained.
+        arrays: the model of the round.
+        clients: numbers of the clients, at least one.
+        number: number of the round. A client draws the same samples whenever this round is made.
+        cache: the hot samples of this node.
+        options: how a client trains.
+        clock: seconds.
+    """
+    total: dict[str, Any] = {}
+    weight = 0
+    results: list[ClientResult] = []
+    reads = ReadAccount()
+    for client in clients:
+        begin = clock()
+        after, loss, samples, account = _train(task, arrays, client, number, cache, options)
+        results.append(ClientResult(client, samples, loss, clock() - begin))
+        reads.add(account)
+        for name, array in after.items():
+            part = np.asarray(array, dtype=np.float64) * samples
+            total[name] = total[name] + part if name in total else part
+        weight += samples
+    averaged = {
+        name: (array / weight).astype(np.asarray(arrays[name]).dtype)
+        for name, array in total.items()
+    }
+    return NodeResult(averaged, tuple(results), reads)
+
+
+def _train(
+    task: Task, arrays: Arrays, client: int, number: int, cache: NodeMemory, options: LocalOptions
+) -> tuple[Arrays, float, int, ReadAccount]:
+    dataset = task.dataset(client)
+    random = np.random.default_rng([options.seed, number, client])
+    own = cache.client(client, dataset)
+    loss = 0.0
+    try:
+        for epoch in range(options.epochs):
+            plan = plan_epoch(len(dataset), own.hot, options.cold_share, random)
+            values = own.read(plan.samples)
+            arrays, losses = task.train(arrays, values, plan.weights, random)
+            if epoch == 0:
+                loss = float(np.average(losses, weights=plan.weights))
+            own.keep_hottest(plan.samples, values, losses)
+    finally:
+        own.close()
+    return arrays, loss, len(dataset), own.account

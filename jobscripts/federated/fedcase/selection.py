@@ -1,0 +1,80 @@
+"""Which clients train in a round. Pure: the same generator gives the same clients.
+
+The ratio rule (:mod:`fedcase.ratio`) says which part of a round is for experienced clients. They
+are drawn by score, without replacement; every client has a chance, so that none is left out for
+good. Novices are drawn at random, those whose data a node holds first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from random import Random
+
+from fedcase.clients import ClientRecord, scores
+
+SCORE_FLOOR = 0.1
+"""Added to each score, so that the client with the lowest one is drawn at times."""
+CACHED_BONUS = 0.3
+"""Added to the score of a client whose data a present node holds: it trains at once."""
+
+
+def experienced_count(
+    round_size: int, share: float, filled: float, available: int, novices: int
+) -> int:
+    """Return how many clients of a round are experienced ones.
+
+    While the caches of the nodes fill, at most the filled part of a round is: a cold cache takes
+    novices, whose samples fill it, whatever the rule says. If there are too few clients of one
+    kind, the other kind makes up for them.
+
+    Args:
+        round_size: number of clients of the round.
+        share: part for experienced clients that the ratio rule has chosen, 0 to 1.
+        filled: part of the memory for hot samples that is in use, 0 to 1.
+        available: number of experienced clients.
+        novices: number of novices.
+    """
+    round_size = min(round_size, available + novices)
+    count = round(round_size * min(max(0.0, share), max(0.0, filled), 1.0))
+    return min(available, max(count, round_size - novices))
+
+
+def select(
+    clients: Sequence[ClientRecord],
+    round_size: int,
+    share: float,
+    filled: float,
+    cached: Collection[int],
+    random: Random,
+) -> list[int]:
+    """Return the clients of a round, at most ``round_size``, experienced ones first.
+
+    Args:
+        clients: all clients that may be chosen.
+        round_size: number of clients of the round.
+        share: part for experienced clients, 0 to 1.
+        filled: part of the memory for hot samples that is in use, 0 to 1.
+        cached: clients whose data a present node holds.
+        random: generator of the draw.
+    """
+    experienced = [client for client in clients if client.experienced]
+    novices = [client for client in clients if not client.experienced]
+    count = experienced_count(round_size, share, filled, len(experienced), len(novices))
+    weights = [
+        SCORE_FLOOR + score + (CACHED_BONUS if client.client in cached else 0.0)
+        for client, score in zip(experienced, scores(experienced), strict=True)
+    ]
+    chosen = _draw([client.client for client in experienced], weights, count, random)
+    random.shuffle(novices)
+    novices.sort(key=lambda client: client.client not in cached)
+    rest = max(0, min(round_size, len(clients)) - len(chosen))
+    return chosen + [client.client for client in novices[:rest]]
+
+
+def _draw(items: list[int], weights: list[float], count: int, random: Random) -> list[int]:
+    """Draw without replacement: the ``count`` greatest of u^(1/w) (Efraimidis and Spirakis, 2006,
+    "Weighted random sampling with a reservoir", Information Processing Letters 97(5)).
+    """
+    keys = [random.random() ** (1.0 / weight) for weight in weights]
+    order = sorted(range(len(items)), key=keys.__getitem__, reverse=True)
+    return [items[position] for position in order[:count]]

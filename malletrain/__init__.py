@@ -3,8 +3,9 @@
 Training scripts do ``import malletrain``, so importing this package imports only the standard
 library; other modules are imported when one of their names is used. The training-side library:
 :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
-:func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`. They run
-in the user's process. :class:`Client` submits jobs from Python, :class:`AsyncClient` from asyncio.
+:func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`,
+:class:`AdaptiveBatch`. They run in the user's process. :class:`Client` submits jobs from Python,
+:class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from malletrain.api.aio import AsyncClient
     from malletrain.api.client import Client
+    from malletrain.training.adaptive_batch import AdaptiveBatch
     from malletrain.training.loader_workers import loader_workers
     from malletrain.training.report import describe, mark, metric, report
     from malletrain.training.sampler import ElasticSampler
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdaptiveBatch",
     "AsyncClient",
     "Client",
     "ElasticSampler",
@@ -41,6 +44,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AdaptiveBatch": "malletrain.training.adaptive_batch",
     "AsyncClient": "malletrain.api.aio",
     "Client": "malletrain.api.client",
     "ElasticSampler": "malletrain.training.sampler",

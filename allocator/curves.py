@@ -117,6 +117,13 @@ class ScalingCurve:
         sizes, rates = self.arrays
         return float((rates / sizes).max())
 
+    @cached_property
+    def useful(self) -> int:
+        """The smallest size with the highest throughput, nodes; 0 if no size has any."""
+        sizes, rates = self.arrays
+        best = int(rates.argmax())
+        return int(sizes[best]) if rates[best] > 0 else 0
+
     @property
     def largest(self) -> int:
         """The size of the last point, nodes."""

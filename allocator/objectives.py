@@ -50,9 +50,13 @@ class RescaleCost:
     """Pause of shrinking, charged at the throughput before."""
     start_s: float = 18.0
     """Pause of a start, or of a move to another class of nodes, charged at the throughput after."""
+    join_s: float = 0.0
+    """Time until the nodes that join a running job contribute, while the others continue. Charged
+    at the throughput that they add.
+    """
 
     def __post_init__(self) -> None:
-        for name in ("up_s", "down_s", "start_s"):
+        for name in ("up_s", "down_s", "start_s", "join_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise BidError(f"The rescale cost {name} is {value}; give seconds, 0 or more.")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -56,6 +56,7 @@ def place(
     sizes: Mapping[str, Assignment],
     current: Mapping[str, Sequence[str]],
     nodes: Mapping[str, NodeInfo],
+    longest: Collection[str] = (),
 ) -> dict[str, tuple[str, ...]]:
     """Choose the nodes of every job of ``sizes`` with a size above 0.
 
@@ -67,6 +68,8 @@ def place(
         current: job -> its nodes now, in rank order. A job gives up nodes that are absent from
             ``nodes`` or of another class than its new one.
         nodes: all usable nodes.
+        longest: jobs that choose before the others, and get the nodes that stay longest even if
+            they have nodes already.
 
     Returns:
         job -> its nodes, in the order of ``sizes``; jobs without nodes are absent.
@@ -99,7 +102,7 @@ def place(
                 pools[info.node_class].add(name, info)
     # Jobs with nodes choose first, because they have horizons and groups to match; then the larger
     # ones, for which a preemption costs most.
-    growing.sort(key=lambda job: (not plan[job], -sizes[job][1]))
+    growing.sort(key=lambda job: (job not in longest, not plan[job], -sizes[job][1]))
     for job in growing:
         node_class, size = sizes[job]
         pool = pools[node_class]
@@ -109,7 +112,8 @@ def place(
                 f"The plan gives job {job} {size} nodes of class {node_class}, but besides the "
                 f"{len(plan[job])} that it keeps only {pool.free} are free."
             )
-        plan[job] = [*plan[job], *pool.take(count, [nodes[name] for name in plan[job]])]
+        beside = [nodes[name] for name in plan[job]]
+        plan[job] = [*plan[job], *pool.take(count, beside, longest=job in longest)]
     return {job: tuple(plan[job]) for job in sizes if plan[job]}
 
 
@@ -163,11 +167,11 @@ class _FreeNodes:
         self._steps.setdefault(_horizon_step(info), {}).setdefault(info.group, []).append(name)
         self.free += 1
 
-    def take(self, count: int, current: list[NodeInfo]) -> list[str]:
+    def take(self, count: int, current: list[NodeInfo], *, longest: bool = False) -> list[str]:
         """Remove and return ``count`` nodes for a job whose nodes are ``current``.
 
         They are the closest in horizon to the job's median node, or those that stay longest if it
-        has none; within one step of horizon, by group.
+        has none or ``longest``; within one step of horizon, by group.
         """
         if not self._sorted:
             for groups in self._steps.values():
@@ -178,7 +182,7 @@ class _FreeNodes:
         nodes_in_group: Counter[str | None] = Counter(
             info.group for info in current if info.group is not None
         )
-        if current:
+        if current and not longest:
             steps = sorted(_horizon_step(info) for info in current)
             median = steps[len(steps) // 2]
             order = sorted(self._steps, key=lambda step: (abs(step - median), -step))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,12 @@ class BidRequest(NamedTuple):
     """Whether its workers have to be restarted at any size (they failed, or a node was lost)."""
     extrapolation: ExtrapolationPolicy = ExtrapolationPolicy.CONSTANT
     """Treatment of sizes beyond the last point of the curve. The bid's notes mention it."""
+    cost_on: Mapping[str, RescaleCost] = MappingProxyType({})
+    """Node class -> pauses on nodes of that class, where they differ from ``cost``."""
+    limits: Mapping[str, int] = MappingProxyType({})
+    """Node class -> maximum number of nodes of that class, where it is below ``max_nodes``. A class
+    whose limit is below every size is not offered.
+    """
 
 
 def make_bid(
@@ -98,7 +105,7 @@ def make_bids(requests: Sequence[BidRequest]) -> list[Bid]:
     ``value(k) = weight · (t_fwd_s · O(k) − cost(current → k))``, where O is the curve and the cost
     is
 
-    * ``O(current) · up_s`` for k > current > 0,
+    * ``O(current) · up_s + max(0, O(k) − O(current)) · join_s`` for k > current > 0,
     * ``O(current) · down_s`` for k < current,
     * ``O(k) · start_s`` for current = 0, or on another class than ``current_class``,
     * 0 for k = current (``O(current) · down_s`` if ``restarting``).
@@ -129,8 +136,12 @@ def _blocks(requests: Sequence[BidRequest]) -> Iterator[Sequence[BidRequest]]:
 class _ClassOptions(NamedTuple):
     """The sizes of one job on one class of nodes, before they are valued."""
 
+    number: int
+    """Position of its request."""
     request: BidRequest
+    node_class: str
     curve: ScalingCurve
+    cost: RescaleCost
     sizes: Sizes
     current: int
     """Nodes of this class that the job has."""
@@ -143,18 +154,22 @@ class _ClassOptions(NamedTuple):
 def _bids(requests: Sequence[BidRequest]) -> list[Bid]:
     notes_of = [list[str]() for _ in requests]
     class_options = [
-        _class_options(request, node_class, curve, sizes, notes)
-        for request, notes in zip(requests, notes_of, strict=True)
-        for sizes in [_sizes(request)]
+        _class_options(number, request, node_class, curve, sizes, notes_of[number])
+        for number, request in enumerate(requests)
+        for every_size in [_sizes(request)]
         for node_class, curve in request.curves.items()
+        if len(sizes := _limited(every_size, request.limits.get(node_class)))
     ]
-    valued = iter(zip(class_options, _size_values(class_options), strict=True))
+    options_of: list[dict[str, SizeValues]] = [{} for _ in requests]
+    release_values = [0.0 for _ in requests]
+    for on_class, values in zip(class_options, _size_values(class_options), strict=True):
+        options_of[on_class.number][on_class.node_class] = values
+        release_cost = on_class.current_rate * on_class.cost.down_s
+        release_values[on_class.number] -= on_class.request.weight * release_cost
     bids = []
-    for request, notes in zip(requests, notes_of, strict=True):
-        release_value, options = 0.0, {}
-        for node_class in request.curves:
-            on_class, options[node_class] = next(valued)
-            release_value -= request.weight * on_class.current_rate * request.cost.down_s
+    for request, notes, options, release_value in zip(
+        requests, notes_of, options_of, release_values, strict=True
+    ):
         current = (request.current_class, request.current) if request.current else UNASSIGNED
         idle_value = -math.inf if request.must_run else release_value
         bids.append(Bid(request.job, options, idle_value, current, tuple(notes)))
@@ -181,6 +196,11 @@ def _sizes(request: BidRequest) -> Sizes:
     return sizes
 
 
+def _limited(sizes: Sizes, limit: int | None) -> Sizes:
+    """Return the sizes up to ``limit``; all of them if it is None."""
+    return sizes if limit is None or sizes[-1] <= limit else sizes[sizes <= limit]
+
+
 @lru_cache(maxsize=4096)
 def _within(low: int, high: int, allowed: tuple[int, ...] | None) -> Sizes:
     if allowed is None:
@@ -192,14 +212,23 @@ def _within(low: int, high: int, allowed: tuple[int, ...] | None) -> Sizes:
 
 
 def _class_options(
-    request: BidRequest, node_class: str, curve: ScalingCurve, sizes: Sizes, notes: list[str]
+    number: int,
+    request: BidRequest,
+    node_class: str,
+    curve: ScalingCurve,
+    sizes: Sizes,
+    notes: list[str],
 ) -> _ClassOptions:
     """Return the options of ``request`` on ``node_class``; ``notes`` receives its warnings."""
     if sizes[-1] > curve.largest:
         sizes = _extrapolated(request, curve, sizes, notes)
     current = request.current if node_class == request.current_class else 0
     unit = _single_node_rate(curve) if request.goal is Goal.EFFICIENCY else 1.0
-    return _ClassOptions(request, curve, sizes, current, unit, curve.at(current) / unit)
+    cost = request.cost_on.get(node_class, request.cost)
+    current_rate = curve.at(current) / unit
+    return _ClassOptions(
+        number, request, node_class, curve, cost, sizes, current, unit, current_rate
+    )
 
 
 def _extrapolated(
@@ -251,7 +280,7 @@ def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
     sizes = np.concatenate([options.sizes for options in class_options])
     curves = CurveTable([options.curve for options in class_options])
     requests = [options.request for options in class_options]
-    costs = [request.cost for request in requests]
+    costs = [options.cost for options in class_options]
 
     def per_size(numbers: Iterable[float]) -> Values:
         return np.array(list(numbers))[index]
@@ -262,10 +291,14 @@ def _values(class_options: Sequence[_ClassOptions], lengths: Sizes) -> Values:
     down_s = per_size(cost.down_s for cost in costs)
     current = per_size(options.current for options in class_options)
     up_s = per_size(cost.up_s for cost in costs)
-    restart_s = per_size(request.cost.down_s if request.restarting else 0.0 for request in requests)
+    restart_s = per_size(
+        options.cost.down_s if options.request.restarting else 0.0 for options in class_options
+    )
     pause_s = np.where(sizes > current, up_s, np.where(sizes < current, down_s, restart_s))
     start_cost = per_size(cost.start_s for cost in costs) * rates
     current_rate = per_size(options.current_rate for options in class_options)
-    rescale_cost = np.where(current == 0, start_cost, current_rate * pause_s)
+    added = np.where(sizes > current, np.maximum(0.0, rates - current_rate), 0.0)
+    join_cost = per_size(cost.join_s for cost in costs) * added
+    rescale_cost = np.where(current == 0, start_cost, current_rate * pause_s + join_cost)
     weighted: Values = per_size(request.weight for request in requests) * (processed - rescale_cost)
     return weighted

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 OWN = ("malletrain", "scavenger", "allocator", "jpa", "benchmarks", "tests")
-JOBSCRIPTS = ("infinicache", "nas", "windsr")
+JOBSCRIPTS = {"infinicache": "infinicache", "llmserve": "llm", "nas": "nas", "windsr": "windsr"}
+"""Module of a distribution to its folder in jobscripts/."""
 EXTRAS = {
     "daemon": ("alembic", "highspy", "numpy", "prometheus_client", "pydantic", "sqlalchemy",
                "structlog", "tomli"),
@@ -39,7 +40,7 @@ def install_command(module: str) -> str:
     if module in OWN:
         return "pip install -e . (and run the benchmark in the root of the repository)"
     if module in JOBSCRIPTS:
-        return f"pip install -e jobscripts/{module}"
+        return f"pip install -e jobscripts/{JOBSCRIPTS[module]}"
     extra = next((name for name, modules in EXTRAS.items() if module in modules), None)
     return f"pip install {module}" if extra is None else f"pip install -e '.[{extra}]'"
 

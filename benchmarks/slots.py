@@ -17,7 +17,9 @@ as a smaller job. Each cluster has so many hosts that its jobs need ``--load`` o
 counts all idle GPU-hours, ``slots`` and ``whole_hosts`` the fraction of them in gaps longer than a
 minute of single GPUs and of whole hosts. ``harvested``: the GPU-hours that the daemon's controller
 uses of ``--hours`` in the middle, with 100 of 1,000 malleable jobs at a time (``malletrain
-simulate``).
+simulate``). With ``--cpu-log`` (SWF, such as KTH's) the machine also has the nodes of that log,
+which are leased as a whole: ``by_kind`` is what the same controller uses of both kinds at once,
+with every second job on single GPUs and the others on whole nodes.
 """
 
 from __future__ import annotations
@@ -35,20 +37,24 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks import end_in_order, slots_slurm
 from malletrain.sim.engine import simulate
+from malletrain.sim.idle import idle_nodes
+from malletrain.sim.joblogs import read_log
 from malletrain.sim.policies import POLICIES
 from malletrain.sim.settings import SimSettings
+from malletrain.sim.slot_kinds import SlotKinds
 from malletrain.sim.throughput import built_in
 from malletrain.sim.workloads import hpo
 from scavenger.batch.slots import SlotKind
 from scavenger.embedded.hosts import Division
 from scavenger.trace.amounts import HEADER, parse
+from scavenger.trace.kinds import TraceKind, divide
 from scavenger.trace.trace import Trace
 from tests.integration.embedded import site
 from tests.slurm.cluster import missing
@@ -256,6 +262,35 @@ def harvest(log: Path, per_host: int, load: float, hours: float) -> dict[str, An
     return figures
 
 
+def both_kinds(
+    log: Path, cpu_log: Path, per_host: int, load: float, hours: float
+) -> list[dict[str, Any]]:
+    """Return the use of single GPUs of one log and whole nodes of another, in one simulation."""
+    rows = amount_rows(log, per_host, load).splitlines()[1:]
+    middle_s = float(rows[-1].partition(",")[0]) / 2
+    gpu_hosts = frozenset(row.split(",")[1] for row in rows)
+    whole = idle_nodes(read_log(cpu_log)).trace
+    cpu_hosts = frozenset(f"cpu-{name}" for name in whole.names)
+    rows += [
+        f"{time:g},cpu-{whole.names[node]},{'idle' if idle else 'busy'},1"
+        for time, node, idle in zip(
+            whole.time.tolist(), whole.node.tolist(), whole.idle.tolist(), strict=True
+        )
+    ]
+    rows.sort(key=lambda row: float(row.partition(",")[0]))
+    amounts = parse("\n".join([HEADER, *rows]), where=str(log))
+    kinds = [TraceKind("gpu", 1, gpu_hosts), TraceKind("cpu", None, cpu_hosts)]
+    divided = divide(amounts, kinds, str(log))
+    cut = divided.trace.window(middle_s, middle_s + hours * 3600.0)
+    jobs = [
+        replace(job, node_class=("gpu", "cpu")[number % 2])
+        for number, job in enumerate(hpo(built_in(64), 1000, 0))
+    ]
+    settings = SimSettings(POLICIES["malletrain"], max_running=100)
+    result = simulate(cut, jobs, settings, SlotKinds(divided.kind_of, divided.parts))
+    return [asdict(kind) for kind in result.slots_by_kind]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -268,6 +303,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=8, help="GPUs of a host, for --log")
     parser.add_argument("--load", type=float, default=0.8, help="GPUs that jobs need, for --log")
     parser.add_argument("--hours", type=float, default=12.0, help="simulated hours of --log")
+    parser.add_argument("--cpu-log", type=Path, metavar="FILE", help="whole nodes too, for --log")
     parser.add_argument("--minutes", type=float, default=5.0, help="of main jobs, for --slurm")
     parser.add_argument("--gpu-hosts", type=int, default=4, help="hosts of four GPUs, for --slurm")
     parser.add_argument("--gpu-load", type=float, default=0.6, help="of main jobs, for --slurm")
@@ -283,6 +319,10 @@ def main() -> None:
         figures = trials(args.steps)
     else:
         figures = harvest(args.log, args.per_host, args.load, args.hours)
+        if args.cpu_log:
+            figures["by_kind"] = both_kinds(
+                args.log, args.cpu_log, args.per_host, args.load, args.hours
+            )
     if args.json:
         print(json.dumps(figures))
         return

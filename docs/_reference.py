@@ -4,6 +4,7 @@ A page says where each belongs: between ``<!-- table NAME -->`` and ``<!-- end -
 """
 
 import re
+import sys
 from pathlib import Path
 
 from malletrain.config.reference import section_tables
@@ -15,7 +16,11 @@ from malletrain.rounds.table import EVENTS, RoundEvent
 from malletrain.rounds.transitions import LIVE_TABLE, RESTART_TABLE
 from malletrain.sweep.spec import Sweep
 
-PAGES = ("reference-states.md", "environment.md", "sweeps.md")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "jobscripts" / "llm"))
+
+from llmserve.states import REPLICA_TRANSITIONS, REQUEST_TRANSITIONS  # isort: skip
+
+PAGES = ("reference-states.md", "environment.md", "llm.md", "sweeps.md")
 _PLACE = re.compile(r"(<!-- table ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -64,7 +69,20 @@ def _picture(table):
     return _table(("from", "to", "at"), lines)
 
 
+def _next_states(table):
+    """The states with those that follow, and the events at which they do."""
+    following = {}
+    for (state, event), to in table.items():
+        following.setdefault((state, to), []).append(event.value)
+    lines = [
+        (f"`{state}`", f"`{to}`", "; ".join(events)) for (state, to), events in following.items()
+    ]
+    return _table(("from", "to", "when"), lines)
+
+
 TABLES = {
+    "llm-requests": _next_states(REQUEST_TRANSITIONS),
+    "llm-replicas": _next_states(REPLICA_TRANSITIONS),
     "sweep": section_tables(Sweep, "###"),
     "phases": _table(("phase", "what it means"), [(f"`{k}`", v) for k, v in PHASES.items()]),
     "stages": _table(("stage", "what it means"), [(f"`{k}`", v) for k, v in STAGES.items()]),

@@ -7,7 +7,9 @@ rounds do).
 
 The search is successive elimination (Even-Dar, Mannor, Mansour, "Action elimination and stopping
 conditions for the multi-armed bandit and reinforcement learning problems", Journal of Machine
-Learning Research 7, 2006) with Welch's t intervals on batch means. A change of layout restarts the
+Learning Research 7, 2006) with Student's t intervals on batch means. The relative deviation of a
+batch is estimated from the batches of all layouts together: the noise comes from the node, and with
+slow steps a layout has too few batches for an estimate of its own. A change of layout restarts the
 processes of the job, so a layout is measured for several batches in a row before the next one.
 """
 
@@ -18,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jpa.student import t975, t995
+
 MAX_CANDIDATES = 12
 """Maximum number of layouts that are tried."""
 MAX_TRIED_PROCESSES = 16
@@ -26,14 +30,6 @@ a node without memory would lose the job.
 """
 LOADER_WORKERS = (2, 1, 4, 8)
 """Numbers of loader workers of one process that are tried, unless the process has fewer cores."""
-
-# Student's t, 99.5 % point, by degrees of freedom 1..30.
-_T995 = (
-    *(63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169),
-    *(3.106, 3.055, 3.012, 2.977, 2.947, 2.921, 2.898, 2.878, 2.861, 2.845),
-    *(2.831, 2.819, 2.807, 2.797, 2.787, 2.779, 2.771, 2.763, 2.756, 2.750),
-)
-_NORMAL995 = 2.576
 
 
 @dataclass(frozen=True)
@@ -197,14 +193,20 @@ class SearchConfig:
     """Maximum duration of the search, seconds, without the time in which it is paused."""
     tolerance: float = 0.02
     """Difference of two throughputs that does not matter, relative to the larger one."""
-    min_batches: int = 4
+    min_batches: int = 3
     """Batches of a layout before it is judged."""
-    visit_batches: int = 6
-    """Batches for which a layout is measured in a row."""
+    visit_s: float = 2.2
+    """Minimum time from the first to the last batch of a layout that are measured in a row,
+    seconds. They are at least ``min_batches``, because a change of layout costs seconds too.
+    """
     max_batches: int = 30
     """Maximum number of batches of one layout."""
     min_deviation: float = 0.01
     """Lower bound on the standard deviation of a batch, relative to its mean."""
+    pooled: bool = True
+    """Whether the relative deviation of a batch is estimated from the batches of all layouts
+    together. Otherwise each layout has its own.
+    """
 
 
 @dataclass(frozen=True)
@@ -228,42 +230,83 @@ class Arm:
         squares = self.squares + (rate - self.mean) * (rate - mean)
         return replace(self, count=count, mean=mean, squares=squares)
 
-    def variance_of_mean(self, min_deviation: float) -> float:
-        """Return the variance of the mean. ``min_deviation``: lower bound on the relative standard
-        deviation of a batch.
+    def variance_of_mean(self, min_deviation: float, pooled: Spread | None = None) -> float:
+        """Return the variance of the mean; infinite if it is unknown.
+
+        Args:
+            min_deviation: lower bound on the relative standard deviation of a batch.
+            pooled: deviation of a batch in all layouts; None for that of its own batches.
         """
+        if pooled is not None:
+            deviation = max(pooled.deviation, min_deviation) * self.mean
+            return deviation**2 / self.count if self.count else math.inf
         if self.count < 2:
             return math.inf
         variance = self.squares / (self.count - 1)
         return max(variance, (min_deviation * self.mean) ** 2) / self.count
 
-    def half_width(self, min_deviation: float) -> float:
-        """Return the half width of the 99 % interval of the mean; infinite below two batches."""
-        if self.count < 2:
+    def half_width(self, min_deviation: float, pooled: Spread | None = None) -> float:
+        """Return the half width of the 99 % interval of the mean; infinite if it is unknown. For
+        the arguments see :meth:`variance_of_mean`.
+        """
+        degrees = self.count - 1 if pooled is None else pooled.degrees
+        if degrees < 1:
             return math.inf
-        return _t995(self.count - 1) * math.sqrt(self.variance_of_mean(min_deviation))
+        return t995(degrees) * math.sqrt(self.variance_of_mean(min_deviation, pooled))
 
 
-def _t995(degrees: float) -> float:
-    if degrees < 1:
-        return _T995[0]
-    index = math.floor(degrees) - 1
-    return _T995[index] if index < len(_T995) else _NORMAL995
+@dataclass(frozen=True)
+class Spread:
+    """The relative standard deviation of a batch, estimated from all layouts together."""
+
+    deviation: float
+    """Standard deviation divided by the mean."""
+    degrees: int
+    """Degrees of freedom of the estimate."""
+
+    @classmethod
+    def of(cls, arms: Iterable[Arm]) -> Spread | None:
+        """Return the pooled estimate: the squared relative deviations from the mean of each layout,
+        added up, divided by the number of batches less one for each layout. None without data.
+        """
+        measured = [arm for arm in arms if arm.count > 1 and arm.mean > 0]
+        degrees = sum(arm.count - 1 for arm in measured)
+        if not degrees:
+            return None
+        squares = sum(arm.squares / arm.mean**2 for arm in measured)
+        return cls(math.sqrt(squares / degrees), degrees)
 
 
-def difference(a: Arm, b: Arm, min_deviation: float) -> tuple[float, float]:
-    """Return the 99 % interval of the mean of ``a`` minus that of ``b`` (Welch, "The generalization
-    of 'Student's' problem when several different population variances are involved", Biometrika 34,
-    1947).
+def difference(
+    a: Arm,
+    b: Arm,
+    min_deviation: float,
+    pooled: Spread | None = None,
+    quantile: Callable[[float], float] = t995,
+) -> tuple[float, float]:
+    """Return the interval of the mean of ``a`` minus that of ``b``: with the pooled deviation
+    Student's, else Welch's ("The generalization of 'Student's' problem when several different
+    population variances are involved", Biometrika 34, 1947).
+
+    Args:
+        a, b: two layouts.
+        min_deviation: lower bound on the relative standard deviation of a batch.
+        pooled: deviation of a batch in all layouts; None for that of each.
+        quantile: returns the quantile of Student's t by degrees of freedom; the default is that of
+            the 99 % interval.
     """
-    if min(a.count, b.count) < 2:
-        return -math.inf, math.inf
-    var_a, var_b = a.variance_of_mean(min_deviation), b.variance_of_mean(min_deviation)
+    var_a = a.variance_of_mean(min_deviation, pooled)
+    var_b = b.variance_of_mean(min_deviation, pooled)
     total = var_a + var_b
+    if not math.isfinite(total):
+        return -math.inf, math.inf
     if total == 0:
         return a.mean - b.mean, a.mean - b.mean
-    degrees = total**2 / (var_a**2 / (a.count - 1) + var_b**2 / (b.count - 1))
-    width = _t995(degrees) * math.sqrt(total)
+    if pooled is None:
+        degrees = total**2 / (var_a**2 / (a.count - 1) + var_b**2 / (b.count - 1))
+    else:
+        degrees = pooled.degrees
+    width = quantile(degrees) * math.sqrt(total)
     return a.mean - b.mean - width, a.mean - b.mean + width
 
 
@@ -297,6 +340,8 @@ class LayoutSearch:
     """Index of the arm that is measured now."""
     visit: int = 0
     """Number of batches since the current arm was last chosen."""
+    visit_began: float = 0.0
+    """``seconds`` at the first of these."""
     seconds: float = 0.0
     """Duration of the search so far."""
     nodes: int = 0
@@ -325,6 +370,11 @@ class LayoutSearch:
         return is_complete or self.outcome.layout != self.default.layout
 
     @property
+    def spread(self) -> Spread | None:
+        """The deviation of a batch that all layouts have in common; None if each has its own."""
+        return Spread.of(self.arms) if self.config.pooled else None
+
+    @property
     def default(self) -> Arm:
         """The arm of the default layout."""
         return self.arms[0]
@@ -340,10 +390,10 @@ class LayoutSearch:
             return self
         search = _at(self, nodes)
         search = _with_arm(search, search.current, search.arms[search.current].with_batch(rate))
-        search = _without_beaten(replace(search, visit=search.visit + 1))
-        arm = search.arms[search.current]
-        done = arm.out or search.visit >= search.config.visit_batches
-        return _next(search) if done else search
+        began = search.visit_began if search.visit else search.seconds
+        search = replace(search, visit=search.visit + 1, visit_began=began)
+        search = _without_beaten(search)
+        return _next(search) if _is_visited(search) else search
 
     def spent(self, seconds: float) -> LayoutSearch:
         """Count time of the search. It ends when its time is over."""
@@ -390,6 +440,7 @@ class LayoutSearch:
             "max_seconds": self.config.max_seconds,
             "current": self.current,
             "visit": self.visit,
+            "visit_began": self.visit_began,
             "seconds": self.seconds,
             "nodes": self.nodes,
             "outcome": [*_numbers(self.outcome.layout), self.outcome.reason]
@@ -416,6 +467,7 @@ class LayoutSearch:
             SearchConfig(max_seconds=float(data["max_seconds"])),
             int(data["current"]),
             int(data["visit"]),
+            float(data.get("visit_began", data["seconds"])),  # absent in searches stored before
             float(data["seconds"]),
             int(data["nodes"]),
             SearchOutcome(_layout(outcome[:3]), str(outcome[3])) if outcome else None,
@@ -453,19 +505,28 @@ def _without_beaten(search: LayoutSearch) -> LayoutSearch:
     leader = _leader(search)
     if leader is None:
         return search
-    best = search.arms[leader]
+    best, pooled = search.arms[leader], search.spread
     margin = search.config.tolerance * best.mean
     for index in _judged(search):
         arm = search.arms[index]
         if index == leader or arm.out:
             continue
-        low, high = difference(arm, best, search.config.min_deviation)
+        low, high = difference(arm, best, search.config.min_deviation, pooled)
         if high < 0:
             search = _with_arm(search, index, replace(arm, out=SLOWER))
         elif high < margin and (index > 0 or low > -margin):
             # The default stays in until it is known by how much it is slower.
             search = _with_arm(search, index, replace(arm, out=NOT_BETTER))
     return search
+
+
+def _is_visited(search: LayoutSearch) -> bool:
+    """Return whether the current arm is out, or was measured long enough for now."""
+    config = search.config
+    lasted_s = search.seconds - search.visit_began
+    is_long = search.visit >= config.min_batches and lasted_s >= config.visit_s
+    arm = search.arms[search.current]
+    return bool(arm.out) or is_long or arm.count >= config.max_batches
 
 
 def _next(search: LayoutSearch) -> LayoutSearch:
@@ -489,7 +550,9 @@ def _finished(search: LayoutSearch, why: str) -> LayoutSearch:
     if best == 0 or not default.count:
         reason = f"No other layout was faster than the default{end}."
         return replace(search, outcome=SearchOutcome(default.layout, reason))
-    low, _ = difference(winner, default, search.config.min_deviation)
+    # The default is left for what is faster with 97.5 % probability: an elimination may be wrong
+    # about several layouts, this decision only about one.
+    low, _ = difference(winner, default, search.config.min_deviation, search.spread, t975)
     gain = winner.mean / default.mean - 1 if default.mean > 0 else math.inf
     if low <= 0:
         reason = (

@@ -28,12 +28,8 @@ from enum import Enum
 from itertools import pairwise
 from statistics import median
 
-# Student's t, 97.5 % point, by degrees of freedom 1..30.
-_T975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
+from jpa.student import t975
+
 _MAX_BATCHES = 20
 _MAX_REPORTS = 1024
 """Reports stored. Beyond this every second one is dropped: batches only have to end on reports."""
@@ -357,5 +353,5 @@ def _ratio_interval(batches: Sequence[Batch]) -> tuple[float, float]:
     correlation = min(max(correlation, 0.0), 0.9)
     variance *= (1 + correlation) / (1 - correlation)
     degrees = count - 1
-    quantile = _T975[degrees - 1] if degrees <= len(_T975) else 1.96
+    quantile = t975(degrees)
     return rate, quantile * math.sqrt(variance)

@@ -37,7 +37,11 @@ from malletrain.protocol.fault_points import FaultPoint, reached
 Listener = Callable[["Change | None"], object]
 """Receives every change, and None at the end."""
 
-JOINED, LEAVING, STAYING, LEFT = "joined", "leaving", "staying", "left"
+JOINED, READY, LEAVING, STAYING, LEFT = "joined", "ready", "leaving", "staying", "left"
+
+
+MAX_EXPIRES_S = 366 * 86400.0
+"""Maximum time after which values lapse, seconds."""
 
 
 class MembershipError(RuntimeError):
@@ -60,6 +64,8 @@ class Member:
     """Expected remaining time of its node when the newest view was made, seconds; None if the site
     has no forecast.
     """
+    loading: bool = field(default=False, compare=False)
+    """Whether it has joined and is not ready to serve yet."""
 
     @property
     def leaving(self) -> bool:
@@ -76,8 +82,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the membership. ``kind``: ``joined``; ``leaving`` (with notice:
-    ``member.seconds_left``); ``staying`` (the notice was withdrawn); ``left``.
+    """One change of the membership. ``kind``: ``joined``; ``ready`` (a member that was loading);
+    ``leaving`` (with notice: ``member.seconds_left``); ``staying`` (the notice was withdrawn);
+    ``left``.
     """
 
     kind: str
@@ -106,6 +113,8 @@ def differences(old: tuple[Member, ...], new: tuple[Member, ...]) -> list[Change
         previous = before.get(k)
         if previous is None:
             changes.append(Change(JOINED, m))
+        elif previous.loading and not m.loading:
+            changes.append(Change(READY, m))
         if m.leaving and (previous is None or not previous.leaving):
             changes.append(Change(LEAVING, m))
         elif previous is not None and previous.leaving and not m.leaving:
@@ -132,6 +141,10 @@ class Membership:
         """Whether the iterators have ended; new ones end at once."""
         self._connection = connection
         self._has_view = connection is None
+        self._changed = threading.Condition(self._lock)
+        """Notified of every change and of the end."""
+        self._notices = 0
+        """Number of notices to leave without a view, from the launcher."""
         self._first_view_or_end = threading.Event()
         if connection is None:
             self._first_view_or_end.set()
@@ -156,6 +169,26 @@ class Membership:
         """
         self._first_view_or_end.wait(timeout_s)
         return self._has_view
+
+    def wait_for_change(self, since: int, timeout_s: float | None = None) -> int:
+        """Wait until there is a newer view than the one with number ``since``: a member joins,
+        becomes ready, gets notice to leave or leaves. Returns at once if there is one, and at the
+        end of the launcher or of the iterators.
+
+        Args:
+            since: number of a view, such as the last result of this method.
+            timeout_s: maximum time to wait, seconds; None: no limit.
+
+        Returns:
+            The number of the newest view.
+        """
+        with self._changed:
+            notices = self._notices
+            self._changed.wait_for(
+                lambda: self.view_number > since or self._notices > notices or self._is_closed,
+                timeout_s,
+            )
+            return self.view_number
 
     def changes(self) -> Iterator[Change]:
         """Yields the present members as ``joined``, then every change. Ends when the launcher ends
@@ -187,6 +220,15 @@ class Membership:
         finally:
             self._unsubscribe(put)
 
+    def report_ready(self) -> None:
+        """Report that this process can serve now, if it joined with ``ready=False``: the other
+        members get ``ready``. The time since the start of the process is the start cost that
+        ``malletrain submit --start-cost auto`` measures. No effect if it is ready already.
+        """
+        self._send({"say": "ready"})
+        if self._connection is None:
+            self._set_view(self.view_number, tuple(replace(m, loading=False) for m in self._view))
+
     def report_drained(self) -> None:
         """Report that this process holds no state that would be lost, so that its node can be given
         back now. No effect if the process is to stay.
@@ -194,14 +236,23 @@ class Membership:
         reached(FaultPoint.SERVICE_DRAINS)
         self._send({"say": "drained"})
 
-    def set_values(self, value_by_nodes: Mapping[int, float]) -> None:
+    def set_values(
+        self, value_by_nodes: Mapping[int, float], *, expires_s: float | None = None
+    ) -> None:
         """Set what each number of nodes is worth to the service, as a throughput in samples/s. It
         replaces the values submitted or set before. Values between the given sizes are interpolated
-        linearly.
+        linearly. If all are 0 the service gives all its nodes back.
 
         Any process may call this; let one do so for all, and only when the values have changed.
-        Raises ValueError for no sizes or more than 64, for sizes below 1, and for values that are
-        below 0 or not finite.
+
+        Args:
+            value_by_nodes: number of nodes → value.
+            expires_s: time after which the values lapse unless they are set again, seconds; then
+                the last values without such a limit apply. None: they do not lapse.
+
+        Raises:
+            ValueError: no sizes or more than 64, a size below 1, a value that is below 0 or not
+                finite, or a time that is not above 0.
         """
         if not 1 <= len(value_by_nodes) <= 64 or any(
             size < 1 or not 0 <= value < math.inf for size, value in value_by_nodes.items()
@@ -210,14 +261,21 @@ class Membership:
                 "set_values() takes 1 to 64 sizes of 1 node or more, each with a finite value of 0 "
                 f"or more; got {dict(list(value_by_nodes.items())[:5])}."
             )
-        self._send(
-            {"say": "worth", "nodes": {str(size): value for size, value in value_by_nodes.items()}}
-        )
+        if expires_s is not None and not 0 < expires_s <= MAX_EXPIRES_S:
+            raise ValueError(
+                f"Values expire after a time above 0, a year at most; got {expires_s} s."
+            )
+        nodes = {str(size): value for size, value in value_by_nodes.items()}
+        message: dict[str, Any] = {"say": "worth", "nodes": nodes}
+        if expires_s is not None:
+            message["expires_s"] = expires_s
+        self._send(message)
 
     def close(self) -> None:
         """End the iterators. The process stays a member until it ends."""
         with self._lock:
             self._is_closed = True
+            self._changed.notify_all()
             self._notify_listeners(None)
             self._listeners.clear()
 
@@ -269,6 +327,7 @@ class Membership:
         elif "leave" in message:
             # Sent by the launcher when it has no daemon. Only this process learns that it leaves.
             at = time.monotonic() + float(message["leave"])
+            self._notices += 1
             self._set_view(
                 self.view_number,
                 tuple(_with_end(m, at) if m == self._me else m for m in self._view),
@@ -278,6 +337,7 @@ class Membership:
         with self._lock:
             changes = differences(self._view, view)
             self.view_number, self._view = number, view
+            self._changed.notify_all()
             for change in changes:
                 self._notify_listeners(change)
         self._has_view = True
@@ -294,6 +354,7 @@ def _members(rows: list[list[Any]]) -> tuple[Member, ...]:
             None if leaves_in_s is None else now + float(leaves_in_s),
             # absent in the views of older launchers
             float(optional[0]) if optional and optional[0] is not None else None,
+            bool(optional[1]) if len(optional) > 1 else False,
         )
         for node, host, address, leaves_in_s, *optional in rows
     )
@@ -303,19 +364,25 @@ def _with_end(member: Member, at: float) -> Member:
     return replace(member, leaves_at=at)
 
 
-def join(address: str = "") -> Membership:
-    """Become a member that serves at ``address`` (any text of at most 1000 characters that the
-    others understand).
+def join(address: str = "", *, ready: bool = True) -> Membership:
+    """Become a member.
 
-    Call it once, when the process can be reached. Raises MembershipError when the launcher cannot
-    be reached or the address is too long.
+    Call it once, when the process can be reached.
+
+    Args:
+        address: address at which it serves; any text of at most 1000 characters that the others
+            understand.
+        ready: whether it can serve already. If not, call :meth:`Membership.report_ready` later.
+
+    Raises:
+        MembershipError: the launcher cannot be reached, or the address is too long.
     """
     if len(address) > 1000:
         raise MembershipError(
             f"The address has {len(address)} characters; the maximum is 1000. Pass an endpoint at "
             "which the other members can request the rest."
         )
-    me = Member(os.environ.get(env.NODE, "localhost"), host(), address)
+    me = Member(os.environ.get(env.NODE, "localhost"), host(), address, loading=not ready)
     path = os.environ.get(env.SERVICE)
     if not path:
         return Membership(me, None)
@@ -323,7 +390,10 @@ def join(address: str = "") -> Membership:
     try:
         connection.connect(path)
         reached(FaultPoint.SERVICE_JOINS)
-        connection.sendall(json.dumps({"say": "join", "address": address}).encode() + b"\n")
+        hello: dict[str, Any] = {"say": "join", "address": address}
+        if not ready:
+            hello["loading"] = True
+        connection.sendall(json.dumps(hello).encode() + b"\n")
         reached(FaultPoint.SERVICE_JOINED)
     except OSError as error:
         connection.close()

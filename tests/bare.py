@@ -24,7 +24,7 @@ LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "demo-output"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".import_linter_cache"),
 )
-OURS = ("malletrain", "infinicache", "windsr", "__editable__", "__pycache__")
+OURS = ("malletrain", "infinicache", "llmserve", "windsr", "__editable__", "__pycache__")
 """What the names of MalleTrain's own entries in a folder of packages begin with."""
 BUILD = "import sys; from setuptools import build_meta as b; getattr(b, sys.argv[1])(sys.argv[2])"
 

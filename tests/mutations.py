@@ -180,13 +180,14 @@ def _members(union: Any) -> tuple[type, ...]:
 
 OPERATIONS = (
     *("submit", "cancel", "jobs", "job", "nodes", "events", "logs", "members", "metrics", "news"),
+    "worth",
     *("status", "usage", "scale", "weigh", "extend", "pause", "resume", "drain", "exclude"),
     *("login", "nothing", ""),
 )
 PARAMETERS = (
     *("spec", "jobs", "job", "ended", "explain", "since", "limit", "wait_s", "stream", "cursor"),
     *("names", "most", "until", "credential", "min_nodes", "max_nodes", "weight", "nodes", "node"),
-    *("release", "deadline", "budget_nh", "x"),
+    *("release", "deadline", "budget_nh", "x", "values", "next_each", "next_count", "expires_s"),
 )
 
 

@@ -162,6 +162,10 @@ class NodeJob:
         """Failures of workers here in that round."""
         self.address = ""
         """Address that the launcher has reported, for the other nodes."""
+        self._loading = False
+        """The process of a service has joined and is not ready to serve."""
+        self._start_s: float | None = None
+        """Time from the start of the process of a service until it was ready, seconds."""
         self.reports = WorkerReports(assign.job, send, tuned=bool(assign.spec.tuned))
         self.ended = False
         """No process of the job is left, and this has been reported to the daemon."""
@@ -208,7 +212,16 @@ class NodeJob:
             return Assignment(self.job, AssignmentPhase.RUNNING, self.generation, (), self.address)
         entered = self._rounds.get(self.generation)
         size = entered.group_size if entered and self.phase is AssignmentPhase.SUCCEEDED else 0
-        return Assignment(self.job, self.phase, self.generation, self.failures, self.address, size)
+        return Assignment(
+            self.job,
+            self.phase,
+            self.generation,
+            self.failures,
+            self.address,
+            size,
+            self._loading,
+            self._start_s,
+        )
 
     @property
     def _in_lobby(self) -> bool:
@@ -394,6 +407,7 @@ class NodeJob:
             failures,
         )
         self.address, self._waited_s = assignment.address, 0.0
+        self._loading, self._start_s = assignment.loading, assignment.start_s
         self._some_ended = assignment.phase is AssignmentPhase.FINISHING
         self._report()
         if self._drain is not None and assignment.phase is not AssignmentPhase.RUNNING:
@@ -465,6 +479,7 @@ class NodeJob:
         pending = self._pending_round()
         self._rounds = {pending.generation: pending} if pending else {}
         self.generation, self.address, self._last_failures = 0, "", ()
+        self._loading, self._start_s = False, None
         self._cancel_drain()
         if spec.mode == "live":
             self._add_first_logs(spec.nproc_per_node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -201,6 +201,25 @@ class AsyncClient:
         """As :meth:`malletrain.Client.events`."""
         return await self.do(operations.events(since=since, limit=limit, job=job, wait_s=wait_s))
 
+    async def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> MembersView:
+        """As :meth:`malletrain.Client.members`."""
+        return await self.do(operations.members(job, since=since, wait_s=wait_s))
+
+    async def worth(
+        self,
+        job: str,
+        values: Mapping[int, float] | None = None,
+        *,
+        next_each: float | None = None,
+        next_count: int = 1,
+        expires_s: float | None = None,
+    ) -> str:
+        """As :meth:`malletrain.Client.worth`."""
+        operation = operations.worth(
+            job, values, next_each=next_each, next_count=next_count, expires_s=expires_s
+        )
+        return await self.do(operation)
+
     async def usage(self, **between: float) -> list[UsageView]:
         """As :meth:`malletrain.Client.usage`."""
         return await self.do(operations.usage(**between))
@@ -328,9 +347,23 @@ class AsyncJob:
             since = page[-1].seq
         return events
 
-    async def members(self) -> MembersView:
-        """Returns its members, if it is a service."""
-        return await self._session.do(operations.members(self.id))
+    async def members(self, *, since: str = "", wait_s: float = 0.0) -> MembersView:
+        """As :meth:`malletrain.Client.members`."""
+        return await self._session.do(operations.members(self.id, since=since, wait_s=wait_s))
+
+    async def worth(
+        self,
+        values: Mapping[int, float] | None = None,
+        *,
+        next_each: float | None = None,
+        next_count: int = 1,
+        expires_s: float | None = None,
+    ) -> str:
+        """As :meth:`malletrain.Client.worth`."""
+        operation = operations.worth(
+            self.id, values, next_each=next_each, next_count=next_count, expires_s=expires_s
+        )
+        return await self._session.do(operation)
 
     async def tasks(self, state: str = "") -> AsyncIterator[TaskView]:
         """As :meth:`malletrain.api.job.Job.tasks`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,7 @@ from malletrain.client import Connection
 from malletrain.client.exchange import TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol.messages import JobSpec
-from malletrain.protocol.views import EventView, NodeView, StatusView, UsageView
+from malletrain.protocol.views import EventView, MembersView, NodeView, StatusView, UsageView
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -210,6 +210,51 @@ class Client:
         selected = [self.job(job) if isinstance(job, str) else job for job in jobs]
         finish(wait_for(self._session, [job.coroutines for job in selected], timeout))
         return selected
+
+    # --- services ---
+
+    def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> MembersView:
+        """Returns the members of a service, and what nodes are worth to it.
+
+        Args:
+            job: its id or name.
+            since: the ``version`` of the last answer. If it is still the present one, the daemon
+                answers at the next change: a member that joins, becomes ready, gets notice to leave
+                or leaves, another value of nodes, or the end of the service.
+            wait_s: maximum time to wait for that, seconds, a minute at most.
+        """
+        return finish(self._client.members(job, since=since, wait_s=wait_s))
+
+    def worth(
+        self,
+        job: str,
+        values: Mapping[int, float] | None = None,
+        *,
+        next_each: float | None = None,
+        next_count: int = 1,
+        expires_s: float | None = None,
+    ) -> str:
+        """Set what nodes are worth to a service of your own from now on, in place of the values
+        with which it was submitted. Pass either ``values`` or ``next_each``.
+
+        Args:
+            job: its id or name.
+            values: number of nodes → value, samples/s, at 1 to 64 sizes. If all are 0, the service
+                gives all its nodes back and waits for none.
+            next_each: value that each of the next nodes adds. The nodes that the service has keep
+                their value, and nodes beyond the next ones are worth nothing more.
+            next_count: number of the next nodes.
+            expires_s: time after which the values lapse unless they are set again, seconds; then
+                the last values without such a limit apply. None: they do not lapse.
+
+        Returns:
+            What the values are now, as a sentence.
+        """
+        return finish(
+            self._client.worth(
+                job, values, next_each=next_each, next_count=next_count, expires_s=expires_s
+            )
+        )
 
     # --- the machine ---
 

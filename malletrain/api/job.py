@@ -275,9 +275,26 @@ class Job:
         """Returns its events in the audit log with a number above ``since``."""
         return finish(self.coroutines.events(since))
 
-    def members(self) -> MembersView:
-        """Returns its members, if it is a service."""
-        return finish(self.coroutines.members())
+    def members(self, *, since: str = "", wait_s: float = 0.0) -> MembersView:
+        """Returns its members, if it is a service. See :meth:`malletrain.Client.members`."""
+        return finish(self.coroutines.members(since=since, wait_s=wait_s))
+
+    def worth(
+        self,
+        values: Mapping[int, float] | None = None,
+        *,
+        next_each: float | None = None,
+        next_count: int = 1,
+        expires_s: float | None = None,
+    ) -> str:
+        """Set what nodes are worth to it, if it is a service. See
+        :meth:`malletrain.Client.worth`.
+        """
+        return finish(
+            self.coroutines.worth(
+                values, next_each=next_each, next_count=next_count, expires_s=expires_s
+            )
+        )
 
     def tasks(self, state: str = "") -> Iterator[TaskView]:
         """Returns its tasks in order, if it is a farm; only those in ``state`` if that is given:

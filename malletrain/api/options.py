@@ -96,6 +96,10 @@ class SubmitOptions(TypedDict, total=False):
     """The script is a service."""
     value: str | os.PathLike[str]
     """File with the value of each number of nodes to a service."""
+    start_cost: float | str
+    """Time from the start of a service's process on a node until it is ready: seconds, or text such
+    as ``"180 s"``; ``"auto"``: measured; ``"auto:180 s"``: taken to be 180 s until then. Default: 5
+    s."""
     after: Sequence[str]
     """Start only after these jobs (ids or names) have completed."""
     time_limit: float | str
@@ -142,6 +146,8 @@ class MapOptions(TypedDict, total=False):
     retries: int
     """Number of times that a task whose process died is tried again. An exception of the function
     is a result, and not tried again."""
+    max_running: int
+    """Maximum number of processes that run at a time on all nodes together."""
     weight: float
     """How much the farm counts beside other jobs. Default: 1."""
     deadline: str
@@ -176,7 +182,7 @@ class MapOptions(TypedDict, total=False):
     """Recipients of notices."""
 
 
-_TASK_OPTIONS = ("gpus", "memory", "time", "retries")
+_TASK_OPTIONS = ("gpus", "memory", "time", "retries", "max_running")
 
 
 def farm_of(
@@ -221,6 +227,8 @@ def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
         values["nodes"] = _nodes_text(values["nodes"])
     if isinstance(values.get("time_limit"), int | float):
         values["time_limit"] = f"{values['time_limit']} s"
+    if isinstance(values.get("start_cost"), int | float):
+        values["start_cost"] = f"{values['start_cost']} s"
     for name in ("after", "notify"):
         if isinstance(values.get(name), str):
             values[name] = (values[name],)

@@ -41,6 +41,7 @@ from malletrain.cli.top import top
 from malletrain.cli.usage import usage
 from malletrain.cli.wait import wait
 from malletrain.cli.web import web
+from malletrain.cli.worth import worth
 
 
 @click.group(
@@ -91,6 +92,7 @@ for _command in (
     cp,
     exec_,
     members,
+    worth,
     nodes,
     events,
     usage,

@@ -47,6 +47,7 @@ TASK_OPTIONS = (
     "time",
     "drain",
     "retries",
+    "max_running",
     "output",
     "log",
     "checkpoint",
@@ -223,6 +224,13 @@ def _apply_script(map_command: click.Command, ctx: click.Context) -> None:
     "a script whose #SBATCH lines have --array.",
 )
 @click.option(
+    "--max-running",
+    type=int,
+    metavar="N",
+    help="Maximum number of tasks that run at a time on all nodes together, such as licences that "
+    "they need. Default: N of %N in --array, else as many as the nodes have room for.",
+)
+@click.option(
     "--duplicate-stragglers",
     is_flag=True,
     help="Run a task that is late on a second node too; the first result counts. Only for tasks "
@@ -285,8 +293,10 @@ def map_(
     of_tasks = {name: options.pop(name) for name in TASK_OPTIONS}
     try:
         elsewhere = options["workdir"] is not None
-        with _opened(tasks, (*each, *names), array, bool(each), elsewhere) as source:
+        with _opened(tasks, (*each, *names), array, bool(each), elsewhere) as (source, at_once):
             rows = TaskList(source)
+        if of_tasks["max_running"] is None:
+            of_tasks["max_running"] = at_once
         with contextlib.closing(rows):
             if source.columns == ("index",) and array is not None:
                 of_tasks["array_range"] = _range_of(rows)
@@ -311,8 +321,10 @@ def _opened(
     array: str | None,
     has_each: bool,
     elsewhere: bool,
-) -> Iterator[TaskInput]:
-    """Yields the input that the options name. ``elsewhere``: the tasks run in another directory."""
+) -> Iterator[tuple[TaskInput, int]]:
+    """Yields the input that the options name, and how many of its tasks run at a time by the list
+    itself (0: no limit). ``elsewhere``: the tasks run in another directory.
+    """
     from malletrain.submission import task_lists
     from malletrain.submission.error import SpecError
 
@@ -324,19 +336,14 @@ def _opened(
     if sum((tasks is not None, has_each, array is not None)) > 1:
         raise SpecError("--tasks, --each and --array each give the tasks; use one of them.")
     if has_each:
-        yield task_lists.files_of(each, absolute=elsewhere)
+        yield task_lists.files_of(each, absolute=elsewhere), 0
     elif array is not None:
         source, at_once = task_lists.array_of(array)
-        if at_once is not None:
-            say(
-                f"Note: %{at_once} of --array is left out: a farm runs as many tasks at a time as "
-                "its nodes have cores for; --nodes limits them."
-            )
-        yield source
+        yield source, at_once or 0
     elif tasks is not None and tasks != "-":
         try:
             with open(Path(tasks).expanduser(), "rb") as file:
-                yield task_lists.open_tasks(file, tasks)
+                yield task_lists.open_tasks(file, tasks), 0
         except OSError as error:
             raise SpecError(f"--tasks: {tasks} cannot be read: {error.strerror}.") from None
     else:
@@ -347,9 +354,9 @@ def _opened(
                 "lines to the standard input."
             )
         if tasks is None:
-            yield task_lists.open_lines(stdin, _STDIN)
+            yield task_lists.open_lines(stdin, _STDIN), 0
         else:
-            yield task_lists.open_tasks(stdin, _STDIN)
+            yield task_lists.open_tasks(stdin, _STDIN), 0
 
 
 def _range_of(rows: TaskList) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from malletrain.core import defaults
 if TYPE_CHECKING:
     from malletrain.core.settings import ControllerSettings
     from malletrain.sim.settings import SimSettings
+    from malletrain.sim.slot_kinds import SlotKinds
     from malletrain.sim.workloads import SimJob
+    from scavenger.trace.kinds import DividedTrace, TraceKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,8 +138,19 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     _one_of(
         "--policy",
-        ("malletrain", "profiled", "freetrain", "equal", "fcfs", "ideal"),
-        "Policy that allocates the nodes.",
+        (
+            "malletrain",
+            "profiled",
+            "freetrain",
+            "equal",
+            "fcfs",
+            "gang",
+            "doubling",
+            "additive",
+            "ideal",
+        ),
+        "Policy that allocates the nodes. gang, doubling and additive restrict how jobs begin and "
+        "grow.",
     ),
     click.option(
         "--config",
@@ -235,11 +249,19 @@ def simulation_options(command: F) -> F:
 )
 @click.option(
     "--slot",
-    default="1",
-    show_default=True,
-    metavar="N|node",
+    "slots",
+    multiple=True,
+    metavar="[KIND=]N|node[@HOSTS]",
     help="For a trace with amounts (CSV time_s,node,event,amount): units, such as GPUs, of a slot; "
-    "node: whole nodes. Sizes of jobs then count slots.",
+    "node: whole nodes. Sizes of jobs then count slots. Several kinds: give it once for each, with "
+    "its hosts; hosts of no kind are whole nodes.  [default: 1]",
+)
+@click.option(
+    "--price",
+    "prices",
+    multiple=True,
+    metavar="KIND=X",
+    help="Node-hours that one hour of a slot of this kind counts.  [default: its part of a host]",
 )
 @simulation_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -247,7 +269,8 @@ def simulate(
     trace_file: Path,
     node_list: Path | None,
     nodes: int | None,
-    slot: str,
+    slots: tuple[str, ...],
+    prices: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -264,33 +287,69 @@ def simulate(
       malletrain simulate --trace week1.csv.gz --jobs cluster.swf.gz --hours 24
       malletrain simulate --trace week1.csv.gz --config site.toml --t-fwd 300
       malletrain simulate --trace gpus.csv.gz --slot 1
+      malletrain simulate --trace mixed.csv.gz --slot gpu=1@g[01-64] --slot cpu=node@c[001-256]
     """
     from malletrain.sim.engine import simulate as run
     from malletrain.sim.report import table
     from malletrain.sim.workloads import WorkloadError
-    from scavenger.trace.amounts import read_slots
     from scavenger.trace.checks import TraceError
     from scavenger.trace.files import read_names
+    from scavenger.trace.kinds import read_kinds
 
-    if slot != "node" and not (slot.isdecimal() and int(slot)):
-        raise Refused(f'--slot {slot}: give a number of units from 1, or "node" for whole nodes.')
-    units = None if slot == "node" else int(slot)
     try:
         names = read_names(node_list) if node_list else None
-        trace = read_slots(trace_file, units, names=names)
+        divided = read_kinds(trace_file, _kinds(slots), names=names)
+        trace, kinds = divided.trace, _slot_kinds(divided, slots, prices)
         if nodes is not None:
             trace = trace.sample(nodes, options["seed"])
         settings = settings_of(options)
         caution = settings.caution()
         if caution:
             say(caution)
-        result = run(trace, jobs_of(options), settings)
+        result = run(trace, jobs_of(options), settings, kinds)
     except (TraceError, WorkloadError) as error:
         raise Refused(str(error)) from None
     if as_json:
         print_json(result.to_dict())
     else:
         print_text(table(result))
+
+
+def _kinds(slots: tuple[str, ...]) -> list[TraceKind]:
+    """Returns the kinds in the values of --slot."""
+    from scavenger.trace.kinds import TraceKind
+
+    try:
+        return [TraceKind.parse(text) for text in slots or ("1",)]
+    except ValueError as error:
+        raise Refused(f"--slot {error}") from None
+
+
+def _slot_kinds(
+    divided: DividedTrace, slots: tuple[str, ...], prices: tuple[str, ...]
+) -> SlotKinds | None:
+    """Returns the kinds of the slots of a trace, at the values of --price; None if there is one
+    kind, without a name and a price.
+    """
+    from malletrain.sim.slot_kinds import SlotKinds
+
+    named = any(mark in text for text in slots for mark in "=@")
+    if len(slots) < 2 and not named and not prices:
+        return None
+    price_of = dict(divided.parts)
+    for text in prices:
+        kind, _, price = text.rpartition("=")
+        if kind not in price_of:
+            raise Refused(
+                f"--price {text}: give KIND=X; the kinds are {', '.join(sorted(price_of))}."
+            )
+        try:
+            price_of[kind] = float(price)
+        except ValueError:
+            price_of[kind] = math.nan
+        if not 0 < price_of[kind] < math.inf:
+            raise Refused(f"--price {text}: a price is a number of node-hours above 0.")
+    return SlotKinds(divided.kind_of, price_of)
 
 
 def settings_of(options: dict[str, Any]) -> SimSettings:

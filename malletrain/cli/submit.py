@@ -204,6 +204,12 @@ def _file_of(params: dict[str, Any]) -> str:
     "table [value] of lines such as 4 = 100.0.",
 )
 @click.option(
+    "--start-cost",
+    metavar="TIME|auto[:TIME]",
+    help="Time from the start of a service's process on a node until it is ready, such as 180s. "
+    "auto: measured; auto:180s: taken to be 180 s until then. Default: 5 s.",
+)
+@click.option(
     "--resume-from",
     metavar="JOB|PATH",
     help="Start from the snapshot of another job, or from this file. Without it another job's "

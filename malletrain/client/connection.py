@@ -265,9 +265,9 @@ class Connection:
         """Returns the metrics of a job over time. See :func:`operations.metrics`."""
         return self.do(operations.metrics(job, names=names, since=since, most=most))
 
-    def members(self, job: str) -> MembersView:
-        """Returns the members of a service."""
-        return self.do(operations.members(job))
+    def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> MembersView:
+        """Returns the members of a service. See :func:`operations.members`."""
+        return self.do(operations.members(job, since=since, wait_s=wait_s))
 
     def nodes(self, *, explain: bool = False) -> list[NodeView]:
         """Returns idle and leased nodes; with ``explain`` all nodes with the rules they passed or

@@ -129,9 +129,32 @@ def news(jobs: Sequence[str], *, cursor: str = "", wait_s: float = 0.0) -> Opera
     return Operation("news", NewsView, params, wait_s)
 
 
-def members(job: str) -> Operation[MembersView]:
-    """The members of a service."""
-    return Operation("members", MembersView, {"job": job})
+def members(job: str, *, since: str = "", wait_s: float = 0.0) -> Operation[MembersView]:
+    """The members of a service. If its version is still ``since``, waits up to ``wait_s`` (a minute
+    at most) for a change of the members or of what nodes are worth.
+    """
+    params = {"job": job, "since": since, "wait_s": wait_s}
+    return Operation("members", MembersView, params, wait_s)
+
+
+def worth(
+    job: str,
+    values: Mapping[int, float] | None = None,
+    *,
+    next_each: float | None = None,
+    next_count: int = 1,
+    expires_s: float | None = None,
+) -> Operation[str]:
+    """Set what numbers of nodes are worth to a service: ``values`` (number of nodes → value), or
+    ``next_each``, the value that each of the ``next_count`` next nodes adds. ``expires_s``: time
+    after which they lapse, seconds; None: never. The answer is a sentence.
+    """
+    params: dict[str, Any] = {"job": job, "expires_s": expires_s}
+    if values is not None:
+        params["values"] = dict(values)
+    if next_each is not None:
+        params |= {"next_each": next_each, "next_count": next_count}
+    return Operation("worth", str, params, changes=True, part="sentence")
 
 
 def add_tasks(job: str, first: int, rows: Sequence[Sequence[str]]) -> Operation[int]:

@@ -24,6 +24,7 @@ from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.shares import Quotas, Shares
+from malletrain.core.start_costs import LastingNodes
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainer, Trainers
 
@@ -146,7 +147,8 @@ class Bidders:
             if obtainable is None:
                 candidates[spec.job] = candidate
             elif current_nodes or obtainable >= spec.min_nodes:
-                max_nodes = min(spec.max_nodes, max(spec.min_nodes, current_nodes + obtainable))
+                obtained = max(spec.min_nodes, current_nodes + obtainable)
+                max_nodes = min(candidate.max_nodes, obtained)
                 candidates[spec.job] = candidate.but(max_nodes=max_nodes)
         return self._with_bids(candidates, [], free, nodes, now)
 
@@ -179,7 +181,9 @@ class Bidders:
         nodes: Mapping[str, NodeInfo],
         now: float,
     ) -> list[Candidate]:
-        starving = self._queue.starving(candidates, now)
+        lasting = LastingNodes(nodes)
+        # A guarantee is of no use to a job whose nodes would be gone before it is ready.
+        starving = [c for c in self._queue.starving(candidates, now) if _is_startable(c, lasting)]
         bids = []
         for trainer in self._trainers:
             own = {name: c for name, c in candidates.items() if c.trainer is trainer}
@@ -240,6 +244,13 @@ class Bidders:
         return job.rescaling or now < rest_until
 
 
+def _is_startable(c: Candidate, lasting: LastingNodes) -> bool:
+    """Return whether enough nodes outlast a start of the job."""
+    if c.start is None:
+        return True
+    return lasting.suffice(c.start, c.nodes, c.smallest or c.min_nodes, c.may_use)
+
+
 def _candidate(
     job: JobRecord, trainer: Trainer | None, *, fixed: bool = False, shared: bool = False
 ) -> Candidate:
@@ -247,7 +258,7 @@ def _candidate(
     return Candidate(
         spec.job,
         spec.min_nodes,
-        spec.max_nodes,
+        job.largest_useful,
         job.nodes,
         weight=spec.weight,
         goal=trainer.goal if trainer else spec.goal,
@@ -259,4 +270,5 @@ def _candidate(
         owner=None if shared else spec.owner,
         trainer=trainer,
         node_class=spec.node_class,
+        start=job.start,
     )

@@ -60,6 +60,7 @@ from malletrain.core.events import (
     RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
+    StartCostChanged,
     Tick,
     WeightChanged,
     WorkersFailed,
@@ -149,6 +150,7 @@ class Controller:
             WeightChanged: self._weight_changed,
             LimitsChanged: self._limits_changed,
             CurveChanged: self._curve_changed,
+            StartCostChanged: self._start_cost_changed,
             NodesBusy: self._nodes_busy,
             RescaleFinished: self._rescale_finished,
             LayoutDue: self._layout_due,
@@ -341,7 +343,16 @@ class Controller:
 
     def _curve_changed(self, event: CurveChanged, now: float) -> Iterable[Command]:
         job = self.jobs[event.job]
-        self.state.bid_with(job, event.curve, event.cost or job.cost)
+        self.state.value_nodes(
+            job, event.curve, event.cost or job.cost, returns_useless=event.returns_useless
+        )
+        if not job.state.ended:
+            self._bids_changed(now)
+        return ()
+
+    def _start_cost_changed(self, event: StartCostChanged, now: float) -> Iterable[Command]:
+        job = self.jobs[event.job]
+        self.state.start_costs(job, event.start)
         if not job.state.ended:
             self._bids_changed(now)
         return ()

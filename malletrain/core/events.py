@@ -21,6 +21,7 @@ from malletrain.core.goals import (
     WorkReported,
 )
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.start_costs import StartCost
 from scavenger.horizon import GapForecast
 
 
@@ -271,11 +272,25 @@ class LimitsChanged:
 
 @dataclass(frozen=True)
 class CurveChanged:
-    """The job's scaling curve and rescale cost have changed."""
+    """The job's scaling curve and rescale cost have changed. A job whose curve is 0 everywhere has
+    no use for nodes now and gets none.
+    """
 
     job: str
     curve: ScalingCurve
     cost: RescaleCost | None = None
+    returns_useless: bool = False
+    """Whether it gives nodes back that do not raise its throughput, though no other job needs
+    them.
+    """
+
+
+@dataclass(frozen=True)
+class StartCostChanged:
+    """The expected time until a process of the service is ready has changed."""
+
+    job: str
+    start: StartCost
 
 
 @dataclass(frozen=True)
@@ -387,6 +402,7 @@ Event = (
     | WeightChanged
     | LimitsChanged
     | CurveChanged
+    | StartCostChanged
     | NodesBusy
     | Progressed
     | RescaleCostMeasured

@@ -14,7 +14,9 @@ STEPS_PER_DOUBLING = 2
 """Resolution of the rate, so that not every result changes the bids."""
 
 
-def nodes_filled(busy: int, waiting: int, slots: int, task_s: float | None) -> int:
+def nodes_filled(
+    busy: int, waiting: int, slots: int, task_s: float | None, max_running: int = 0
+) -> int:
     """Returns how many nodes the remaining tasks fill, 1 at least.
 
     Args:
@@ -22,11 +24,14 @@ def nodes_filled(busy: int, waiting: int, slots: int, task_s: float | None) -> i
         waiting: number of tasks on no node.
         slots: number of tasks that a node runs at a time; 0 if unknown.
         task_s: mean duration of a task, seconds; None if unknown.
+        max_running: maximum number of tasks that run at a time on all nodes; 0 for no limit.
     """
     slots = max(1, slots)
     more = math.ceil(waiting / slots)
     if task_s is not None:
         more = min(more, math.ceil(waiting * task_s / (slots * FILL_S)))
+    if max_running:
+        more = min(more, max(0, math.ceil(max_running / slots) - busy))
     return max(1, busy + more)
 
 

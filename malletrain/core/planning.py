@@ -28,8 +28,9 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.pools import class_counts, is_of_class, owner_of
+from malletrain.core.pools import class_counts, class_of, is_of_class, owner_of
 from malletrain.core.settings import PlanningSettings
+from malletrain.core.start_costs import LastingNodes, StartCost, StartTerms
 from malletrain.core.trainers import Trainer
 
 
@@ -63,6 +64,8 @@ class Candidate:
     """Trainer whose plan it is in; None if there is only one plan."""
     node_class: str = ""
     """Class of nodes that it may use; empty: any."""
+    start: StartCost | None = None
+    """Time until a process of a service is ready; None if ``cost`` has all its pauses."""
 
     def but(self, **changes: Any) -> Candidate:
         """Return a copy with these fields changed. It is several times faster than
@@ -238,14 +241,14 @@ def make_plan(
         c.curve.at(1) for c in bidders if c.curve is not None and c.curve.at(1) > 0
     ]
     rate_one = median(single_node_rates) if single_node_rates else 1.0
-    bids = make_bids(
-        _requests(bidders, current_nodes, open_nodes, capacity, settings, favoured, rate_one)
-    )
+    requests = _requests(bidders, current_nodes, open_nodes, capacity, settings, favoured, rate_one)
+    bids = make_bids([request for request in requests if request.curves])
     allocation = solver(bids, capacity, settings)
     placed = place(
         allocation.sizes,
         {job: names for job, names in current_nodes.items() if job not in staying},
         open_nodes,
+        {c.job for c in bidders if c.start is not None},
     )
     result = {c.job: tuple(placed.get(c.job, ())) for c in bidders}
     return Plan(
@@ -311,7 +314,7 @@ def _requests(
     ``current_nodes``: job → the nodes that it still has; ``rate_one``: assumed throughput of an
     unmeasured job on one node, samples/s.
     """
-    requests = []
+    requests, lasting = [], LastingNodes(nodes)
     for c in bidders:
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]
@@ -320,6 +323,20 @@ def _requests(
             for name in capacity
             if c.may_use(name)
         }
+        t_fwd_s = max(0.01 * settings.t_fwd_s, settings.t_fwd_s - c.late_s)
+        cost = c.cost or settings.cost
+        terms: dict[str, StartTerms] = {}
+        if c.start is not None:
+            terms = {
+                name: lasting.terms(name, current, c.start.on(class_of(name)), t_fwd_s, cost)
+                for name in curves
+            }
+            # Nodes that are gone before its process is ready are of no use.
+            curves = {
+                name: each
+                for name, each in curves.items()
+                if terms[name].limit >= (c.smallest or c.min_nodes)
+            }
         requests.append(
             BidRequest(
                 c.job,
@@ -331,10 +348,12 @@ def _requests(
                 c.sizes,
                 c.weight,
                 c.goal,
-                max(0.01 * settings.t_fwd_s, settings.t_fwd_s - c.late_s),
-                c.cost or settings.cost,
+                t_fwd_s,
+                cost,
                 must_run=c.must_run,
                 restarting=c.broken,
+                cost_on={name: each.cost for name, each in terms.items()},
+                limits={name: each.limit for name, each in terms.items()},
             )
         )
     return requests

@@ -13,6 +13,7 @@ from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.planning import smallest_size
 from malletrain.core.pools import pool
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.start_costs import StartCost
 
 
 @dataclass
@@ -62,6 +63,14 @@ class JobRecord:
     """Whether its budget is spent, so that it gets no nodes."""
     seeks_layout: bool = False
     """Whether the best layout of its nodes is being looked for. It is not profiled meanwhile."""
+    worthless: bool = False
+    """Whether nodes are worth nothing to it now, so that it gets none."""
+    useful: int | None = None
+    """Number of nodes beyond which further ones are of no use to it; None if all within its limits
+    may be.
+    """
+    start: StartCost | None = None
+    """Time until a process of a service is ready; None if ``cost`` has all its pauses."""
     pressing: bool = False
     """Whether its deadline moves it to the head of the queue."""
 
@@ -80,16 +89,25 @@ class JobRecord:
     @property
     def smallest(self) -> float:
         """Minimum number of nodes on which it can run; infinite if its sizes, limits or budget
-        allow none.
+        allow none, or nodes are worth nothing to it.
         """
         smallest_ = smallest_size(self.submitted.min_nodes, self.submitted.max_nodes, self.sizes)
-        return math.inf if smallest_ is None or self.halted else smallest_
+        return math.inf if smallest_ is None or self.halted or self.worthless else smallest_
+
+    @property
+    def largest_useful(self) -> int:
+        """Maximum number of nodes for which it bids."""
+        spec = self.submitted
+        if self.useful is None:
+            return spec.max_nodes
+        return min(spec.max_nodes, max(spec.min_nodes, self.useful))
 
     def accepts(self, size: int) -> bool:
         """Return whether it may run on ``size`` nodes."""
         spec, sizes = self.submitted, self.sizes
-        within_limits = spec.min_nodes <= size <= spec.max_nodes and not self.halted
-        return within_limits and (sizes is None or size in sizes)
+        within_limits = spec.min_nodes <= size <= spec.max_nodes
+        may_run = not self.halted and not self.worthless
+        return within_limits and may_run and (sizes is None or size in sizes)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
+from malletrain.core.start_costs import StartCost
 from scavenger.horizon import GapForecast
 
 SWEEP_END_S = 600.0
@@ -426,3 +427,26 @@ class ControllerState:
     ) -> None:
         """Set the curve and the rescale cost of the job's bids."""
         job.curve, job.cost = curve, cost
+
+    def value_nodes(
+        self,
+        job: JobRecord,
+        curve: ScalingCurve,
+        cost: RescaleCost | None,
+        *,
+        returns_useless: bool,
+    ) -> None:
+        """Set the values that a service or a farm states for its numbers of nodes. While all are 0
+        it gets no nodes and does not wait for any.
+        """
+        self.bid_with(job, curve, cost)
+        worthless = not curve.useful
+        job.useful = curve.useful if returns_useless and not worthless else None
+        if worthless != job.worthless:
+            job.worthless = worthless
+            job.idle_since, job.starving = None, False
+            self.admissions += 1
+
+    def start_costs(self, job: JobRecord, start: StartCost) -> None:
+        """Set the expected time until a process of the service is ready."""
+        job.start = start

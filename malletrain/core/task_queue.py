@@ -139,6 +139,24 @@ class Outcome:
     """Workers that are rejected from now on."""
 
 
+def hand_out_limit(
+    capacity: int, slots: int, present: int, present_in_all: int, max_running: int
+) -> int:
+    """Returns the maximum number of tasks to hand out to a worker now.
+
+    Args:
+        capacity: number of tasks that it wants to have.
+        slots: number of tasks that it runs at a time.
+        present: number of tasks that it has.
+        present_in_all: number of tasks that all workers have.
+        max_running: maximum number of tasks that run at a time; 0 for no limit. With a limit a
+            worker has no tasks that wait there, because they would count for it.
+    """
+    if not max_running:
+        return max(0, capacity - present)
+    return max(0, min(min(capacity, max(1, slots)) - present, max_running - present_in_all))
+
+
 class TaskQueue:
     """The tasks of one job. A worker is a name, such as that of a node.
 

@@ -33,8 +33,9 @@ from malletrain.daemon.engine.decisions import Decisions
 from malletrain.daemon.engine.parties import Accounts, Parties, ShareKeeper
 from malletrain.daemon.engine.reachability import Reachability
 from malletrain.daemon.engine.round_shell import RoundShell
+from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.sickbay import sick_nodes, slow_nodes
-from malletrain.daemon.engine.state import LeaseRows, Send, SiteState, TransactionOutbox
+from malletrain.daemon.engine.state import LeaseRows, MemberNews, Send, SiteState, TransactionOutbox
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.curves import Curves
@@ -160,6 +161,7 @@ def make_site_state(
             job.
     """
     events: deque[Event] = deque()
+    member_news = MemberNews()
     outbox = TransactionOutbox(send)
     accounts = Accounts(config)
     audit = AuditLog(store, clock)
@@ -190,6 +192,7 @@ def make_site_state(
         controller.state.lasts_s,
         failing,
         layouts,
+        member_news.came,
     )
     return SiteState(
         config=config,
@@ -209,6 +212,7 @@ def make_site_state(
         agents=agents,
         rounds=rounds,
         outbox=outbox,
+        member_news=member_news,
         events=events,
         sick=sick_nodes(config, store, clock.now()),
         failing=failing,
@@ -260,6 +264,7 @@ def compose(
     reachability = Reachability(state)
     transactions = Transactions(state, Decisions(state, reachability, lease_actions))
     jobs = UnfinishedJobs(state, transactions)
+    values = ServiceValues(state, transactions, jobs)
     farms = Farms(state, transactions, jobs)
     commands = RelayedCommands(state)
     agent_handlers = AgentHandlers(
@@ -271,6 +276,7 @@ def compose(
         lease_actions,
         logs,
         farms,
+        values,
         commands,
         boot,
     )
@@ -290,6 +296,7 @@ def compose(
         dependencies,
         arriving,
         farms,
+        values,
         logs,
         commands,
         boot,

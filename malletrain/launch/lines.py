@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from malletrain.protocol.bounds import MAX_WORTH_SIZES, Amount, Count
+from malletrain.protocol.bounds import MAX_WORTH_SIZES, Amount, Count, Duration
 
 MAX_BUFFERED_BYTES = 1 << 20
 """Maximum size of an incomplete line, and of the output that a process has not read yet, bytes."""
@@ -28,7 +28,7 @@ class ProcessLine(msgspec.Struct, frozen=True):
 
     say: str
     """Kind of line: ``hello``, ``ready``, ``running``, ``lost``, ``heard`` (live mode); ``join``,
-    ``drained``, ``worth`` (a service).
+    ``ready``, ``drained``, ``worth`` (a service).
     """
     local_rank: int = -1
     """With ``hello``: local rank of the worker."""
@@ -38,6 +38,10 @@ class ProcessLine(msgspec.Struct, frozen=True):
     """With ``join``: address at which the process can be reached."""
     nodes: Annotated[dict[Count, Amount], msgspec.Meta(max_length=MAX_WORTH_SIZES)] = {}
     """With ``worth``: value of each number of nodes, samples/s."""
+    expires_s: Duration | None = None
+    """With ``worth``: time after which the values lapse, seconds; None: they do not."""
+    loading: bool = False
+    """With ``join``: whether ``ready`` follows later."""
 
 
 class LineConnection:

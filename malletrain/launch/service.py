@@ -2,15 +2,17 @@
 change of the membership, and watches it.
 
     starting ──the process has joined──▶ ready ──first view──▶ running ──▶ …
+                                              (loading until the process says that it is ready)
     it ends ──▶ succeeded (code 0) | failed, and exited
 
 Decides how the process is started, watched and stopped. :mod:`malletrain.rounds.service` decides
 which nodes are members, and the process decides how it reacts to a change. Works without torch.
 
 They exchange JSON objects, one per line, on a Unix socket (path in ``MALLETRAIN_SERVICE``).
-Process: ``{"say": "join", "address"}``, ``{"say": "drained"}``, ``{"say": "worth", "nodes": {"4":
-100.0, …}}``. Launcher: ``{"view": number, "members": [[node, host, address, gone_in_s or null,
-lasts_s or null], …]}`` and, if there is no daemon that could send views, ``{"leave": seconds}``.
+Process: ``{"say": "join", "address", "loading"}``, if it was loading ``{"say": "ready"}``,
+``{"say": "drained"}``, ``{"say": "worth", "nodes": {"4": 100.0, …}, "expires_s": seconds}``.
+Launcher: ``{"view": number, "members": [[node, host, address, gone_in_s or null, lasts_s or null,
+loading], …]}`` and, if there is no daemon that could send views, ``{"leave": seconds}``.
 """
 
 from __future__ import annotations
@@ -56,6 +58,9 @@ class ServiceLauncher:
         self._address: str | None = None
         self._view: Round | None = None
         self._generation = 0
+        self._loading = False
+        self._start_s: float | None = None
+        self._started_at = time.monotonic()
         self._child: Child | None = Child(
             self._loop, self._command(), {**os.environ, env.SERVICE: self._loop.lines.path}
         )
@@ -83,16 +88,30 @@ class ServiceLauncher:
             return
         self._generation = view.generation
         if self._connection is not None:
-            members = [[p.node, p.host, p.address, p.gone_in_s, p.lasts_s] for p in view.members]
+            members = [
+                [p.node, p.host, p.address, p.gone_in_s, p.lasts_s, p.loading] for p in view.members
+            ]
             self._connection.send({"view": view.generation, "members": members})
         self._report(AssignmentPhase.RUNNING)
 
     def _report(self, phase: AssignmentPhase, failures: tuple[Failure, ...] = ()) -> None:
         self._loop.agent.send(
             Phase(
-                Assignment(self.order.job, phase, self._generation, failures, self._address or "")
+                Assignment(
+                    self.order.job,
+                    phase,
+                    self._generation,
+                    failures,
+                    self._address or "",
+                    loading=self._loading,
+                    start_s=self._start_s,
+                )
             )
         )
+
+    def _report_up(self) -> None:
+        """Report that the process is there, in a view or before the first one."""
+        self._report(AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY)
 
     # --- the process ---
 
@@ -105,20 +124,33 @@ class ServiceLauncher:
         ]
 
     def on_line(self, connection: LineConnection, message: ProcessLine) -> None:
-        """Handle a line of the process: it joins, has drained, or reports what nodes are worth."""
+        """Handle a line of the process: it joins, is ready, has drained, or reports what nodes are
+        worth.
+        """
         if message.say == "join" and (self._connection is None or not self._connection.open):
             self._connection = connection
         if connection is not self._connection:
             # There is one connection per process; that of a child process is rejected.
             self._loop.lines.hang_up(connection)
         elif message.say == "join":
-            self._address = message.address
-            self._report(AssignmentPhase.RUNNING if self._generation else AssignmentPhase.READY)
+            self._address, self._loading = message.address, message.loading
+            if not self._loading:
+                self._note_start()
+            self._report_up()
             self._send_view()
+        elif message.say == "ready" and self._loading:
+            self._loading = False
+            self._note_start()
+            self._report_up()
         elif message.say == "drained":
             self._loop.agent.send(Drained(self.order.job, self._generation, True))
         elif message.say == "worth" and message.nodes:
-            self._loop.agent.send(Worth(self.order.job, message.nodes))
+            self._loop.agent.send(Worth(self.order.job, message.nodes, message.expires_s))
+
+    def _note_start(self) -> None:
+        """Note how long the process took until it was ready. It starts once."""
+        if self._start_s is None:
+            self._start_s = time.monotonic() - self._started_at
 
     def check_processes(self) -> None:
         """Report the end of the process."""

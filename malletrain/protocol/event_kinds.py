@@ -238,6 +238,20 @@ class EventKind(Word):
         "job-limited",
         "The job's owner or an operator changed its minimum or maximum number of nodes.",
     )
+    NODES_VALUED = (
+        "nodes-valued",
+        "The owner of the service set what numbers of nodes are worth to it.",
+    )
+    VALUES_LAPSED = (
+        "values-lapsed",
+        "What numbers of nodes are worth to the service had a limit and was not renewed; the last "
+        "values without a limit apply again.",
+    )
+    MEMBER_READY = (
+        "member-ready",
+        "A process of the service is ready; the sentence and `start_s` say how long after its "
+        "start.",
+    )
     JOB_CANCELLED = ("job-cancelled", "The job's owner or an operator cancelled it.")
     JOB_EXTENDED = (
         "job-extended",

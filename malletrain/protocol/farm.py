@@ -79,6 +79,8 @@ class FarmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     of the tasks."""
     duplicate_stragglers: bool = False
     """Whether a task that is late is also run on a second node; the first result counts."""
+    max_running: Annotated[int, msgspec.Meta(ge=0, le=MAX_TASKS)] = 0
+    """Maximum number of tasks that run at a time, on all nodes together; 0: no limit."""
 
 
 class TaskItem(

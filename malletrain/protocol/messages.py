@@ -82,6 +82,8 @@ class Worth(Message, frozen=True):
 
     job: Id
     nodes: Annotated[dict[Count, Amount], msgspec.Meta(min_length=1, max_length=MAX_WORTH_SIZES)]
+    expires_s: Duration | None = None
+    """Time after which the values lapse unless they are reported again, seconds; None: never."""
 
 
 class Request(Message, frozen=True):

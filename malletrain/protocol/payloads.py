@@ -15,6 +15,7 @@ from malletrain.protocol.bounds import (
     Amount,
     Code,
     Count,
+    Duration,
     Id,
     Measurement,
     Moment,
@@ -146,6 +147,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Loader workers of each process for DataLoaders of the script that name no number; 0: none."""
     tuned: tuple[str, ...] = ()
     """Parts of the layout of a node that are found by measuring, of :data:`TUNABLE`."""
+    start_cost_s: float | None = None
+    """Time from the start of a service's process until it is ready, seconds; None: not given."""
+    start_cost_measured: bool = False
+    """Whether that time holds only until it is measured."""
 
     @property
     def layout(self) -> RoundLayout:
@@ -196,6 +201,11 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Address of the process of a service."""
     size: Count = 0
     """Number of nodes of that round, once all workers here have succeeded; 0: not known."""
+    loading: bool = False
+    """Whether the process of a service has joined and is not ready to serve yet."""
+    start_s: Duration | None = None
+    """Time from the start of the process of a service until it was ready, seconds; None: it is not,
+    or the launcher does not measure it."""
 
 
 class MetricSample(
@@ -253,3 +263,5 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Maximum time until it leaves, seconds; None if no end is known."""
     lasts_s: float | None = None
     """Expected remaining time of its node, seconds; None if there is no forecast."""
+    loading: bool = False
+    """Whether it is not ready to serve yet."""

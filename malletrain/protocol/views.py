@@ -160,23 +160,32 @@ class JobView(View, frozen=True):
 
 
 class MemberView(View, frozen=True):
-    """One member of a service. ``gone_in_s``: seconds until it leaves, None if no end is known."""
+    """One member of a service. ``gone_in_s``: seconds until it leaves, None if no end is known;
+    ``loading``: it has joined and is not ready to serve yet.
+    """
 
     node: str
     host: str
     address: str
     gone_in_s: float | None = None
+    loading: bool = False
 
 
 class MembersView(View, frozen=True):
     """``malletrain members JOB``. ``number`` increases with every change; ``key``: the processes'
-    secret, empty for users other than the owner.
+    secret, empty for users other than the owner. ``version``: changes with the members and with
+    what nodes are worth; empty once the service has ended. ``values``: number of nodes → value;
+    ``values_expire_in_s``: seconds until they lapse unless they are set again, None if they do not.
     """
 
     job: str
     number: int
     members: tuple[MemberView, ...]
     key: str = ""
+    version: str = ""
+    state: str = ""
+    values: dict[int, float] = {}
+    values_expire_in_s: float | None = None
 
 
 class TaskView(View, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from malletrain.protocol.messages import Failure
 
@@ -68,15 +69,32 @@ class SendAbort:
     generation: int
 
 
+class ViewMember(NamedTuple):
+    """One member of a service."""
+
+    node: str
+    address: str
+    leaves_at: float | None = None
+    """Time at which it leaves at the latest, seconds; None if no end is known."""
+    loading: bool = False
+    """Whether it is not ready to serve yet."""
+
+
 @dataclass(frozen=True)
 class SendView:
-    """Send ``node`` the members of a service: (node, address, leaving time) of each, in rank
-    order.
-    """
+    """Send ``node`` the members of a service, in rank order."""
 
     node: str
     generation: int
-    members: tuple[tuple[str, str, float | None], ...]
+    members: tuple[ViewMember, ...]
+
+
+@dataclass(frozen=True)
+class StartMeasured:
+    """The process of a service on ``node`` is ready, ``seconds`` after its start."""
+
+    node: str
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -136,6 +154,7 @@ Action = (
     | SaveRound
     | SendRound
     | SendView
+    | StartMeasured
     | Formed
     | AllUp
     | Broke

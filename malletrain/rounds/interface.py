@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from malletrain.protocol.messages import Assignment
-from malletrain.rounds.actions import Action
+from malletrain.rounds.actions import Action, ViewMember
 
 DRAIN_FRACTION = 0.6
 """Maximum fraction of the remaining time of a leaving node that a drain takes."""
@@ -79,8 +79,8 @@ class RoundSettings:
         return max(0.0, min(self.joiner_grace_s, remaining_s))
 
 
-View = tuple[tuple[str, str, float | None], ...]
-"""Members of a service: (node, address, leaving time or None) of each, in rank order."""
+View = tuple[ViewMember, ...]
+"""Members of a service, in rank order."""
 
 
 class RoundStage(str, Enum):

@@ -7,7 +7,8 @@
 The differences from :class:`malletrain.rounds.restart.RestartRounds`: no member is stopped because
 another one joins or leaves. A round is a *view*, a numbered list of the members with their
 addresses; every change makes a new view, which is stored and then sent to all members. A leaver
-stays in the views until it reports that it is drained, or until its time is over. If a process ends
+stays in the views until it reports that it is drained, or until its time is over. A member may join
+before it is ready to serve; the view says so. If a process ends
 by itself, the controller is informed, which uses up a try of the job. The next plan restarts the
 process; the others continue.
 """
@@ -27,6 +28,8 @@ from malletrain.rounds.actions import (
     NodesRejected,
     SaveRound,
     SendView,
+    StartMeasured,
+    ViewMember,
     WorkersDone,
 )
 from malletrain.rounds.holdings import Holdings
@@ -126,7 +129,11 @@ class ServiceRounds:
             return []
         if node not in (*self.target, *self.holdings.assigned):
             return self.holdings.release([node])
+        before = self.holdings.phases.get(node)
         self.holdings.note(node, assignment)
+        measured: list[Action] = []
+        if assignment.start_s is not None and (before is None or before.start_s is None):
+            measured = [StartMeasured(node, assignment.start_s)]
         if self._up_or_done(node):
             self._came_up.add(node)
             self._reported_failures.discard(node)
@@ -137,7 +144,7 @@ class ServiceRounds:
             actions = self._send_view(
                 [node]
             )  # it may have missed the newest view during a lost connection
-        return actions + self._notice_ends(now) + self._settled()
+        return measured + actions + self._notice_ends(now) + self._settled()
 
     def store_up(self, node: str, generation: int, host: str, port: int) -> list[Action]:
         """Do nothing: a service has no store."""
@@ -263,7 +270,8 @@ class ServiceRounds:
             for n in order
             if n in self.holdings.assigned and n not in self.holdings.releasing and self._up(n)
         ]
-        view = tuple((n, self.holdings.phases[n].address, self._leaving.get(n)) for n in present)
+        phases = ((n, self.holdings.phases[n]) for n in present)
+        view = tuple(ViewMember(n, a.address, self._leaving.get(n), a.loading) for n, a in phases)
         if view == self.view:
             return []
         self.view, self.members = view, tuple(present)

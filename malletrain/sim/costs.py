@@ -21,6 +21,7 @@ change; for a start, at that after it; for a preemption, at that on the remainin
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -95,11 +96,22 @@ class CostModel:
         )
 
 
+@dataclass
+class KindUse:
+    """Use of the slots of one kind by one job, slot-seconds."""
+
+    trained_s: float = 0.0
+    """In which it processed samples."""
+    allocated_s: float = 0.0
+    """In which it had them, pauses included, without leaving ones."""
+
+
 class SimRun:
     """One model job in a simulation. Times are of the virtual clock and never decrease.
 
     Attributes:
         done: samples processed and not lost.
+        allocated_s: time with nodes, seconds.
         resumes_at: end of the current pause; None without a pause.
         version: number of changes, by which an outdated completion event is recognised.
         node_s: node-seconds of training (key None) and of pauses by cause, without leaving nodes.
@@ -107,9 +119,12 @@ class SimRun:
         lost: lost samples by cause.
         longest_wait_s: longest time as an admitted job without nodes, seconds.
         emptied_at: time at which it last lost its last node.
+        kind: kind of the slots that it has.
+        use: kind → use of its slots.
     """
 
     __slots__ = (
+        "allocated_s",
         "cause",
         "costs",
         "done",
@@ -117,6 +132,7 @@ class SimRun:
         "ended_at",
         "first_start",
         "job",
+        "kind",
         "leaving",
         "longest_wait_s",
         "lost",
@@ -136,6 +152,7 @@ class SimRun:
         "starts",
         "training",
         "training_since",
+        "use",
         "version",
     )
 
@@ -146,6 +163,7 @@ class SimRun:
         self.nodes: set[str] = set()
         self.leaving = 0
         self.done = 0.0
+        self.allocated_s = 0.0
         self.rate = 0.0
         self.training = False
         self.since = 0.0
@@ -165,6 +183,8 @@ class SimRun:
         self.longest_wait_s = 0.0
         self.emptied_at = 0.0
         self.ended_at: float | None = None
+        self.kind = ""
+        self.use: defaultdict[str, KindUse] = defaultdict(KindUse)
 
     # --- time ---
 
@@ -172,8 +192,12 @@ class SimRun:
         """Add the samples, losses and node-seconds since the last change of state."""
         dt = now - self.since
         if dt > 0 and self.nodes:
+            self.allocated_s += dt
             offered = len(self.nodes) - self.leaving
+            use = self.use[self.kind]
+            use.allocated_s += offered * dt
             if self.training:
+                use.trained_s += offered * (1.0 - self.saving) * dt
                 saving = self.saving
                 self.done += self.rate * (1.0 - saving) * dt
                 self.node_s[None] += offered * (1.0 - saving) * dt
@@ -326,6 +350,7 @@ class SimRun:
     def _charge(self, cause: Cause, rate: float, seconds: float, nodes: int) -> None:
         self.done -= rate * seconds
         self.lost[cause] += rate * seconds
+        self.use[self.kind].trained_s -= nodes * seconds
         self.node_s[None] -= nodes * seconds
         self.node_s[cause] += nodes * seconds
 

@@ -6,7 +6,7 @@ Decides the slack of a random deadline. The controller decides how deadlines aff
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,8 +74,17 @@ class GoalCounts:
     """Number of jobs that exceeded their budget."""
 
 
-def count_goals(runs: Iterable[SimRun], end_s: float) -> GoalCounts:
-    """Count the deadlines up to ``end_s``, those that were met, and the exceeded budgets."""
+def count_goals(
+    runs: Iterable[SimRun], end_s: float, prices: Mapping[str, float] | None = None
+) -> GoalCounts:
+    """Count the deadlines up to ``end_s``, those that were met, and the exceeded budgets.
+
+    Args:
+        runs: all jobs.
+        end_s: end of the simulation, seconds.
+        prices: kind of slots → node-seconds that a second of one counts; others count 1.
+    """
+    price = (prices or {}).get
     all_runs = list(runs)
     due = [r for r in all_runs if r.job.deadline_s is not None and r.job.deadline_s <= end_s]
     met = [r for r in due if r.ended_at is not None and r.ended_at <= (r.job.deadline_s or 0.0)]
@@ -83,6 +92,7 @@ def count_goals(runs: Iterable[SimRun], end_s: float) -> GoalCounts:
         r
         for r in all_runs
         if r.job.budget_nh is not None
-        and sum(r.node_s.values()) > _MAX_CHARGE_FACTOR * 3600.0 * r.job.budget_nh + _MAX_EXCESS_S
+        and sum(price(kind, 1.0) * use.allocated_s for kind, use in r.use.items())
+        > _MAX_CHARGE_FACTOR * 3600.0 * r.job.budget_nh + _MAX_EXCESS_S
     ]
     return GoalCounts(len(due), len(met), len(overspent))

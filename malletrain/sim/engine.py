@@ -5,11 +5,6 @@ instead of processes.
 It tells the controller of a job's submission (:func:`submission`) and progress (:func:`work_done`).
 The controller (:mod:`malletrain.core.controller`), the same code as in the daemon, makes every
 other decision. :mod:`malletrain.sim.costs` decides the effect of a rescale on a job.
-
-:class:`IdealThroughput` is an upper bound on the throughput of any plan at one moment, with which
-results are compared: the largest sum of throughputs that the admitted jobs can reach on the idle
-nodes if rescaling is free. The bound of a policy is the integral over the jobs that this policy has
-admitted at each moment. It decides nothing in the simulation.
 """
 
 from __future__ import annotations
@@ -17,12 +12,11 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from malletrain.core.commands import (
     Announce,
@@ -45,9 +39,11 @@ from malletrain.core.events import (
     JobState,
     JobSubmitted,
     LeaseNotTaken,
+    LimitsChanged,
     NodeJoined,
     NodeLeaving,
     NodeLost,
+    PricesChanged,
     RescaleFinished,
     Tick,
 )
@@ -56,62 +52,15 @@ from malletrain.protocol.event_kinds import EventKind
 from malletrain.sim.costs import Cause, SimRun
 from malletrain.sim.deadlines import count_goals
 from malletrain.sim.foresight import forecaster
+from malletrain.sim.ideal_throughput import Floats, IdealThroughput
 from malletrain.sim.idle import require_time
 from malletrain.sim.policies import Policy
 from malletrain.sim.report import Result
 from malletrain.sim.reports import Reports, kind_of
 from malletrain.sim.settings import SimSettings
+from malletrain.sim.slot_kinds import SlotKinds, use_by_kind
 from malletrain.sim.workloads import SimJob, WorkloadError
 from scavenger.trace.trace import Trace
-
-Floats = npt.NDArray[np.float64]
-
-
-class IdealThroughput:
-    """Ideal throughput by number of idle nodes, for any set of jobs. Tables are cached.
-
-    Args:
-        nodes: number of nodes of the machine.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes = nodes
-        self._rows: list[Floats] = []
-        self._kinds: dict[Hashable, int] = {}
-        self._table = lru_cache(maxsize=4096)(self._make)
-
-    def kind(self, job: SimJob) -> int:
-        """Return a number for the job, equal for all jobs with equal sizes and throughputs."""
-        key = (job.curve, job.min_nodes, job.max_nodes, job.sizes)
-        if key not in self._kinds:
-            rates = np.array(job.rates()[: self._nodes + 1])
-            allowed = np.zeros(len(rates), np.bool_)
-            allowed[job.min_nodes :] = True
-            if job.sizes is not None:
-                allowed &= np.isin(np.arange(len(rates)), job.sizes)
-            allowed[0] = True
-            self._kinds[key] = len(self._rows)
-            self._rows.append(np.where(allowed, rates, -np.inf))
-        return self._kinds[key]
-
-    def table(self, kinds: Iterable[int]) -> Floats:
-        """Return the ideal throughput of jobs of these kinds, samples/s, at 0, 1, … idle nodes. The
-        last value applies to all larger numbers.
-        """
-        return self._table(tuple(sorted(kinds)))
-
-    def _make(self, kinds: tuple[int, ...]) -> Floats:
-        # ``kinds`` is sorted, so that sets of jobs share the tables of their common prefix.
-        if not kinds:
-            return np.zeros(1)
-        before, row = self._table(kinds[:-1]), self._rows[kinds[-1]]
-        size = min(len(before) + len(row) - 1, self._nodes + 1)
-        # best[n] = max over k of before[n - k] + row[k]: one window of ``before`` for each n.
-        padded = np.concatenate(
-            [np.full(len(row) - 1, -np.inf), before, np.full(size - len(before), before[-1])]
-        )
-        windows = np.lib.stride_tricks.sliding_window_view(padded, len(row))[:size]
-        return np.asarray((windows + row[::-1]).max(axis=1))
 
 
 def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
@@ -125,8 +74,7 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         goals = OwnerGoals(job.deadline_s, budget_s, job.samples)
     return JobSubmitted(
         job.name,
-        job.min_nodes,
-        job.max_nodes,
+        *policy.limits(job),
         weight=job.weight,
         goal=job.goal,
         curve=policy.stated(job),
@@ -138,6 +86,7 @@ def submission(job: SimJob, policy: Policy, reports: Reports) -> JobSubmitted:
         party=job.user,
         exempt_from_shares=job.deadline_s is not None,  # as in the daemon
         trainer=job.trainer,
+        node_class=job.node_class,
     )
 
 
@@ -164,6 +113,7 @@ class _Kind(IntEnum):
     LEASED = 3
     SUBMITTED = 4
     REPORTED = 5
+    GROWN = 6
 
 
 class Simulation:
@@ -173,13 +123,18 @@ class Simulation:
         trace: idle nodes over time.
         jobs: the workload.
         settings: settings; None for the defaults.
+        kinds: kinds of slots; None if all nodes are alike.
 
     Raises:
-        WorkloadError: there is nothing to simulate.
+        WorkloadError: there is nothing to simulate, or a job runs on a kind that does not exist.
     """
 
     def __init__(
-        self, trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None
+        self,
+        trace: Trace,
+        jobs: Sequence[SimJob],
+        settings: SimSettings | None = None,
+        kinds: SlotKinds | None = None,
     ) -> None:
         self.settings = settings or SimSettings()
         if not trace.names or not len(trace):
@@ -193,11 +148,14 @@ class Simulation:
             raise WorkloadError(
                 f"Every job needs more than the {len(trace.names)} nodes of the trace."
             )
+        self.kinds = kinds or SlotKinds()
+        self.kinds.require(jobs, trace.names)
         s = self.settings
         self.trace = trace
         self.costs = s.policy.world(s.costs)
         profiling = any(map(s.policy.profiled, jobs))
         self.controller = s.policy.controller(self.costs, s.controller(), profiling=profiling)
+        self.controller.handle(PricesChanged(self.kinds.prices), 0.0)
         self.end = trace.duration_s if s.hours is None else min(trace.duration_s, s.hours * 3600.0)
         self.now = 0.0
         self.runs = {job.name: SimRun(job, job.rates(), self.costs) for job in jobs}
@@ -211,8 +169,11 @@ class Simulation:
         self._bound = IdealThroughput(len(trace.names))
         self._any_min = any(job.min_nodes > 1 for job in jobs)
         self._goals = any(job.deadline_s or job.budget_nh for job in jobs)
-        self._table = np.zeros(1)
-        self._table_outdated = True
+        self._bound_by_kind = all(job.node_class for job in jobs)
+        self._tables = {"": np.zeros(1)}
+        self._tables_outdated = True
+        self._idle_count: Counter[str] = Counter()
+        """Kind → number of idle slots; empty: of all kinds"""
         self._idle_since: dict[str, float] = {}
         self._leased: set[str] = set()
         self._leaving: set[str] = set()
@@ -220,6 +181,7 @@ class Simulation:
         self._gaps: dict[str, tuple[float | None, str]] = {}
         self._gaps_changed = False
         self._forecaster = forecaster(s.foresight, trace)
+        self._max_sizes = {job.name: s.policy.limits(job)[1] for job in jobs}
         self._reports = Reports(s.seed, revealed=s.revealed, sized=s.sized)
         self.profiles = 0
         self.ideal = 0.0
@@ -272,24 +234,40 @@ class Simulation:
     def _advance(self, end: float) -> None:
         """Advance the clock to ``end`` without a change of state."""
         if end > self.now:
-            if self._table_outdated:
-                self._table = self._bound.table(map(self._bound.kind, self._admitted()))
-                self._table_outdated = self._any_min
+            if self._tables_outdated:
+                self._tables = self._bounds()
+                self._tables_outdated = self._any_min
             idle = len(self._idle_since)
             if self.settings.sample_s is not None:
                 while (at := len(self.series) * self.settings.sample_s) < end:
                     self.series.append((at, idle, len(self._holder)))
-            table = self._table
-            self.ideal += float(table[idle if idle < len(table) else -1]) * (end - self.now)
+            for kind, table in self._tables.items():
+                count = self._idle_count[kind]
+                self.ideal += float(table[min(count, len(table) - 1)]) * (end - self.now)
             self.idle_node_s += idle * (end - self.now)
             self.now = end
 
+    def _bounds(self) -> dict[str, Floats]:
+        """Return kind → ideal throughput by number of idle slots. If some jobs run on any kind, one
+        bound for all slots, in which jobs may mix them.
+        """
+        jobs = self._admitted()
+        if not self._bound_by_kind:
+            return {"": self._bound.table(map(self._bound.kind, jobs))}
+        by_kind: dict[str, list[int]] = {}
+        for job in jobs:
+            by_kind.setdefault(job.node_class, []).append(self._bound.kind(job))
+        return {kind: self._bound.table(rows) for kind, rows in by_kind.items()}
+
     def _admitted(self) -> list[SimJob]:
         """Return the jobs that may run now, and those that have nodes."""
-        idle = len(self._idle_since)
         chosen, places = [], self.settings.max_running
+
+        def fits(job: SimJob) -> bool:
+            return job.accepted_sizes[0] <= self._idle_count[job.node_class]
+
         for run in self.unfinished.values():
-            if places and (not self._any_min or _smallest(run.job) <= idle):
+            if places and (not self._any_min or fits(run.job)):
                 places -= 1
                 chosen.append(run.job)
             elif run.nodes:
@@ -312,6 +290,7 @@ class Simulation:
         for k in busy:
             name = names[k]
             del self._idle_since[name]
+            self._count_idle(name, -1)
             if name not in self._leased:
                 self._gaps_changed |= self._gaps.pop(name, None) is not None
                 continue
@@ -332,10 +311,15 @@ class Simulation:
         for k in idle:
             name = names[k]
             self._idle_since[name] = self.now
+            self._count_idle(name, 1)
             if name not in self._leased:
                 self._offer(name)
-        self._table_outdated |= self._any_min
+        self._tables_outdated |= self._any_min
         return events
+
+    def _count_idle(self, name: str, change: int) -> None:
+        self._idle_count[""] += change
+        self._idle_count[self.kinds.of(name)] += change
 
     def _lost(self, name: str) -> Event:
         self._leased.discard(name)
@@ -358,8 +342,10 @@ class Simulation:
         if kind is _Kind.SUBMITTED:
             self.to_come -= 1
             self.unfinished[name] = run
-            self._table_outdated = True
+            self._tables_outdated = True
             return [submission(run.job, self.settings.policy, self._reports)]
+        if kind is _Kind.GROWN:
+            return self._grown(run)
         if version != run.version:
             return []
         if kind is _Kind.REPORTED:
@@ -372,7 +358,7 @@ class Simulation:
         self._release(run)
         run.ended(self.now)
         del self.unfinished[name]
-        self._table_outdated = True
+        self._tables_outdated = True
         self._reports.news = True  # another job is next
         return [JobCompleted(name)]
 
@@ -383,14 +369,33 @@ class Simulation:
             if name in self._idle_since:
                 del self._gaps[name]
                 self._leased.add(name)
-                events.append(NodeJoined(name))
+                events.append(NodeJoined(name, self.kinds.of(name)))
             else:
                 events.append(LeaseNotTaken(name))
         return events
 
+    def _grow_later(self, run: SimRun) -> None:
+        """Schedule the next growth of the job's maximum size, if the policy has a ramp."""
+        ramp = self.settings.policy.ramp
+        if ramp and self._max_sizes[run.job.name] < run.job.accepted_sizes[-1]:
+            self._schedule(self.now + ramp.every_s, _Kind.GROWN, run.job.name)
+
+    def _grown(self, run: SimRun) -> list[Event]:
+        """Raise the maximum size of a job that has as many nodes."""
+        ramp, name, events = self.settings.policy.ramp, run.job.name, list[Event]()
+        assert ramp is not None
+        if run.ended_at is not None:
+            return events
+        if len(run.nodes) >= self._max_sizes[name]:
+            self._max_sizes[name] = ramp.grown(run.job, self._max_sizes[name])
+            smallest = self.settings.policy.limits(run.job)[0]
+            events.append(LimitsChanged(name, smallest, self._max_sizes[name]))
+        self._grow_later(run)
+        return events
+
     def _offer(self, name: str) -> None:
         if name in self._idle_since:
-            self._gaps[name] = (None, "default")
+            self._gaps[name] = (None, self.kinds.of(name))
             self._gaps_changed = True
 
     def _schedule_end(self, run: SimRun) -> None:
@@ -479,11 +484,15 @@ class Simulation:
                 self._report_later(run)  # at its current size
             return []
         self._release(run)
+        run.accrue(self.now)
         if isinstance(command, Suspend):
             run.suspend(self.now)
             return []
+        run.kind = self.kinds.of(command.nodes[0])
         if isinstance(command, Start):
             run.waited(self.controller.jobs[command.job].idle_since, self.now)
+            if run.first_start is None:
+                self._grow_later(run)
             run.start(command.nodes, self.now)
         else:
             assert isinstance(command, Rescale)
@@ -511,7 +520,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
     node_s = {key: math.fsum(run.node_s[key] for run in runs) for key in (None, *Cause)}
     idle = sim.idle_node_s
     decisions = np.array(sim.decisions_s or [0.0]) * 1e3
-    goals = count_goals(runs, sim.now)
+    goals = count_goals(runs, sim.now, sim.kinds.prices)
     waits = [run.longest_wait_s / 3600.0 for run in runs if run.starts or run.longest_wait_s]
     started = [(run.first_start or 0.0, run.ended_at or 0.0, run.job.submit_s) for run in done]
     return Result(
@@ -558,6 +567,7 @@ def tally(sim: Simulation, wall_s: float) -> Result:
         node_hours_by_user=_by_user(runs),
         longest_wait_hours=max(waits, default=0.0),
         p95_wait_hours=float(np.percentile(waits or [0.0], 95)),
+        slots_by_kind=use_by_kind(sim.kinds, sim.trace, runs, sim.now) if sim.kinds.kind_of else (),
     )
 
 
@@ -570,19 +580,21 @@ def _by_user(runs: list[SimRun]) -> dict[str, float]:
     return dict(sorted(node_hours.items()))
 
 
-def _smallest(job: SimJob) -> int:
-    return min(k for k in job.sizes or (job.min_nodes,) if job.min_nodes <= k <= job.max_nodes)
-
-
-def simulate(trace: Trace, jobs: Sequence[SimJob], settings: SimSettings | None = None) -> Result:
+def simulate(
+    trace: Trace,
+    jobs: Sequence[SimJob],
+    settings: SimSettings | None = None,
+    kinds: SlotKinds | None = None,
+) -> Result:
     """Simulate ``jobs`` on the idle nodes of ``trace`` and return the result.
 
     Args:
         trace: idle nodes over time.
         jobs: the workload.
         settings: settings; None for the defaults.
+        kinds: kinds of slots; None if all nodes are alike.
 
     Raises:
-        WorkloadError: there is nothing to simulate.
+        WorkloadError: there is nothing to simulate, or a job runs on a kind that does not exist.
     """
-    return Simulation(trace, jobs, settings).run()
+    return Simulation(trace, jobs, settings, kinds).run()

@@ -16,9 +16,10 @@ from typing import Literal
 from allocator import Allocation, Bid, RescaleCost, ScalingCurve, equal_share, fcfs
 from malletrain.core.controller import Controller
 from malletrain.core.freetrain import freetrain_plan
-from malletrain.core.planning import Solver, exact, make_plan
+from malletrain.core.planning import Planner, Solver, exact, make_plan
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
+from malletrain.sim.starts import Ramp, gang_plan
 from malletrain.sim.workloads import SimJob
 
 INSTANT_S = 1e-3
@@ -44,6 +45,9 @@ class Policy:
             as if it need not restart, and no job gets its minimum because it waits.
         free: whether rescales and preemptions cost nothing, in the simulation and in bids, and the
             true curves are known.
+        gang: whether a job runs on its largest size or not at all.
+        ramp: growth of a job's maximum size while it runs; None if it can grow to its largest size
+            at any time.
     """
 
     name: str
@@ -52,6 +56,8 @@ class Policy:
     profiles: Literal["none", "unknown", "all"] = "none"
     published: bool = False
     free: bool = False
+    gang: bool = False
+    ramp: Ramp | None = None
 
     def world(self, costs: CostModel) -> CostModel:
         """Return the costs in the simulation."""
@@ -72,6 +78,13 @@ class Policy:
         return self.profiles == "all" or (
             self.profiles == "unknown" and job.stated_curve != job.curve
         )
+
+    def limits(self, job: SimJob) -> tuple[int, int]:
+        """Return the minimum and maximum size with which the job is submitted."""
+        sizes = job.accepted_sizes
+        if self.gang:
+            return sizes[-1], sizes[-1]
+        return (sizes[0], sizes[0]) if self.ramp else (job.min_nodes, job.max_nodes)
 
     def caution(self, costs: CostModel, t_fwd_s: float, starvation_s: float) -> str | None:
         """Return MalleTrain's warning about settings with ``costs``; None if starts have no value
@@ -101,10 +114,12 @@ class Policy:
             settings = replace(settings, starvation_s=math.inf, min_interval_s=0.0)
         profiled = (settings.profiling or ProfilingSettings()) if profiling else None
         settings = replace(settings, profiling=profiled)
-        return Controller(
-            settings,
-            planner=partial(freetrain_plan if self.published else make_plan, solver=self.solver),
-        )
+        return Controller(settings, planner=self._planner())
+
+    def _planner(self) -> Planner:
+        if self.gang:
+            return partial(gang_plan, solver=self.solver)
+        return partial(freetrain_plan if self.published else make_plan, solver=self.solver)
 
 
 def _equal(
@@ -140,6 +155,25 @@ POLICIES = {
         Policy("equal", "an equal division, whatever the curves say", solver=_equal),
         Policy(
             "fcfs", "first come, first served: each job its largest size that fits", solver=_fcfs
+        ),
+        Policy(
+            "gang",
+            "first come, first served: each job its largest size or nothing, and no other size "
+            "later",
+            solver=_fcfs,
+            gang=True,
+        ),
+        Policy(
+            "doubling",
+            "exact plans; a job begins on its smallest size, and its maximum doubles every ten "
+            "minutes",
+            ramp=Ramp(factor=2.0),
+        ),
+        Policy(
+            "additive",
+            "exact plans; a job begins on its smallest size, and its maximum grows by one node "
+            "every ten minutes",
+            ramp=Ramp(nodes=1),
         ),
         Policy("ideal", "exact plans, rescaling and preemption free", free=True, published=True),
     )

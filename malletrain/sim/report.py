@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from malletrain.sim.slot_kinds import KindResult
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -49,6 +51,7 @@ class Result:
         mean_decision_ms, p95_decision_ms, max_decision_ms: wall time of the controller's decisions
             that made a plan.
         wall_s: wall time of the simulation.
+        slots_by_kind: use of each kind of slots; empty if the trace has no kinds.
         node_hours_by_user: node-hours of each user's jobs; empty if no job has a user.
     """
 
@@ -91,6 +94,7 @@ class Result:
     redone_fraction: float = 0.0
     longest_wait_hours: float = 0.0
     p95_wait_hours: float = 0.0
+    slots_by_kind: tuple[KindResult, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -159,6 +163,15 @@ def table(result: Result) -> Table:
         if len(words) > SHOWN_USERS:
             words[SHOWN_USERS:] = [f"and {len(words) - SHOWN_USERS} more"]
         rows.append(("node-hours", ", ".join(words)))
+    rows += [
+        (
+            f"{kind.kind} slots",
+            f"{kind.slots}; {100 * kind.harvested_fraction:.1f} % of {kind.idle_slot_hours:,.1f} "
+            f"idle slot-hours harvested; {kind.allocated_slot_hours:,.1f} with jobs, at "
+            f"{kind.price:g}: {kind.charged_node_hours:,.1f} node-hours",
+        )
+        for kind in r.slots_by_kind
+    ]
     if r.deadlines:
         rows.append(("deadlines", f"{r.deadlines_met} held of {r.deadlines} that came due"))
     if r.profiles:

@@ -58,9 +58,9 @@ def read_workload(
     ``name``, ``samples`` and either ``model`` (a name in ``curves``) or ``curve`` are required;
     ``min_nodes`` (1), ``max_nodes`` (the end of the curve), ``submit_s`` (0), ``weight`` (1),
     ``goal``, ``sizes``, ``stated_curve``, ``deadline_s``, ``budget_nh``, ``user``, ``parameters``,
-    ``flops`` are optional. A curve is an object such as ``{"1": 100, "2": 190}`` in JSON and
-    ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without ``stated_curve`` the owner states the
-    true curve; with ``none``, no curve.
+    ``flops``, ``kind`` (of slots) are optional. A curve is an object such as
+    ``{"1": 100, "2": 190}`` in JSON and ``1:100 2:190`` in CSV, sizes a list or ``1 2 4``. Without
+    ``stated_curve`` the owner states the true curve; with ``none``, no curve.
 
     Raises:
         WorkloadError: the file is not valid; the message names the line or entry.
@@ -110,6 +110,7 @@ _FIELDS = (
     "user",
     "parameters",
     "flops",
+    "kind",
 )
 
 
@@ -166,6 +167,7 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             user=str(entry.get("user", "")).strip(),
             parameters=_maybe(entry, where, "parameters"),
             flops=_maybe(entry, where, "flops"),
+            node_class=str(entry.get("kind", "")).strip(),
         )
     except WorkloadError as error:
         raise WorkloadError(

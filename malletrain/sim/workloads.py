@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -49,6 +50,7 @@ class SimJob:
         budget_nh: maximum charge, node-hours; None for no limit.
         user: user whose share it uses.
         trainer: trainer whose plan it is in.
+        node_class: kind of slots that it runs on; empty for any.
 
     Raises:
         WorkloadError: limits, work or times are not valid, or ``max_nodes`` is beyond the curve,
@@ -73,6 +75,7 @@ class SimJob:
     budget_nh: float | None = None
     user: str = ""
     trainer: str = ""
+    node_class: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:
@@ -115,6 +118,12 @@ class SimJob:
             raise WorkloadError(
                 f"Job {self.name} accepts no size within {self.min_nodes}:{self.max_nodes} nodes."
             )
+
+    @cached_property
+    def accepted_sizes(self) -> tuple[int, ...]:
+        """The numbers of nodes on which it can run, in ascending order."""
+        sizes = range(self.min_nodes, self.max_nodes + 1)
+        return tuple(k for k in sizes if self.sizes is None or k in self.sizes)
 
     def rates(self) -> list[float]:
         """Return the throughput at 0, 1, … ``max_nodes`` nodes, samples/s."""

@@ -60,6 +60,10 @@ class JobRow:
     """Last lines of the failed rank."""
     account: str = ""
     """Account of its owner at its submission."""
+    values_until: float | None = None
+    """Time at which the values of nodes for a service lapse; None if they do not."""
+    lasting_values: Mapping[str, float] = field(default_factory=dict)
+    """Number of nodes → value that applies from then on; empty if they do not lapse."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,18 @@ class LeaseRow:
     """Why it ends or has ended; empty before."""
     account: str = ""
     """Account of its owner at its request."""
+
+
+@dataclass(frozen=True)
+class ServiceStartsRow:
+    """Measured starts of the processes of a service on one class of nodes."""
+
+    job: str
+    """Id of the job."""
+    node_class: str
+    """Class of the nodes."""
+    durations: tuple[float, ...]
+    """Times from the start of a process until it was ready, oldest first, seconds."""
 
 
 @dataclass(frozen=True)

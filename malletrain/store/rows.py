@@ -27,6 +27,7 @@ from malletrain.store.records import (
     ProfileRow,
     RescaleRow,
     ServiceRow,
+    ServiceStartsRow,
     TaskRow,
 )
 
@@ -45,6 +46,7 @@ Row = TypeVar(
     GoalRow,
     NodeSpanRow,
     ServiceRow,
+    ServiceStartsRow,
     TaskRow,
 )
 
@@ -67,11 +69,15 @@ _JSON = frozenset(
         "search",
         "layout",
         "facts",
+        "lasting_values",
+        "durations",
     }
 )
 NAN = -sys.float_info.max
 """Stored instead of NaN in the column of a metric's values, because SQLite would store NULL."""
-_TUPLES = frozenset({"planned_nodes", "members", "notices", "interruptions", "arguments"})
+_TUPLES = frozenset(
+    {"planned_nodes", "members", "notices", "interruptions", "arguments", "durations"}
+)
 
 
 def is_json(column: str) -> bool:

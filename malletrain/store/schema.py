@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest schema version: the revision of the last file in ``migrations/versions``.
 """
 
@@ -73,6 +73,8 @@ jobs = Table(
     Column("snapshot", Text, nullable=False),
     Column("failure", Text, nullable=False),
     Column("account", _Name, nullable=False, server_default=_EMPTY),
+    Column("values_until", Float(53)),
+    Column("lasting_values", Text, nullable=False, server_default=text("'{}'")),
 )
 
 leases = Table(
@@ -208,6 +210,14 @@ layouts = Table(
     Column("facts", Text, nullable=False),
     Column("job", _Id, nullable=False),
     Column("updated", Float(53), nullable=False),
+)
+
+service_starts = Table(
+    "service_starts",
+    metadata,
+    Column("job", _Id, ForeignKey("jobs.id"), primary_key=True),
+    Column("node_class", _Name, primary_key=True),
+    Column("durations", Text, nullable=False),
 )
 
 goals = Table(

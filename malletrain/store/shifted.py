@@ -12,7 +12,7 @@ from malletrain.store import schema
 
 _COUNTED_FROM = (
     (schema.leases, schema.leases.c.ended, ("requested", "started")),
-    (schema.jobs, schema.jobs.c.ended, ("last_broke",)),
+    (schema.jobs, schema.jobs.c.ended, ("last_broke", "values_until")),
     (schema.goals, None, ("charged_at",)),
     (schema.service, None, ("updated",)),
 )

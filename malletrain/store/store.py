@@ -50,6 +50,7 @@ from malletrain.store.records import (
 )
 from malletrain.store.rows import Row, encode
 from malletrain.store.series_table import SeriesTable
+from malletrain.store.service_starts_table import ServiceStartsTable
 from malletrain.store.session import MAX_PATTERN_LENGTH, Session
 from malletrain.store.statements import AT, inserting, reading
 from malletrain.store.task_table import TASKS_AT_ONCE, TaskTable, forget_tasks
@@ -157,6 +158,7 @@ JOB_TABLES = (
     schema.metric_points,
     schema.goals,
     schema.layout_searches,
+    schema.service_starts,
 )
 
 
@@ -215,6 +217,7 @@ class Store:
         self.series = SeriesTable(session)
         self.tasks = TaskTable(session)
         self.goals = GoalTable(session)
+        self.service_starts = ServiceStartsTable(session)
         self.history = HistoryTable(session)
         self.services = ServiceTable(session)
         self.many = ManyRows(session)

@@ -17,9 +17,10 @@ import io
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from malletrain.protocol.bounds import MAX_NODES
+from malletrain.protocol.bounds import MAX_NODES, MAX_WORTH_SIZES
 from malletrain.submission.error import SpecError
 
 if sys.version_info >= (3, 11):
@@ -76,6 +77,44 @@ def read_value(path: Path) -> dict[str, float]:
             "above 0."
         )
     return {str(nodes): values[nodes] for nodes in sorted(values)}
+
+
+PAIRS_HELP = "numbers of nodes with their values, such as 4=40 8=100"
+
+
+def parse_values(pairs: Iterable[str]) -> dict[int, float]:
+    """Returns nodes → value of words such as ``4=40``. Raises SpecError."""
+    values: dict[int, float] = {}
+    for pair in pairs:
+        nodes, equals, value = pair.partition("=")
+        if not equals or not nodes.isascii() or not nodes.isdecimal():
+            raise SpecError(
+                f'"{pair[:60]}" is not a number of nodes and its value; accepted are {PAIRS_HELP}.'
+            )
+        if len(nodes) > 9 or not 1 <= int(nodes) <= MAX_NODES:
+            raise SpecError(
+                f'"{pair[:60]}": sizes are whole numbers of nodes from 1 to {MAX_NODES:,}.'
+            )
+        if int(nodes) in values:
+            raise SpecError(f"{int(nodes)} nodes are valued twice; name each size once.")
+        values[int(nodes)] = parse_value(pair[:60], value)
+    if len(values) > MAX_WORTH_SIZES:
+        raise SpecError(
+            f"{len(values)} sizes are valued; name {MAX_WORTH_SIZES} at most, the others are "
+            "interpolated."
+        )
+    return values
+
+
+def parse_value(where: str, text: str) -> float:
+    """Returns the value of some nodes. Raises SpecError with ``where`` if it is not valid."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise SpecError(f'{where}: "{text[:40]}" is not a value; it is a finite number, 0 or more.')
+    return value
 
 
 def span(value: dict[str, float]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from malletrain.config.units import UnitError, parse_duration, parse_size
 from malletrain.identity.keys import user_name
-from malletrain.protocol.farm import FarmSpec
+from malletrain.protocol.farm import MAX_TASKS, FarmSpec
 from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.protocol.task_template import OUTPUT, escaped, expand, problems
 from malletrain.submission.error import SpecError, about
@@ -72,6 +72,8 @@ class TaskOptions:
     """Smallest and largest index of the array, and its step."""
     duplicate_stragglers: bool = False
     """Whether a late task is run a second time elsewhere."""
+    max_running: int = 0
+    """Maximum number of tasks that run at a time on all nodes together; 0: no limit."""
 
 
 def build_farm(
@@ -159,6 +161,7 @@ def build_farm(
         array_env=tasks.array_env,
         array_range=tasks.array_range,
         duplicate_stragglers=tasks.duplicate_stragglers,
+        max_running=min(_count(tasks.max_running, "max_running"), MAX_TASKS),
     )
     with about("env"):
         variables = parse_env(env)
@@ -284,7 +287,8 @@ def _differs(pattern: str, columns: Sequence[str], more: Sequence[str] = ()) -> 
 
 def _count(number: int, option: str) -> int:
     if not 0 <= number <= MAX_PER_TASK:
-        raise SpecError(f"--{option} is {number}; accepted is 0 or more.", option)
+        name = option.replace("_", "-")
+        raise SpecError(f"--{name} is {number}; accepted is 0 or more.", option)
     return number
 
 

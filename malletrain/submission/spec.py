@@ -71,6 +71,37 @@ def notification(text: str) -> Notification:
     raise SpecError(f'--notify: "{text}" is nobody who could be told; accepted is {NOTIFY_HELP}.')
 
 
+MAX_START_COST_S = 86400.0
+
+
+def start_cost_of(text: str | None, *, service: bool) -> tuple[float | None, bool]:
+    """Returns the seconds of ``--start-cost``, None if they are not known, and whether they hold
+    only until they are measured: ``180s``, ``auto``, ``auto:180s``.
+
+    Raises:
+        SpecError: the job is no service, or the text is not a valid duration.
+    """
+    if text is None:
+        return None, False
+    if not service:
+        raise SpecError(
+            "--start-cost is for services; that of a training is measured while it runs."
+        )
+    first, colon, rest = text.partition(":")
+    measured = first == AUTO
+    if measured and not colon:
+        return None, True
+    try:
+        seconds = parse_duration(rest if measured else text)
+    except UnitError as error:
+        raise SpecError(
+            f"--start-cost: {error} Or auto, to have it measured, or auto:180s, with a first guess."
+        ) from None
+    if seconds > MAX_START_COST_S:
+        raise SpecError('--start-cost is a time of a day at most, such as "180 s", or auto.')
+    return seconds, measured
+
+
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
 NO_SOFTWARE = SoftwareOptions()
@@ -264,6 +295,7 @@ def build(
     profile_key: str | None = None,
     service: bool = False,
     value: Path | None = None,
+    start_cost: str | None = None,
     after: Sequence[str] = (),
     time_limit: str | None = None,
     notify: Sequence[str] = (),
@@ -285,6 +317,8 @@ def build(
         worth = _service_value(
             service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
         )
+    with about("start_cost", "service"):
+        start_cost_s, start_cost_measured = start_cost_of(start_cost, service=service)
     if worth == {} and nodes is None:
         raise SpecError(
             "--value auto says nothing of how many nodes the service is to have; give --nodes "
@@ -388,4 +422,6 @@ def build(
         threads=layout.threads,
         loader_workers=layout.loader_workers,
         tuned=layout.tuned,
+        start_cost_s=start_cost_s,
+        start_cost_measured=start_cost_measured,
     )

@@ -12,7 +12,6 @@ highest number becomes busy first.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,11 +65,23 @@ class AmountTrace:
             for name, count in zip(self.names, counts, strict=True)
             for number in range(count)
         ]
-        return self._trace(names, [(first[k], units) for k in range(len(counts))])
+        return self.divided(names, [(first[k], units) for k in range(len(counts))])
 
     def whole_nodes(self) -> Trace:
         """Return the trace of the nodes, each idle while all of its units are."""
-        return self._trace(self.names, list(enumerate(self.sizes)))
+        return self.divided(self.names, list(enumerate(self.sizes)))
+
+    @classmethod
+    def of(cls, trace: Trace) -> AmountTrace:
+        """Return the trace as one with amounts: each node has one unit."""
+        return cls(
+            trace.time,
+            trace.node,
+            np.where(trace.idle, 1, -1).astype(np.int64),
+            trace.names,
+            (1,) * len(trace.names),
+            trace.duration_s,
+        )
 
     def select(self, nodes: Sequence[int], names: Sequence[str]) -> AmountTrace:
         """Return the trace of these nodes (indices) under other names."""
@@ -103,8 +114,8 @@ class AmountTrace:
         changes = np.bincount(self.node, minlength=len(self.names))
         return self.select(np.argsort(-changes, kind="stable")[: len(names)].tolist(), names)
 
-    def _trace(self, names: Sequence[str], slots: Sequence[tuple[int, int]]) -> Trace:
-        """Return the trace of slots.
+    def divided(self, names: Sequence[str], slots: Sequence[tuple[int, int]]) -> Trace:
+        """Return the trace of slots. The slots of a node follow each other in ``names``.
 
         Args:
             names: names of the slots.
@@ -128,28 +139,6 @@ class AmountTrace:
 def has_amounts(text: str) -> bool:
     """Return whether this text of a trace file has the column ``amount``."""
     return text.partition("\n")[0].replace(" ", "").strip() == HEADER
-
-
-def read_slots(
-    path: str | os.PathLike[str],
-    units: int | None = 1,
-    *,
-    names: Sequence[str] | None = None,
-    duration_s: float | None = None,
-) -> Trace:
-    """Read a trace with or without amounts. Raises TraceError as :func:`files.read` does.
-
-    Args:
-        path: the file.
-        units: units of a slot; None: whole nodes. Without amounts every slot is a node.
-        names: the machine's nodes, if some may have no event; for traces without amounts.
-        duration_s: end of the observation, seconds; None: the last event.
-    """
-    text = files.read_text(path)
-    if not has_amounts(text):
-        return files.parse(text, names=names, duration_s=duration_s, where=str(path))
-    trace = parse(text, duration_s=duration_s, where=str(path))
-    return trace.whole_nodes() if units is None else trace.slots(units)
 
 
 def parse(text: str, *, duration_s: float | None = None, where: str = "trace") -> AmountTrace:

@@ -75,3 +75,17 @@ def test_arrays_that_are_no_curve_are_refused_as_points_are(
 ) -> None:
     with pytest.raises(CurveError, match=says):
         ScalingCurve.from_arrays(np.array(sizes, dtype=np.int64), np.array(rates))
+
+
+@pytest.mark.parametrize(
+    ("points", "useful"),
+    [
+        ({1: 0.0, 4: 0.0}, 0),
+        ({2: 5.0}, 2),
+        ({1: 5.0, 4: 5.0, 8: 5.0}, 1),
+        ({1: 5.0, 4: 9.0, 8: 7.0}, 4),
+        ({3: 0.0, 4: 100.0}, 4),
+    ],
+)
+def test_more_nodes_than_useful_raise_nothing(points: dict[int, float], useful: int) -> None:
+    assert ScalingCurve.of(points).useful == useful

@@ -162,3 +162,12 @@ def test_more_than_there_is_is_refused() -> None:
 def test_two_jobs_on_one_node_are_refused() -> None:
     with pytest.raises(PlacementError, match="Node a belongs to both j and k"):
         place(sizes(j=1, k=1), {"j": ["a"], "k": ["a"]}, plain("a", "b"))
+
+
+def test_a_job_with_a_long_start_gets_the_nodes_that_stay_longest() -> None:
+    """Even though another one is larger, and its own node is about to go."""
+    nodes = lasting(own=40.0, a=50.0, b=60.0, c=5000.0)
+    placed = place(sizes(big=2, slow=2), {"slow": ["own"]}, nodes, longest={"slow"})
+    assert placed["slow"] == ("own", "c")
+    assert set(placed["big"]) == {"a", "b"}
+    assert place(sizes(big=2, slow=2), {"slow": ["own"]}, nodes)["slow"] == ("own", "a")

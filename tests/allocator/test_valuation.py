@@ -23,6 +23,7 @@ from tests.allocator.oracles import scalar_valuation
 
 RATES = st.floats(0.0, 1e4).map(lambda rate: rate if rate > 1e-6 else 0.0)
 SECONDS = st.floats(0.0, 100.0)
+COSTS = st.builds(RescaleCost, SECONDS, SECONDS, SECONDS, SECONDS)
 
 
 @st.composite
@@ -48,8 +49,10 @@ def bid_requests(draw: st.DrawFn, job: str) -> BidRequest:
         draw(st.floats(0.0, 16.0)),
         draw(st.sampled_from(Goal)),
         draw(st.floats(1.0, 1e3)),
-        RescaleCost(draw(SECONDS), draw(SECONDS), draw(SECONDS)),
+        draw(COSTS),
         restarting=draw(st.booleans()),
+        cost_on=draw(st.dictionaries(st.sampled_from(classes), COSTS)),
+        limits=draw(st.dictionaries(st.sampled_from(classes), st.integers(0, 22))),
     )
 
 
@@ -62,6 +65,8 @@ def test_not_a_bit_differs_from_one_size_after_the_other(data: st.DataObject, nu
             assert dict(
                 zip(options.sizes.tolist(), options.values.tolist(), strict=True)
             ) == scalar_valuation.values(request, name)
+        omitted = request.curves.keys() - bid.options.keys()
+        assert not any(scalar_valuation.values(request, name) for name in omitted)
 
 
 @given(st.data(), st.integers(2, 7), st.integers(1, 30))
@@ -84,6 +89,15 @@ def test_many_curves_are_read_as_each_of_them(curve_list: list[ScalingCurve]) ->
     )
     each = [curve.rates(at).tolist() for curve in curve_list]
     assert read.tolist() == pytest.approx(list(itertools.chain.from_iterable(each)), rel=1e-12)
+
+
+def test_growth_without_a_pause_costs_what_is_added_while_it_is_not_ready() -> None:
+    curve = ScalingCurve.of({1: 10.0, 4: 40.0})
+    cost = RescaleCost(up_s=1.0, down_s=2.0, start_s=30.0, join_s=30.0)
+    [bid] = make_bids([BidRequest("j", {"x": curve}, 2, "x", 1, 4, t_fwd_s=100.0, cost=cost)])
+    options = bid.options["x"]
+    values = dict(zip(options.sizes.tolist(), options.values.tolist(), strict=True))
+    assert values == {1: 1000.0 - 40.0, 2: 2000.0, 3: 3000.0 - 20.0 - 300.0, 4: 4000.0 - 620.0}
 
 
 def test_the_one_that_cannot_be_valued_is_refused() -> None:

@@ -70,7 +70,8 @@ def clone(tmp_path_factory):
 
 def started(clone, name, *arguments, without_extras=True):
     paths = [str(clone.parent / "blocker")] if without_extras else []
-    paths += [str(ROOT / "jobscripts" / each) for each in needs.JOBSCRIPTS if not without_extras]
+    folders = () if without_extras else needs.JOBSCRIPTS.values()
+    paths += [str(ROOT / "jobscripts" / folder) for folder in folders]
     return subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *arguments],
         cwd=clone,
@@ -128,6 +129,7 @@ def test_the_replay_reads_the_files_that_are_named(clone, tmp_path):
     [
         ("redis", "pip install -e '.[redis]'"),
         ("infinicache", "pip install -e jobscripts/infinicache"),
+        ("llmserve", "pip install -e jobscripts/llm"),
         ("ray", "pip install ray"),
         ("malletrain", "pip install -e . (and run the benchmark in the root of the repository)"),
     ],

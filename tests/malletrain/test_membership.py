@@ -16,8 +16,8 @@ from malletrain.membership import Member, MembershipError, differences
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
 
-def m(node, leaves=None, address=None):
-    return Member(node, "h", address or f"{node}:1", leaves)
+def m(node, leaves=None, address=None, loading=False):
+    return Member(node, "h", address or f"{node}:1", leaves, loading=loading)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,9 @@ def m(node, leaves=None, address=None):
         ((m("a", 9.0),), (m("a"),), ["staying a"]),
         ((), (m("a", 9.0),), ["joined a", "leaving a"]),
         ((m("a"),), (m("a", address="a:2"),), ["left a", "joined a"]),
+        ((), (m("a", loading=True),), ["joined a"]),
+        ((m("a", loading=True),), (m("a"),), ["ready a"]),
+        ((m("a", loading=True),), (m("a", 9.0),), ["ready a", "leaving a"]),
     ],
 )
 def test_differences(old, new, expected):
@@ -197,6 +200,54 @@ def test_messages_of_several_threads_do_not_mix(launcher):
     launcher.connection.close()
 
 
+def test_a_process_joins_before_it_is_ready(launcher):
+    group = membership.join("n1:7", ready=False)
+    launcher.accept()
+    assert launcher.hear() == {"say": "join", "address": "n1:7", "loading": True}
+    changes = group.changes()
+    assert next(changes).member.loading
+    launcher.say(view=1, members=[["n1", "h", "n1:7", None, None, True]])
+    assert group.wait(PATIENCE_S)
+    assert group.me.loading
+    group.report_ready()
+    assert launcher.hear() == {"say": "ready"}
+    launcher.say(view=2, members=[["n1", "h", "n1:7", None, None, False]])
+    change = next(changes)
+    assert (change.kind, change.member.loading) == ("ready", False)
+    launcher.connection.close()
+
+
+def test_a_thread_waits_for_the_next_change(launcher):
+    group = membership.join("n1:7")
+    launcher.accept()
+    launcher.hear()
+    launcher.say(view=4, members=[["n1", "h", "n1:7", None]])
+    assert group.wait_for_change(0) == 4
+    assert group.wait_for_change(3) == 4, "there is one already"
+    assert group.wait_for_change(4, timeout_s=0.0) == 4
+    for say, number in (
+        ({"view": 5, "members": [["n1", "h", "n1:7", None], ["n2", "h", "n2:7", None]]}, 5),
+        ({"view": 6, "members": [["n1", "h", "n1:7", 9.0]]}, 6),
+    ):
+        numbers = []
+        waiting = threading.Thread(
+            target=lambda out, since: out.append(group.wait_for_change(since)),
+            args=(numbers, number - 1),
+        )
+        waiting.start()
+        launcher.say(**say)
+        waiting.join(PATIENCE_S)
+        assert numbers == [number]
+    numbers = []
+    waiting = threading.Thread(target=lambda: numbers.append(group.wait_for_change(6)))
+    waiting.start()
+    until(lambda: waiting.is_alive(), "it waits")
+    group.close()
+    waiting.join(PATIENCE_S)
+    assert numbers == [6], "the end wakes it too"
+    launcher.connection.close()
+
+
 def test_outside_malletrain_a_process_is_alone(monkeypatch):
     monkeypatch.delenv("MALLETRAIN_SERVICE", raising=False)
     monkeypatch.delenv("MALLETRAIN_JOB_KEY", raising=False)
@@ -206,6 +257,10 @@ def test_outside_malletrain_a_process_is_alone(monkeypatch):
     group.report_drained()
     changes = group.changes()
     assert next(changes).kind == "joined"
+    loading = membership.join("x:2", ready=False)
+    assert loading.me.loading
+    loading.report_ready()
+    assert not loading.me.loading
     group.close()
     assert list(changes) == []
 
@@ -243,4 +298,9 @@ def test_a_process_hears_how_long_nodes_last_and_says_what_they_are_worth(launch
     for wrong in ({}, {0: 1.0}, {1: -1.0}, {1: float("nan")}, dict.fromkeys(range(1, 66), 1.0)):
         with pytest.raises(ValueError, match="1 to 64 sizes"):
             group.set_values(wrong)
+    group.set_values({1: 0.0}, expires_s=60.0)
+    assert launcher.hear() == {"say": "worth", "nodes": {"1": 0.0}, "expires_s": 60.0}
+    for seconds in (0.0, -1.0, float("nan"), 1e9):
+        with pytest.raises(ValueError, match="a time above 0"):
+            group.set_values({1: 0.0}, expires_s=seconds)
     launcher.connection.close()

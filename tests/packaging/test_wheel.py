@@ -58,9 +58,12 @@ def test_the_wheel_has_what_the_product_needs_and_no_package_of_examples(wheel):
     }
 
 
-@pytest.mark.parametrize("name", ["infinicache", "nas", "windsr"])
-def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, name):
-    build("wheel", tree / "jobscripts" / name, tmp_path)
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("infinicache", "infinicache"), ("llm", "llmserve"), ("nas", "nas"), ("windsr", "windsr")],
+)
+def test_an_example_workload_is_a_distribution_of_its_own(tree, tmp_path, folder, name):
+    build("wheel", tree / "jobscripts" / folder, tmp_path)
     (made,) = tmp_path.glob("*.whl")
     tops = {entry.split("/")[0] for entry in zipfile.ZipFile(made).namelist()}
     assert tops == {name, made.name.removesuffix("-py3-none-any.whl") + ".dist-info"}

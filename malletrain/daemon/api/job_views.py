@@ -24,6 +24,7 @@ from malletrain.core.state_memory import HandOverTime, in_memory
 from malletrain.core.step_times import Bottleneck, RankTimes, advice_with_measured_loaders
 from malletrain.core.trainers import Trainer
 from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
+from malletrain.daemon.api.service_costs import is_outlasted, pauses
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
@@ -311,6 +312,8 @@ class JobViews:
             return ""
         if job.halted:
             return "its budget is spent"
+        if job.worthless:
+            return "nodes are worth nothing to it now"
         owner, gaps = job.submitted.owner, self._state.controller.gaps
         now = self._state.clock.now()
         if gaps.backing_off(owner, now):
@@ -350,6 +353,8 @@ class JobViews:
                 ]
             )
             return f"{missing}{for_trainer}{pending or (why if refused else behind)}"
+        if not is_outlasted(self._state, job):
+            return "the nodes are expected to be gone before its processes would be ready"
         return f"others are served first{behind}"
 
     def _share_reason(self, party: str) -> str:
@@ -512,7 +517,7 @@ class JobViews:
             points = tuple(CurvePointView(k, v, 0.0, False, v) for k, v in stated)
         else:
             points = _points(model, spec, settings.kappa)
-        cost = model.cost
+        cost = pauses(self._state, row.id) or model.cost
         interruptions = tuple(
             msgspec.convert(dict(i), InterruptionView) for i in profile.interruptions
         )

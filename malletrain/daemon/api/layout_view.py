@@ -58,7 +58,7 @@ def has_measured_loaders(view: LayoutView | None) -> bool:
 
 
 def _tried(search: LayoutSearch, index: int, arm: Arm) -> TriedLayoutView:
-    outcome, half_width = search.outcome, arm.half_width(search.config.min_deviation)
+    outcome, half_width = search.outcome, arm.half_width(search.config.min_deviation, search.spread)
     words = [arm.out] if arm.out else []
     if outcome is not None and outcome.layout == arm.layout:
         words = ["chosen"]

@@ -40,7 +40,9 @@ from malletrain.daemon.api.job_views import JobViews, fitting, slim, trainer_vie
 from malletrain.daemon.api.node_views import forecast_operations, natural, node_views
 from malletrain.daemon.api.notices import refused
 from malletrain.daemon.api.reload import Reload
+from malletrain.daemon.api.service_operations import ServiceOperations
 from malletrain.daemon.api.usage import ClassCharge, NodePower, usage_views
+from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
@@ -76,8 +78,6 @@ from malletrain.protocol.views import (
     JobDetail,
     JobView,
     LogView,
-    MembersView,
-    MemberView,
     NewsView,
     NodeView,
     SeriesView,
@@ -163,6 +163,7 @@ class Api:
         dependencies: jobs that wait for others.
         arriving: farms whose tasks are being added.
         farms: hands out the tasks of farms.
+        values: the values of nodes for services.
         logs: the logs of jobs.
         commands: relays the commands of owners.
         boot: id of this start of the daemon.
@@ -181,6 +182,7 @@ class Api:
         dependencies: JobDependencies,
         arriving: ArrivingFarms,
         farms: Farms,
+        values: ServiceValues,
         logs: LogSink,
         commands: RelayedCommands,
         boot: str,
@@ -209,12 +211,12 @@ class Api:
             "nodes": self._nodes,
             "events": self._events,
             "logs": self._logs,
-            "members": self._members,
             "metrics": self._metrics,
             "status": self._status,
             "usage": self._usage,
             **JobChanges(state, jobs, self.views, self._find, self._transaction).operations,
             **FarmOperations(state, farms, arriving, self._find, self._transaction).operations,
+            **ServiceOperations(state, values, self._find, self._transaction).operations,
             **CommandOperations(state, commands, self._find, self._transaction).operations,
             **forecast_operations(state),
             **news_operations(state, boot),
@@ -370,22 +372,6 @@ class Api:
 
     async def _job(self, user: str, params: Mapping[str, Any]) -> JobDetail:
         return self.views.detail(user, self._find(text(params, "job"), user))
-
-    async def _members(self, user: str, params: Mapping[str, Any]) -> MembersView:
-        row = self._find(text(params, "job"), user)
-        run = self._state.runs.get(row.id)
-        if decode_spec(row.spec).mode != "service":
-            raise RequestRefused(
-                f"Job {row.id} is no service; its workers are not members of anything."
-            )
-        rounds = run.rounds if run else None
-        view = rounds.view if rounds else ()
-        members = tuple(
-            MemberView(p.node, p.host, p.address, p.gone_in_s)
-            for p in self._state.rounds.peers(view)
-        )
-        key = self._state.rounds.job_key_of(row.id) if user == row.owner else ""
-        return MembersView(row.id, rounds.generation if rounds else row.generation, members, key)
 
     def _with_arrays(self, names: Sequence[str], user: str) -> Iterator[str]:
         """Yield the names. A name of an array of ``user`` is replaced by the ids of the array's

@@ -250,6 +250,7 @@ class Decisions:
         )
         state.metrics.job_ended(job, command.state.value)
         state.news.came(job)
+        state.member_news.came(job)
         del state.runs[job]
         state.curves.news = True  # another job is next
 

@@ -17,6 +17,7 @@ from malletrain.core.events import (
     RoundFormed,
     RoundInterrupted,
     SoftwareLacking,
+    StartCostChanged,
     WorkersFailed,
 )
 from malletrain.core.fabric import Fabric, choose
@@ -45,8 +46,10 @@ from malletrain.rounds.actions import (
     SendRelease,
     SendRound,
     SendView,
+    StartMeasured,
     WorkersDone,
 )
+from malletrain.rounds.interface import View
 from scavenger.hostlist import named
 
 MAX_NODES_TRIED = 3
@@ -73,6 +76,7 @@ class RoundShell:
         lasts_of: returns for how long a node is expected to last, seconds; None if unknown.
         failing: counts failures by node.
         layouts: decides the layout of the nodes of each round.
+        members_changed: called with the id of a job whose members change.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class RoundShell:
         lasts_of: Callable[[str], float | None],
         failing: FailingNodes,
         layouts: Layouts,
+        members_changed: Callable[[str], None],
     ) -> None:
         self._config = config
         self._clock = clock
@@ -98,6 +103,7 @@ class RoundShell:
         self._lasts_of = lasts_of
         self._failing = failing
         self._layouts = layouts
+        self._members_changed = members_changed
         self.measured: dict[str, NetworkView] = {}
         """Class of nodes → measurement of its network."""
         self.nodes_in_all: int | None = None
@@ -145,10 +151,13 @@ class RoundShell:
                     members=list(action.members),
                 )
                 self._choose_network(run, action.members)
+                self._members_changed(job)
             elif isinstance(action, SendRound):
                 self._agents.tell(action.node, self._round(run, action))
             elif isinstance(action, SendView):
                 self._agents.tell(action.node, self._view(run, action))
+            elif isinstance(action, StartMeasured):
+                self._start_measured(run, action)
             elif isinstance(action, AllUp):
                 self.rescale_over(run)
             elif isinstance(action, Formed):
@@ -162,6 +171,17 @@ class RoundShell:
                 self._reject_nodes(run, action)
             else:
                 self._handle_failure(run, action)
+
+    def _start_measured(self, run: ActiveJob, action: StartMeasured) -> None:
+        """Store how long a process of a service took until it was ready."""
+        agent = self._agents.on(action.node)
+        if agent is None:
+            return
+        job, spec = run.row.id, run.spec
+        self._repository.start_measured(run, action.node, agent.node_class, action.seconds)
+        start = self._repository.start_cost(job, spec)
+        if spec.start_cost_measured and start is not None:
+            self._feed(StartCostChanged(job, start))
 
     def rescale_over(self, run: ActiveJob) -> None:
         """End a rescale: the newest round works, or the time to wait for its first sample is
@@ -313,19 +333,20 @@ class RoundShell:
             members=self.peers(action.members),
         )
 
-    def peers(self, view: Sequence[tuple[str, str, float | None]]) -> tuple[messages.Peer, ...]:
+    def peers(self, view: View) -> tuple[messages.Peer, ...]:
         """Return the members of a service with their addresses, and the remaining time of the
         leavers.
         """
         now, peers = self._clock.now(), []
-        for node, address, leaves in view:
+        for node, address, leaves_at, loading in view:
             peers.append(
                 messages.Peer(
                     node,
                     self.address_of(node),
                     address,
-                    None if leaves is None else max(0.0, leaves - now),
+                    None if leaves_at is None else max(0.0, leaves_at - now),
                     self._lasts_of(node),
+                    loading,
                 )
             )
         return tuple(peers)

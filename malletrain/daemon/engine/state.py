@@ -122,6 +122,46 @@ class JobNews:
         await happens(self._news, wait_s)
 
 
+WOKEN_AT_ONCE = 8
+"""Maximum number of waiting clients that are answered in one round of the event loop. Hundreds at
+once would hold up all other messages.
+"""
+
+
+class MemberNews:
+    """Wakes clients that wait for changes of the members of a service, or of what nodes are worth
+    to it. Clients of other services are not woken.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
+        """Service → the clients that wait, in order."""
+
+    def came(self, job: str) -> None:
+        """Wake the clients that wait for news of ``job``."""
+        self._wake(list(self._waiting.pop(job, ())))
+
+    def _wake(self, waiting: list[asyncio.Future[None]]) -> None:
+        for future in waiting[:WOKEN_AT_ONCE]:
+            if not future.done():
+                future.set_result(None)
+        if rest := waiting[WOKEN_AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self._wake, rest)
+
+    async def more(self, job: str, wait_s: float) -> None:
+        """Return at the next news of ``job``, or after ``wait_s``."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job, {})[future] = None
+        try:
+            await asyncio.wait({future}, timeout=wait_s)
+        finally:
+            future.cancel()
+            waiting = self._waiting.get(job, {})
+            waiting.pop(future, None)
+            if not waiting:
+                self._waiting.pop(job, None)
+
+
 Send = Callable[[bytes, messages.Message], bool]
 """Sends a message to a peer; returns False if the peer cannot be reached."""
 
@@ -212,6 +252,7 @@ class SiteState:
     agents: Agents
     rounds: RoundShell
     outbox: TransactionOutbox
+    member_news: MemberNews
     events: deque[Event]
     """Events of the open transaction, for the controller."""
     sick: SickNodes

@@ -23,9 +23,11 @@ from malletrain.core.events import (
     LimitsChanged,
     Progressed,
     RescaleCostMeasured,
+    StartCostChanged,
     WeightChanged,
 )
 from malletrain.core.goals import GoalsSoFar, OwnerGoals
+from malletrain.core.start_costs import ASSUMED_START_S
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.jobs.curves import InitialCurve
@@ -87,7 +89,7 @@ MEASURED_EVERY_S, OBSERVED_EVERY_S = 0.2, 1.0
 """Interval at which the controller receives the progress of the job being profiled, and that of the
 other jobs.
 """
-SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=5.0)
+SERVICE_COST = RescaleCost(up_s=1.0, down_s=1.0, start_s=ASSUMED_START_S)
 """Rescale costs of a service and of a farm, seconds. They do not stop: joiners start next to the
 others, and leavers hand over what they hold. The costs are above 0 so that plans do not swap nodes
 without a benefit.
@@ -179,8 +181,17 @@ class UnfinishedJobs:
             )
         )
         if not spec.trains and curve is not None:
-            self._transactions.feed(CurveChanged(row.id, curve, SERVICE_COST))
+            self._values_changed(row.id, spec, curve)
+        start = state.repository.start_cost(row.id, spec)
+        if spec.mode == "service" and start is not None:
+            self._transactions.feed(StartCostChanged(row.id, start))
+        state.member_news.came(row.id)
         return run
+
+    def _values_changed(self, job: str, spec: messages.JobSpec, curve: ScalingCurve) -> None:
+        # A farm may run its last tasks again on nodes that have none.
+        returns_useless = spec.mode == "service"
+        self._transactions.feed(CurveChanged(job, curve, SERVICE_COST, returns_useless))
 
     def restore(self) -> None:
         """Take over the unfinished jobs in the store. Agents report later what they run."""
@@ -210,7 +221,8 @@ class UnfinishedJobs:
         """Change the values of nodes for an unfinished service or farm to those of ``spec``."""
         self._respecify(job, spec)
         points = ((int(size), value) for size, value in (spec.curve or {}).items())
-        self._transactions.feed(CurveChanged(job, ScalingCurve.of(points), SERVICE_COST))
+        self._values_changed(job, spec, ScalingCurve.of(points))
+        self._state.member_news.came(job)
 
     def limit(self, job: str, spec: messages.JobSpec) -> None:
         """Change the limits of the scale of an unfinished job to those of ``spec``."""

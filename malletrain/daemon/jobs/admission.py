@@ -64,6 +64,8 @@ planner.
 """
 MAX_TIME_LIMIT_S = 366 * 86400.0
 """Maximum time limit of a job, seconds."""
+MAX_START_COST_S = 86400.0
+"""Maximum start cost of a service, seconds."""
 MAX_RETRIES = 1000
 """Maximum number of tries of a task after its first."""
 MAX_AFTER = 1000
@@ -309,12 +311,22 @@ def _kind_problem(spec: messages.JobSpec) -> str:
         )
     if spec.mode == "live" and spec.launcher != "builtin":
         return "Live mode needs the builtin launcher: torchrun restarts its workers in every round."
-    if problem := _layout_problem(spec):
+    if problem := _layout_problem(spec) or _start_cost_problem(spec):
         return problem
     if spec.on_hang not in ("tell", "restart"):
         return f"The action at a hang is 'tell' or 'restart', not '{spec.on_hang[:40]}'."
     if spec.launcher not in ("builtin", "torchrun"):
         return f"The launcher '{spec.launcher}' is not known; accepted is builtin or torchrun."
+    return ""
+
+
+def _start_cost_problem(spec: messages.JobSpec) -> str:
+    """Return what is wrong with the start cost, as a sentence; empty if nothing is."""
+    has_start_cost = spec.start_cost_s is not None or spec.start_cost_measured
+    if has_start_cost and spec.mode != "service":
+        return "A start cost is for services; that of a training is measured while it runs."
+    if spec.start_cost_s is not None and not 0 <= spec.start_cost_s <= MAX_START_COST_S:
+        return f"The start cost is {spec.start_cost_s:g} s; it is a time of a day at most."
     return ""
 
 

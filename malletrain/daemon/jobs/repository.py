@@ -19,6 +19,12 @@ import msgspec
 
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
+from malletrain.core.start_costs import (
+    ASSUMED_START_S,
+    StartCost,
+    expected_start_s,
+    with_start,
+)
 from malletrain.core.step_times import RankTimes, breakdown
 from malletrain.core.thinning import MAX_POINTS, thinned, width
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
@@ -32,7 +38,13 @@ from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import SeriesView
 from malletrain.rounds.interface import Rounds
-from malletrain.store.records import JobRow, MetricRow, ObservationRow, RescaleRow
+from malletrain.store.records import (
+    JobRow,
+    MetricRow,
+    ObservationRow,
+    RescaleRow,
+    ServiceStartsRow,
+)
 from malletrain.store.series_table import SeriesTable
 from malletrain.store.store import Store
 
@@ -353,6 +365,40 @@ class JobRepository:
             cost_s=r.cost_s,
             phases=r.phases,
         )
+
+    def start_measured(self, run: ActiveJob, node: str, node_class: str, seconds: float) -> None:
+        """Store how long a process of a service took until it was ready.
+
+        Args:
+            run: the service.
+            node: node of the process.
+            node_class: class of the node.
+            seconds: time since its start.
+        """
+        durations = self._store.service_starts.of(run.row.id).get(node_class, ())
+        self._store.service_starts.put(
+            ServiceStartsRow(run.row.id, node_class, with_start(durations, seconds))
+        )
+        self._audit.record(
+            EventKind.MEMBER_READY,
+            f"The process of the service is ready, {seconds:.1f} s after its start.",
+            job=run.row.id,
+            node=node,
+            start_s=seconds,
+        )
+
+    def start_cost(self, job: str, spec: messages.JobSpec) -> StartCost | None:
+        """Return the start cost of a service in plans; None if its owner asks for none.
+
+        Args:
+            job: id of the service.
+            spec: its specification.
+        """
+        assumed_s = ASSUMED_START_S if spec.start_cost_s is None else spec.start_cost_s
+        if spec.start_cost_measured:
+            starts = self._store.service_starts.of(job).items()
+            return StartCost(assumed_s, {name: expected_start_s(each) for name, each in starts})
+        return None if spec.start_cost_s is None else StartCost(assumed_s)
 
     def notice(self, run: ActiveJob, sentence: str) -> None:
         """Add a notice for the job's owner. A repeated notice has no effect."""

@@ -16,6 +16,7 @@ from malletrain.core.events import RoundInterrupted
 from malletrain.core.fabric import with_addresses
 from malletrain.daemon.engine.agents import Adoption, LeasedAgent
 from malletrain.daemon.engine.reachability import Reachability
+from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
@@ -51,6 +52,7 @@ class AgentHandlers:
         lease_actions: releases and reclaims leases.
         logs: receives the logs of jobs.
         farms: hands out the tasks of farms.
+        values: the values of nodes for services.
         commands: relays the commands of owners.
         boot: id of this start of the daemon.
     """
@@ -65,6 +67,7 @@ class AgentHandlers:
         lease_actions: LeaseActions,
         logs: LogSink,
         farms: Farms,
+        values: ServiceValues,
         commands: RelayedCommands,
         boot: str,
     ) -> None:
@@ -72,10 +75,11 @@ class AgentHandlers:
         self._transactions = transactions
         self._reachability = reachability
         self.farms = farms
+        self.values = values
         self.departures = departures
         self.lease_actions = lease_actions
         slow = SlowNodeWatch(state, transactions, lease_actions)
-        self.reports = AgentReports(state, transactions, jobs, logs, slow)
+        self.reports = AgentReports(state, transactions, jobs, values, logs, slow)
         self._commands = commands
         self.boot = boot
         self.probes = Probes(state.agents)
@@ -205,6 +209,7 @@ class AgentHandlers:
         self.probes.tick(now)
         if self.adopting is None:
             self.farms.look(now)
+            self.values.look(now)
             for watch in self._watches:
                 watch.look(now)
 

@@ -22,7 +22,14 @@ from malletrain.core.events import JobCompleted, NodeRejected, NodesBusy, Softwa
 from malletrain.core.failing_workers import Trust
 from malletrain.core.farm_curve import farm_curve, nodes_filled, rate_of_node
 from malletrain.core.task_history import TaskHistory
-from malletrain.core.task_queue import ExcusedTask, StoredTask, TaskAttempt, TaskQueue, TaskState
+from malletrain.core.task_queue import (
+    ExcusedTask,
+    StoredTask,
+    TaskAttempt,
+    TaskQueue,
+    TaskState,
+    hand_out_limit,
+)
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
@@ -335,7 +342,14 @@ class Farms:
         lasts = {node: state.controller.state.lasts_s(node) for node in farm.nodes}
         longest_s = max((s for s in lasts.values() if s is not None), default=None)
         for node, session in farm.nodes.items():
-            count = min(session.capacity - queue.count_of(node), farm.at_once)
+            count = hand_out_limit(
+                session.capacity,
+                session.slots,
+                queue.count_of(node),
+                sum(map(queue.count_of, queue.workers())) if farm.spec.max_running else 0,
+                farm.spec.max_running,
+            )
+            count = min(count, farm.at_once)
             if count <= 0 or session.sent is not None or not self._holds(node, job):
                 continue
             failing = queue.failing
@@ -470,7 +484,8 @@ class Farms:
             farm.busy, farm.valued_at = busy, now
             self._transactions.feed(NodesBusy(run.row.id, busy))
         slots = max((session.slots for session in farm.nodes.values()), default=0)
-        filled = nodes_filled(len(busy), queue.counts()[TaskState.WAITING], slots, farm.task_s)
+        waiting = queue.counts()[TaskState.WAITING]
+        filled = nodes_filled(len(busy), waiting, slots, farm.task_s, farm.spec.max_running)
         curve = farm_curve(rate_of_node(slots, farm.task_s), filled, run.spec.max_nodes)
         if curve != run.spec.curve:
             farm.valued_at = now

@@ -15,6 +15,7 @@ import structlog
 
 from malletrain.core.events import JobState, ModelChanged, PriorSuggested
 from malletrain.daemon.engine.agents import LeasedAgent
+from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import Transactions
 from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
@@ -51,12 +52,14 @@ class AgentReports:
         state: SiteState,
         transactions: Transactions,
         jobs: UnfinishedJobs,
+        values: ServiceValues,
         logs: LogSink,
         slow: SlowNodeWatch,
     ) -> None:
         self._state = state
         self._transactions = transactions
         self._jobs = jobs
+        self._values = values
         self._logs = logs
         self._slow = slow
         self._ended: OrderedDict[str, tuple[str, int, int]] = OrderedDict()
@@ -108,9 +111,11 @@ class AgentReports:
                     run, f"Its process reported invalid values of nodes: {error}"
                 )
             return
-        if spec.curve != run.spec.curve:
-            with self._transactions.begin():
-                self._jobs.revalue(run.row.id, spec)
+        lasts = message.expires_s is None and run.row.values_until is None
+        if spec.curve == run.spec.curve and lasts:
+            return
+        with self._transactions.begin():
+            self._values.set(run, spec, message.expires_s)
 
     def _append_values(self, run: ActiveJob, message: messages.Metric) -> None:
         """Append values to a metric's stored series."""

@@ -104,7 +104,7 @@ LOG_LINES_PER_S = 0.1
 """Maximum number of log lines per second about invalid messages of one kind of sender."""
 PROBES_S = (0.02, 0.2)
 """Delays after the end of a connection at which the daemon probes the peer, seconds."""
-LONG_POLLS = frozenset({"events", "news", "command-output", "command-input"})
+LONG_POLLS = frozenset({"events", "news", "members", "command-output", "command-input"})
 """Operations that may wait for news. They can be repeated."""
 RESTARTING = "The daemon is restarting; ask again in a moment."
 

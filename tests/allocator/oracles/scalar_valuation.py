@@ -17,18 +17,20 @@ def values(request: BidRequest, node_class: str) -> dict[int, float]:
     current = request.current if node_class == request.current_class else 0
     unit = _single(curve) if request.goal is Goal.EFFICIENCY else 1.0
     before = curve.at(current) / unit
+    cost = request.cost_on.get(node_class, request.cost)
+    largest = min(request.max_nodes, request.limits.get(node_class, request.max_nodes))
     value_of = {}
-    for size in range(request.min_nodes, request.max_nodes + 1):
+    for size in range(request.min_nodes, largest + 1):
         if request.allowed is not None and size not in request.allowed:
             continue
         rate = read(curve, size) / unit
         processed = request.t_fwd_s * rate
         if current == 0:
-            pause = request.cost.start_s * rate
+            pause = cost.start_s * rate
         elif size > current:
-            pause = before * request.cost.up_s
+            pause = before * cost.up_s + cost.join_s * max(0.0, rate - before)
         elif size < current or request.restarting:
-            pause = before * request.cost.down_s
+            pause = before * cost.down_s
         else:
             pause = 0.0
         value_of[size] = request.weight * (processed - pause)

@@ -186,6 +186,7 @@ METHODS = {
     "export": Job.export,
     "cp": Job.copy,
     "members": Job.members,
+    "worth": Client.worth,
     "nodes": Client.nodes,
     "events": Client.events,
     "usage": Client.usage,

@@ -92,9 +92,37 @@ def test_files_lines_and_indices(run, daemon, here):
     assert rows == [["1"]]
     specs, rows = farm_of(daemon)
     done = run("map", "--array", "2-8:3%2", "--array-env", "--", "true")
-    assert "%2 of --array is left out" in done.stderr
+    assert done.stderr == ""
     assert rows == [["2"], ["5"], ["8"]]
     assert (specs[-1]["farm"]["array_env"], specs[-1]["farm"]["array_range"]) == (True, [2, 8, 3])
+    assert specs[-1]["farm"]["max_running"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--array", "1-9"), None),
+        (("--array", "1-9%0"), None),  # as for sbatch: no limit
+        (("--array", "1-9%4", "--max-running", "3"), 3),
+        (("--array", "1-9", "--max-running", "5"), 5),
+        (("run.sh",), 10),
+    ],
+)
+def test_at_most_so_many_tasks_run_at_a_time(run, daemon, here, words, expected):
+    (here / "run.sh").write_text("#!/bin/bash\n#SBATCH --array=1-100%10\necho\n")
+    specs, _ = farm_of(daemon)
+    command = ("--", *words) if words == ("run.sh",) else (*words, "--", "echo", "{}")
+    done = run("map", *command)
+    assert done.exit_code == 0, done.stderr
+    assert "left out" not in done.stderr
+    assert specs[0]["farm"].get("max_running") == expected
+
+
+def test_a_negative_number_of_running_tasks_is_refused(run, daemon):
+    done = run("map", "--array", "1-9", "--max-running", "-1", "--", "echo", "{}")
+    assert done.exit_code == 2
+    assert "max" in done.stderr
+    assert daemon.seen == []
 
 
 def test_names_are_those_of_this_directory(run, daemon, here):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from allocator import ScalingCurve
 from malletrain.core.commands import (
     ReclaimNodes,
     ReleaseLeases,
@@ -17,6 +18,7 @@ from malletrain.core.commands import (
 )
 from malletrain.core.controller import Controller
 from malletrain.core.events import (
+    CurveChanged,
     GapsSeen,
     JobState,
     JobSubmitted,
@@ -30,6 +32,9 @@ from malletrain.core.events import (
 
 EPS = 1e-9
 MOST_TICKS_AT_ONCE = 25
+
+
+WORTHLESS = ScalingCurve.of({1: 0.0})
 
 
 class World:
@@ -57,6 +62,8 @@ class World:
         self.specs = {}
         self.breaks = Counter()
         self.served = {}
+        self.worthless = set()
+        """Services to which nodes are worth nothing."""
         self.log = []
         self.restored = True
 
@@ -149,6 +156,8 @@ class World:
                     last_failure_at=record.last_failure_at,
                 )
             )
+        for job in sorted(self.worthless):
+            self.do(CurveChanged(job, WORTHLESS))
         holder = {node: job for job, nodes in self.running.items() for node in nodes}
         for node in list(self.leased):
             if node not in self.leaving:
@@ -255,7 +264,7 @@ class World:
         )
 
     def fits(self, job, by_class):
-        return self.smallest(job) <= max(by_class.values(), default=0)
+        return job not in self.worthless and self.smallest(job) <= max(by_class.values(), default=0)
 
     def check_place(self, job):
         """First come, first served: fewer jobs of its owner that could run came before than may run
@@ -301,6 +310,7 @@ class World:
         reclaimed = {node for x in commands if isinstance(x, ReclaimNodes) for node in x.nodes}
         if any(isinstance(x, Start | Rescale | Suspend) for x in commands):
             at_work = [r for r in c.jobs.values() if r.nodes]
+            assert not self.worthless.intersection(r.submitted.job for r in at_work)
             assert len(at_work) <= self.settings.planning.max_running
             for record in at_work:
                 assert len(record.nodes) >= record.submitted.min_nodes, (

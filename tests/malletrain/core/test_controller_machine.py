@@ -24,7 +24,7 @@ from malletrain.core.events import (
     WorkersFailed,
 )
 from malletrain.core.settings import ControllerSettings, PlanningSettings
-from tests.malletrain.core.controller_world import World
+from tests.malletrain.core.controller_world import WORTHLESS, World
 
 NODES = {f"n{i}": "gpu" if i >= 6 else "default" for i in range(9)}
 STARVATION = 60.0
@@ -35,6 +35,7 @@ NEWS = [
     "broke",
     "interrupted",
     "curve",
+    "worthless",
     "completed",
     "cancelled",
     "layout",
@@ -170,7 +171,11 @@ class ControllerMachine(RuleBasedStateMachine):
             w.do(RoundInterrupted(job))
         elif what == "layout":
             w.do(LayoutDue(job))
+        elif what == "worthless":
+            w.worthless.add(job)
+            w.do(CurveChanged(job, WORTHLESS))
         elif what == "curve":
+            w.worthless.discard(job)
             w.do(
                 CurveChanged(
                     job,

@@ -24,6 +24,21 @@ def test_remaining_tasks_fill_nodes(busy, waiting, slots, task_s, filled):
     assert nodes_filled(busy, waiting, slots, task_s) == filled
 
 
+@pytest.mark.parametrize(
+    ("busy", "waiting", "slots", "max_running", "filled"),
+    [
+        (0, 1000, 8, 10, 2),  # 10 tasks fill two nodes of 8 slots
+        (0, 1000, 8, 0, 125),
+        (0, 9, 8, 100, 2),
+        (2, 1000, 8, 10, 2),
+        (3, 1000, 8, 10, 3),  # the third one keeps its tasks
+        (0, 1000, 0, 3, 3),  # nothing is known: a task fills a node
+    ],
+)
+def test_a_limit_of_running_tasks_fills_fewer_nodes(busy, waiting, slots, max_running, filled):
+    assert nodes_filled(busy, waiting, slots, None, max_running) == filled
+
+
 def test_the_rate_is_rounded_and_before_the_first_task_one():
     assert rate_of_node(8, None) == rate_of_node(0, 3.0) == 1.0
     assert rate_of_node(8, 2.0) == 4.0

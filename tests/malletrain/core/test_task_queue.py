@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -17,6 +18,7 @@ from malletrain.core.task_queue import (
     TaskEvent,
     TaskQueue,
     TaskState,
+    hand_out_limit,
 )
 
 WAITING, RUNNING, DONE, FAILED = (
@@ -25,6 +27,24 @@ WAITING, RUNNING, DONE, FAILED = (
     TaskState.DONE,
     TaskState.FAILED,
 )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "slots", "present", "present_in_all", "max_running", "count"),
+    [
+        (8, 4, 0, 50, 0, 8),  # no limit: tasks wait on the node
+        (8, 4, 6, 50, 0, 2),
+        (8, 4, 9, 50, 0, 0),
+        (8, 4, 0, 0, 10, 4),  # none waits there
+        (8, 4, 0, 8, 10, 2),
+        (8, 4, 3, 3, 10, 1),
+        (2, 4, 0, 0, 10, 2),  # it wants no more
+        (8, 0, 0, 0, 10, 1),  # not known how many it runs
+        (8, 4, 0, 12, 10, 0),
+    ],
+)
+def test_how_many_a_worker_gets(capacity, slots, present, present_in_all, max_running, count):
+    assert hand_out_limit(capacity, slots, present, present_in_all, max_running) == count
 
 
 def test_no_event_leaves_done():

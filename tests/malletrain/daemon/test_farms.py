@@ -559,3 +559,18 @@ def test_a_valid_farm_is_accepted():
         "f", "ann", "run", "/", "python", mode="farm", farm=tasks, goal="throughput"
     )
     assert problem_of(spec) == ""
+
+
+def test_at_most_so_many_tasks_run_on_all_nodes_together(tmp_path):
+    site = Site(tmp_path, total=6, nodes=2, max_running=3)
+    try:
+        site.pull(0, capacity=6)
+        assert site.items(0) == (1, [(0, 1, "v0"), (1, 1, "v1")]), "none waits on the node"
+        site.pull(1, capacity=6)
+        assert site.items(1) == (1, [(2, 1, "v2")])
+        site.finish((2, 1), agent=1, capacity=6)
+        assert site.items(1) == (2, [(3, 1, "v3")])
+        site.finish((0, 1), (1, 1), agent=0, capacity=6)
+        assert site.items(0) == (2, [(4, 1, "v4"), (5, 1, "v5")])
+    finally:
+        site.close()

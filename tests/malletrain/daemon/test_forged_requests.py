@@ -55,6 +55,7 @@ def running(tmp_path_factory):
         ("job", {"job": None}),
         ("job", {"job": {"id": 1}}),
         ("members", {"job": 1.5}),
+        ("worth", {"job": 1.5}),
         ("cancel", {"jobs": ["x" * 4_000_000]}),
         ("cancel", {"jobs": ["x"] * 2000}),
         ("cancel", {"jobs": "j1"}),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
 from malletrain.client import ClientError, operations
-from malletrain.daemon.engine.state import JobNews
+from malletrain.daemon.engine.state import WOKEN_AT_ONCE, JobNews, MemberNews
 from malletrain.protocol import messages
 from tests.malletrain.daemon.test_forged_reports import World
 from tests.waiting import NEVER_S, until
@@ -109,3 +110,44 @@ def test_a_question_that_makes_no_sense_is_refused(world, params):
         client.call("news", params)
     assert refused.value.code == "usage"
     assert len(str(refused.value)) < 500
+
+
+def test_those_who_wait_for_members_are_woken_in_groups():
+    """Between two groups the event loop reads messages."""
+
+    async def woken() -> list[int]:
+        news, back = MemberNews(), []
+
+        async def wait(job: str) -> None:
+            await news.more(job, NEVER_S)
+            back.append(job)
+
+        waiting = [asyncio.ensure_future(wait("a")) for _ in range(2 * WOKEN_AT_ONCE + 1)]
+        other = asyncio.ensure_future(wait("b"))
+        await asyncio.sleep(0)
+        news.came("a")
+        counts = [len(back)]
+        while len(back) < len(waiting):
+            await asyncio.sleep(0)
+            counts.append(len(back))
+        assert not other.done()
+        other.cancel()
+        return [later - earlier for earlier, later in pairwise(counts)]
+
+    steps = asyncio.run(woken())
+    assert max(steps) <= WOKEN_AT_ONCE
+    assert sum(steps) == 2 * WOKEN_AT_ONCE + 1
+
+
+def test_who_no_longer_waits_for_members_is_forgotten():
+    async def late() -> None:
+        news = MemberNews()
+        await news.more("a", 0.0)
+        news.came("a")  # nobody waits
+        waiting = asyncio.ensure_future(news.more("a", NEVER_S))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        news.came("a")
+
+    asyncio.run(late())

@@ -36,9 +36,15 @@ def views(actions):
 def test_a_member_learns_of_itself_only():
     rounds = running("a")
     rounds.move(("a", "b"), 1.0)
-    assert views(up(rounds, "b", 2.0)) == {"a": (("a", "", None),), "b": (("b", "", None),)}
+    assert views(up(rounds, "b", 2.0)) == {
+        "a": (("a", "", None, False),),
+        "b": (("b", "", None, False),),
+    }
     assert rounds.members == ("a", "b")
-    assert views(rounds.move(("a",), 3.0)) == {"a": (("a", "", None),), "b": (("b", "", 13.0),)}
+    assert views(rounds.move(("a",), 3.0)) == {
+        "a": (("a", "", None, False),),
+        "b": (("b", "", 13.0, False),),
+    }
     assert SendRelease("b") in rounds.drained("b", 3, 4.0)
 
 

@@ -16,6 +16,7 @@ from malletrain.rounds.actions import (
     SendAssign,
     SendRelease,
     SendView,
+    StartMeasured,
     WorkersDone,
 )
 from malletrain.rounds.interface import RoundSettings, RoundStage
@@ -53,7 +54,7 @@ def serving(*nodes):
 def views(actions):
     """The view that each node is sent: node → (node, leaving) of each member."""
     return {
-        a.node: tuple((n, leaving is not None) for n, _, leaving in a.members)
+        a.node: tuple((m.node, m.leaves_at is not None) for m in a.members)
         for a in actions
         if isinstance(a, SendView)
     }
@@ -73,6 +74,47 @@ def test_members_are_told_as_they_come_up():
     assert views(second) == dict.fromkeys("ab", (("a", False), ("b", False)))
     assert AllUp(2, ("a", "b")) in second
     assert rounds.stage is RoundStage.RUNNING
+
+
+def loads(rounds, node, *, loading, start_s=None, now=0.0):
+    assignment = Assignment(
+        "job", AssignmentPhase.READY, 0, (), f"{node}:1", loading=loading, start_s=start_s
+    )
+    return rounds.phase(node, assignment, now)
+
+
+def test_a_member_that_loads_is_announced_and_again_when_it_is_ready():
+    rounds = ServiceRounds(SETTINGS)
+    rounds.move(("a",), 0.0)
+    first = loads(rounds, "a", loading=True)
+    assert rounds.view == (("a", "a:1", None, True),)
+    assert AllUp(1, ("a",)) in first, "its start is over for plans: the process is there"
+    ready = loads(rounds, "a", loading=False, start_s=170.0)
+    assert ready[0] == StartMeasured("a", 170.0)
+    assert rounds.view == (("a", "a:1", None, False),)
+    assert rounds.generation == 2
+
+
+def test_a_start_is_measured_once():
+    rounds = ServiceRounds(SETTINGS)
+    rounds.move(("a",), 0.0)
+    assert StartMeasured("a", 3.0) in loads(rounds, "a", loading=False, start_s=3.0)
+    again = loads(rounds, "a", loading=False, start_s=3.0)
+    assert not any(isinstance(action, StartMeasured) for action in again)
+    adopted = ServiceRounds(SETTINGS)  # a daemon that was restarted
+    report = Assignment("job", AssignmentPhase.RUNNING, 1, (), "a:1", start_s=3.0)
+    adopted.adopt(1, ("a",), {"a": report}, 1.0)
+    again = adopted.phase("a", report, 2.0)
+    assert not any(isinstance(action, StartMeasured) for action in again)
+
+
+def test_the_start_of_a_process_that_is_started_again_is_another_one():
+    rounds = serving("a", "b")
+    loads(rounds, "b", loading=False, start_s=3.0)
+    ended(rounds, "b", 1.0)
+    rounds.tick(3.0)
+    rounds.move(("a", "b"), 4.0)
+    assert StartMeasured("b", 2.0) in loads(rounds, "b", loading=False, start_s=2.0, now=5.0)
 
 
 def test_nobody_is_stopped_because_another_joins():
@@ -249,7 +291,7 @@ class Histories(RuleBasedStateMachine):
             elif isinstance(a, SendView):
                 assert a.generation == self.saved, "told before it was saved"
                 assert a.generation >= self.newest.get(a.node, 0)
-                assert a.node in [n for n, _, _ in a.members]
+                assert a.node in [m.node for m in a.members]
                 self.newest[a.node] = a.generation
             elif isinstance(a, Broke):
                 self.follow(self.rounds.move(self.rounds.target, self.now))
@@ -292,7 +334,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def nobody_leaves_for_ever(self):
         due = self.rounds.next_wakeup()
-        leavers = [n for n, _, leaving in self.rounds.view if leaving is not None]
+        leavers = [m.node for m in self.rounds.view if m.leaves_at is not None]
         assert not leavers or due is not None
         assert set(leavers).isdisjoint(self.rounds.target)
         assert set(self.rounds.members) <= self.assigned_nodes - self.releasing

@@ -14,6 +14,7 @@ from malletrain.store.records import (
     ObservationRow,
     ProfileRow,
     RescaleRow,
+    ServiceStartsRow,
 )
 from malletrain.store.store import Store
 
@@ -29,6 +30,7 @@ def filled(url):
         store.put_rescale(RescaleRow(f"j{k}", 1, "start", 0, 2, 50.0, 51.0, 1.0))
         store.put_profile(ProfileRow(f"j{k}"))
         store.goals.put(GoalRow(f"j{k}"))
+        store.service_starts.put(ServiceStartsRow(f"j{k}", "default", (3.0, 4.5)))
         status = LeaseStatus.ENDED if ended else LeaseStatus.RUNNING
         store.put_lease(LeaseRow(store.new_lease_id(), "n", status, started=1.0, ended=ended))
         store.add_event(EventRow(50.0, EventKind.JOB_STARTED, job=f"j{k}"))
@@ -46,6 +48,8 @@ def test_what_ended_before_goes_with_all_that_was_measured(url):
             None,
         )
         assert store.observations("j3")
+        assert store.service_starts.of("j2") == {}
+        assert store.service_starts.of("j3") == {"default": (3.0, 4.5)}
         assert store.goals.all().keys() == {"j3", "j4", "j5"}
         assert len(store.events_since()) == 5, "the audit log stays"
         assert store.forget(250.0) == 0

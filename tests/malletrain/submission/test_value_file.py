@@ -113,3 +113,42 @@ def test_auto_needs_to_know_how_many_nodes(tmp_path):
     script.touch()
     with pytest.raises(SpecError, match="give --nodes MIN:MAX too"):
         build(str(script), (), service=True, value=Path("auto"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, (None, False)),
+        ("auto", (None, True)),
+        ("auto:180s", (180.0, True)),
+        ("180s", (180.0, False)),
+        ("3 min", (180.0, False)),
+        ("0 s", (0.0, False)),
+    ],
+)
+def test_the_start_cost_of_a_service(tmp_path, text, expected):
+    script = tmp_path / "serve.py"
+    script.touch()
+    value = write(tmp_path, "nodes,value\n1,10\n")
+    spec = build(str(script), (), service=True, value=value, start_cost=text)
+    assert (spec.start_cost_s, spec.start_cost_measured) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "service", "says"),
+    [
+        ("180s", False, "--start-cost is for services"),
+        ("soon", True, "--start-cost: .* Or auto, to have it measured."),
+        ("-5 s", True, "--start-cost: .*"),
+        ("2 d", True, "a day at most"),
+        ("auto:", True, "--start-cost: .* with a first guess"),
+        ("auto:soon", True, "--start-cost: .* with a first guess"),
+        ("auto:2 d", True, "a day at most"),
+    ],
+)
+def test_a_wrong_start_cost(tmp_path, text, service, says):
+    script = tmp_path / "serve.py"
+    script.touch()
+    value = write(tmp_path, "nodes,value\n1,10\n") if service else None
+    with pytest.raises(SpecError, match=says):
+        build(str(script), (), service=service, value=value, start_cost=text)

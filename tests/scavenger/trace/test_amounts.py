@@ -3,7 +3,7 @@
 import pytest
 
 from scavenger.trace import files
-from scavenger.trace.amounts import HEADER, has_amounts, parse, read_slots
+from scavenger.trace.amounts import HEADER, AmountTrace, has_amounts, parse
 from scavenger.trace.checks import TraceError
 
 TEXT = f"""{HEADER}
@@ -93,11 +93,13 @@ def test_no_slot_larger_than_every_node():
         parse(TEXT).slots(8)
 
 
-def test_files_with_and_without_amounts_are_read(tmp_path):
-    amounts, plain = tmp_path / "amounts.csv", tmp_path / "plain.csv"
-    amounts.write_text(TEXT)
-    plain.write_text(f"{files.HEADER}\n0,a,idle\n9,a,busy\n")
+def test_a_file_with_amounts_is_known_by_its_header():
     assert has_amounts(TEXT)
-    assert len(read_slots(amounts).names) == 8
-    assert read_slots(amounts, None).names == ("c1", "c2")
-    assert read_slots(plain, 2).names == ("a",)
+    assert not has_amounts(f"{files.HEADER}\n0,a,idle\n9,a,busy\n")
+
+
+def test_a_trace_without_amounts_is_one_of_single_units():
+    plain = files.parse(f"{files.HEADER}\n0,a,idle\n5,b,idle\n9,a,busy\n")
+    trace = AmountTrace.of(plain)
+    assert (trace.names, trace.sizes) == (("a", "b"), (1, 1))
+    assert gaps(trace.whole_nodes()) == {"a": [(0.0, 9.0)], "b": [(5.0, 9.0)]} == gaps(plain)

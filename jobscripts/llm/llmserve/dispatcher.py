@@ -1,0 +1,574 @@
+"""Which request runs on which replica, and what becomes of it when a replica leaves. Pure: no
+sockets, no clock. Commands say what is to be done.
+
+The dispatcher keeps the ids of every prompt and of every answer so far. An answer that is cut is
+continued on another replica: that one gets the prompt and the ids, with ``max_tokens`` reduced by
+them. It is continued after the last id at which the text was complete: engines repeat text when
+they begin within a character.
+
+* A replica that is lost loses nothing that was reported. Its requests go to the front of the queue.
+* A replica that has notice gets no requests. Those of which the rest may take longer are moved at
+  once, if another replica has room for them; their tokens count until they are stopped.
+* What cannot be continued starts again. A stream that has begun then fails.
+* A request whose attempts end with the engine of a replica, :data:`MAX_FAILURES` times, fails. The
+  last time it runs alone, so that no other request fails with it.
+
+Reports name the attempt. Those of attempts that are not current have no effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from llmserve.generation import (
+    Command,
+    DeliverTokens,
+    EndRequest,
+    FinishReason,
+    GenerationRequest,
+    PostAttempt,
+    RequestRefusal,
+    StopAttempt,
+)
+from llmserve.policies.interface import Load, SchedulingPolicy
+from llmserve.replicas import Capacity, DispatcherReplica, best_replica, prefix_blocks
+from llmserve.states import (
+    ENDED,
+    REQUEST_TRANSITIONS,
+    ReplicaEvent,
+    ReplicaState,
+    RequestEvent,
+    RequestState,
+)
+
+MAX_FAILURES = 3
+"""Number of attempts that end with the engine of their replica before a request fails."""
+NOTICE_MARGIN_S = 1.0
+"""Seconds before the end of a replica at which its answers should be complete."""
+
+
+@dataclass(eq=False)
+class _Tracked:
+    """A request that has not ended."""
+
+    request: GenerationRequest
+    generated: list[int] = field(default_factory=list)
+    complete: int = 0
+    """Number of generated ids up to which the text is complete."""
+    delivered: int = 0
+    """Number of ids that were delivered to a stream."""
+    charged: int = 0
+    """Number of ids that the policy knows of."""
+    state: RequestState = RequestState.QUEUED
+    attempt: int = 0
+    replica: str = ""
+    failures: int = 0
+    was_taken: bool = False
+    """Whether the policy has chosen it."""
+    blocks: list[int] = field(default_factory=list)
+
+    def change(self, event: RequestEvent) -> None:
+        self.state = REQUEST_TRANSITIONS[self.state, event]
+
+    @property
+    def missing(self) -> int:
+        return self.request.max_tokens - len(self.generated)
+
+
+class Dispatcher:
+    """Requests and replicas of one model.
+
+    Every method that changes something returns commands, to be carried out in order. Times are
+    seconds on the clock of the caller and do not decrease.
+
+    Args:
+        policy: whose request is next, and which are refused.
+        max_request_tokens: maximum of prompt and ``max_tokens`` together, as the model and the
+            replicas allow; None: no limit.
+    """
+
+    def __init__(self, policy: SchedulingPolicy, max_request_tokens: int | None = None) -> None:
+        self._policy = policy
+        self._max_request_tokens = max_request_tokens
+        self._requests: dict[str, _Tracked] = {}
+        self._replicas: dict[str, DispatcherReplica] = {}
+        self._front: deque[_Tracked] = deque()
+        """Requests that the policy has chosen before and that wait for a replica."""
+        self._waiting = 0
+        """Number of requests in the queue of the policy."""
+        self._attempts = 0
+        self.moves = 0
+        """Number of attempts that were stopped because their replica leaves."""
+        self.losses = 0
+        """Number of attempts that were lost with their replica."""
+        self.repeated_tokens = 0
+        """Number of ids that were reported and have to be generated again."""
+
+    # --- what there is ---
+
+    @property
+    def load(self) -> Load:
+        """How busy the ready replicas are."""
+        slots = sum(replica.capacity.slots for replica in self._ready())
+        return Load(self._waiting + len(self._front), slots)
+
+    def state(self, name: str) -> RequestState | None:
+        """Returns the state of a request; None if there is none, or it has ended."""
+        tracked = self._requests.get(name)
+        return None if tracked is None else tracked.state
+
+    def replica_states(self) -> dict[str, ReplicaState]:
+        """Returns the state of each replica that has not ended."""
+        return {name: replica.state for name, replica in self._replicas.items()}
+
+    def generated(self, name: str) -> tuple[int, ...]:
+        """Returns the ids of a request that would be continued after a loss. A batch saves them,
+        and gives them to :meth:`submit` when it is resumed.
+        """
+        tracked = self._requests[name]
+        return tuple(tracked.generated[: tracked.complete])
+
+    # --- requests ---
+
+    def submit(
+        self, request: GenerationRequest, now: float, generated: Sequence[int] = ()
+    ) -> list[Command]:
+        """Queue a request.
+
+        Args:
+            request: its name must be that of no other request that has not ended.
+            now: the time.
+            generated: ids that it has from an earlier run; they are not delivered again.
+
+        Raises:
+            ValueError: the name is taken, or ``generated`` is of a request that cannot be
+                continued.
+        """
+        if request.name in self._requests:
+            raise ValueError(f"A request {request.name} is there already; give another name.")
+        if len(generated) and not request.continuable:
+            raise ValueError(f"Request {request.name} cannot be continued from earlier ids.")
+        refusal = self._too_long(request) or self._policy.admit(request, self.load, now)
+        if refusal is not None:
+            state = REQUEST_TRANSITIONS[RequestState.QUEUED, RequestEvent.REFUSE]
+            end = EndRequest(request.name, state, sentence=refusal.sentence, refusal=refusal)
+            return [end]
+        count = len(generated)
+        tracked = _Tracked(request, list(generated), count, count, count)
+        if tracked.missing <= 0:
+            tracked.change(RequestEvent.FINISH)
+            ids = tuple(generated)
+            return [EndRequest(request.name, tracked.state, ids, FinishReason.LENGTH)]
+        tracked.blocks = prefix_blocks(request.prompt)
+        self._requests[request.name] = tracked
+        self._policy.enqueue(request, now)
+        self._waiting += 1
+        return self._dispatch(now)
+
+    def cancel(self, name: str, now: float) -> list[Command]:
+        """The client wants a request no more. No effect if it has ended."""
+        tracked = self._requests.get(name)
+        if tracked is None:
+            return []
+        commands: list[Command] = []
+        if tracked.replica:
+            commands.append(StopAttempt(name, tracked.attempt, tracked.replica))
+        tracked.change(RequestEvent.CANCEL)
+        commands.append(self._end(tracked, now))
+        return commands + self._dispatch(now)
+
+    def tokens(
+        self,
+        name: str,
+        attempt: int,
+        ids: Sequence[int],
+        complete: int | None = None,
+    ) -> list[Command]:
+        """An attempt has more ids of its answer.
+
+        Args:
+            name: of the request.
+            attempt: its number, as posted.
+            ids: in order, those that were not reported before.
+            complete: number of ``ids`` after which the text was complete the last time; None:
+                all, 0: the text was not complete after any of them.
+        """
+        tracked = self._current(name, attempt)
+        if tracked is None or not len(ids):
+            return []
+        base = len(tracked.generated)
+        tracked.generated.extend(ids)
+        if complete is None:
+            tracked.complete = len(tracked.generated)
+        elif complete:
+            tracked.complete = base + complete
+        self._charge(tracked)
+        return self._deliver(tracked, tracked.complete)
+
+    def finished(self, name: str, attempt: int, reason: FinishReason, now: float) -> list[Command]:
+        """An attempt has generated all its ids, which were reported."""
+        tracked = self._current(name, attempt)
+        if tracked is None:
+            return []
+        tracked.complete = len(tracked.generated)
+        commands = self._deliver(tracked, tracked.complete)
+        tracked.change(RequestEvent.FINISH)
+        commands.append(self._end(tracked, now, reason))
+        return commands + self._dispatch(now)
+
+    def stopped(self, name: str, attempt: int, now: float) -> list[Command]:
+        """An attempt was stopped as asked; all its ids were reported."""
+        tracked = self._current(name, attempt)
+        if tracked is None:
+            return []
+        event = RequestEvent.STOPPED if tracked.state is RequestState.MOVING else RequestEvent.LOSE
+        return self._return_to_queue(tracked, event, now) + self._dispatch(now)
+
+    def attempt_failed(
+        self, name: str, attempt: int, sentence: str, now: float, *, may_repeat: bool
+    ) -> list[Command]:
+        """An engine has refused or broken off an attempt, and goes on.
+
+        Args:
+            name: of the request.
+            attempt: its number, as posted.
+            sentence: what went wrong.
+            now: the time.
+            may_repeat: whether another attempt may succeed. False for errors of the request.
+        """
+        tracked = self._current(name, attempt)
+        if tracked is None:
+            return []
+        if may_repeat:
+            commands = self._fail_attempt(tracked, sentence, now)
+        else:
+            tracked.change(RequestEvent.GIVE_UP)
+            commands = [self._end(tracked, now, sentence=sentence)]
+        return commands + self._dispatch(now)
+
+    # --- replicas ---
+
+    def add_replica(self, name: str, capacity: Capacity) -> None:
+        """A replica begins to load.
+
+        Raises:
+            ValueError: the name is that of a replica that has not ended.
+        """
+        if name in self._replicas:
+            raise ValueError(f"A replica {name} is there already; it has to end first.")
+        self._replicas[name] = DispatcherReplica(name, capacity)
+
+    def replica_loaded(self, name: str, now: float) -> list[Command]:
+        """A replica is ready. No effect on one that has notice."""
+        self._replicas[name].change(ReplicaEvent.LOAD)
+        return self._dispatch(now)
+
+    def expect_end(self, name: str, lasts_until: float) -> None:
+        """A forecast: the time at which a replica is expected to end."""
+        replica = self._replicas[name]
+        if replica.state is not ReplicaState.DRAINING:
+            replica.lasts_until = lasts_until
+
+    def measure(self, name: str, token_s: float) -> None:
+        """The engine of a replica was measured.
+
+        Args:
+            name: of the replica.
+            token_s: seconds for each token of one answer while all slots are in use.
+        """
+        replica = self._replicas[name]
+        replica.capacity = dataclasses.replace(replica.capacity, token_s=token_s)
+
+    def notice(self, name: str, ends_at: float, now: float) -> list[Command]:
+        """A replica will end at a time. What does not end before is moved, as far as there is room
+        elsewhere.
+        """
+        replica = self._replicas[name]
+        replica.change(ReplicaEvent.NOTICE)
+        replica.lasts_until = ends_at
+        if replica.reserved_for is not None and replica.reserved_for not in replica.requests:
+            replica.reserved_for = None
+        return self._dispatch(now)
+
+    def replica_gone(self, name: str, now: float) -> list[Command]:
+        """The node of a replica is gone."""
+        return self._remove(name, ReplicaEvent.LOSE, "", now)
+
+    def replica_failed(self, name: str, sentence: str, now: float) -> list[Command]:
+        """The engine of a replica ended by itself.
+
+        Args:
+            name: of the replica.
+            sentence: what is known of it, for requests that fail.
+            now: the time.
+        """
+        return self._remove(name, ReplicaEvent.CRASH, sentence, now)
+
+    # --- inside ---
+
+    def _too_long(self, request: GenerationRequest) -> RequestRefusal | None:
+        limit = self._max_request_tokens
+        if limit is None or request.tokens <= limit:
+            return None
+        return RequestRefusal(
+            "max_request_tokens",
+            f"The prompt has {len(request.prompt)} tokens and the answer up to "
+            f"{request.max_tokens}; together {limit} are possible. Shorten the prompt or lower "
+            "max_tokens.",
+        )
+
+    def _current(self, name: str, attempt: int) -> _Tracked | None:
+        tracked = self._requests.get(name)
+        if tracked is None or not tracked.replica or tracked.attempt != attempt:
+            return None
+        return tracked
+
+    def _charge(self, tracked: _Tracked) -> None:
+        count = len(tracked.generated) - tracked.charged
+        if count > 0:
+            self._policy.generated(tracked.request, count)
+            tracked.charged += count
+
+    def _deliver(self, tracked: _Tracked, until: int) -> list[Command]:
+        first = tracked.delivered
+        if not tracked.request.stream or until <= first:
+            return []
+        tracked.delivered = until
+        return [DeliverTokens(tracked.request.name, first, tuple(tracked.generated[first:until]))]
+
+    def _release(self, tracked: _Tracked) -> None:
+        replica = self._replicas.get(tracked.replica)
+        if replica is not None:
+            replica.release(tracked.request.name)
+        tracked.replica = ""
+
+    def _end(
+        self,
+        tracked: _Tracked,
+        now: float,
+        reason: FinishReason | None = None,
+        sentence: str = "",
+    ) -> EndRequest:
+        """Forget a request whose state is one that it does not leave."""
+        assert tracked.state in ENDED
+        request = tracked.request
+        self._release(tracked)
+        del self._requests[request.name]
+        for replica in self._replicas.values():
+            if replica.reserved_for == request.name:
+                replica.reserved_for = None
+        if tracked.was_taken:
+            if tracked in self._front:
+                self._front.remove(tracked)
+            self._policy.ended(request, tracked.charged, now)
+        else:
+            self._waiting -= 1
+            self._policy.remove(request)
+        ids = tuple(tracked.generated)
+        return EndRequest(request.name, tracked.state, ids, reason, sentence)
+
+    def _return_to_queue(self, tracked: _Tracked, event: RequestEvent, now: float) -> list[Command]:
+        """The attempt of a request is over: it goes to the front of the queue, or ends."""
+        request = tracked.request
+        keep = tracked.complete if request.continuable else 0
+        if (
+            request.continuable
+            and tracked.missing == 0
+            and tracked.complete == len(tracked.generated)
+        ):
+            tracked.change(RequestEvent.FINISH)
+            return [self._end(tracked, now, FinishReason.LENGTH)]
+        if tracked.delivered > keep:
+            tracked.change(RequestEvent.GIVE_UP)
+            sentence = (
+                "The node of this answer is gone, and an answer of this kind cannot be continued "
+                "(logprobs, several choices, tool calls or a grammar). Send the request again."
+            )
+            return [self._end(tracked, now, sentence=sentence)]
+        self.repeated_tokens += len(tracked.generated) - keep
+        del tracked.generated[keep:]
+        tracked.complete = keep
+        tracked.change(event)
+        self._release(tracked)
+        self._front.append(tracked)
+        return []
+
+    def _fail_attempt(self, tracked: _Tracked, sentence: str, now: float) -> list[Command]:
+        """An attempt ended in a way of which its request may be the cause."""
+        tracked.failures += 1
+        if tracked.failures < MAX_FAILURES:
+            return self._return_to_queue(tracked, RequestEvent.LOSE, now)
+        tracked.change(RequestEvent.GIVE_UP)
+        text = f"{MAX_FAILURES} attempts ended with an error of the engine, the last: {sentence}"
+        return [self._end(tracked, now, sentence=text)]
+
+    def _remove(self, name: str, event: ReplicaEvent, sentence: str, now: float) -> list[Command]:
+        replica = self._replicas[name]
+        replica.change(event)
+        lost = [self._requests[request] for request in replica.requests]
+        del self._replicas[name]
+        commands: list[Command] = []
+        for tracked in lost:
+            self.losses += 1
+            if event is ReplicaEvent.CRASH:
+                commands += self._fail_attempt(tracked, sentence, now)
+            else:
+                commands += self._return_to_queue(tracked, RequestEvent.LOSE, now)
+        return commands + self._dispatch(now)
+
+    def _dispatch(self, now: float) -> list[Command]:
+        """Post what fits: requests that were posted before, then those that the policy chooses. In
+        between, stop those whose replica leaves; the room that they will need is not given away.
+        """
+        commands: list[Command] = self._dispatch_front(now) + self._move(now)
+        if self._front_blocks():
+            return commands
+        moving = self._moving()
+        while (request := self._policy.head(now)) is not None:
+            tracked = self._requests[request.name]
+            if self._fits_none_ever(tracked):
+                self._take(tracked, now)
+                self._front.append(tracked)
+                continue
+            replica = self._choose(tracked, now)
+            if replica is None or (moving and self._room(tracked) <= moving):
+                break
+            self._take(tracked, now)
+            commands.append(self._post(tracked, replica))
+        return commands
+
+    def _take(self, tracked: _Tracked, now: float) -> None:
+        self._policy.take(tracked.request, now)
+        tracked.was_taken = True
+        self._waiting -= 1
+
+    def _ready(self) -> list[DispatcherReplica]:
+        return [r for r in self._replicas.values() if r.state is ReplicaState.READY]
+
+    def _leaving(self) -> list[DispatcherReplica]:
+        return [r for r in self._replicas.values() if r.state is ReplicaState.DRAINING]
+
+    def _moving(self) -> int:
+        """Number of requests that are being stopped to be moved."""
+        return sum(
+            self._requests[name].state is RequestState.MOVING
+            for replica in self._leaving()
+            for name in replica.requests
+        )
+
+    def _fits_none_ever(self, tracked: _Tracked) -> bool:
+        """Whether no ready replica could hold a request even if it were empty; False without
+        replicas. It must not block others.
+        """
+        ready = self._ready()
+        return bool(ready) and all(
+            replica.capacity.kv_tokens < tracked.request.tokens for replica in ready
+        )
+
+    def _dispatch_front(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        for tracked in list(self._front):
+            if _runs_alone(tracked):
+                self._reserve(tracked)
+            replica = self._choose(tracked, now)
+            if replica is not None:
+                self._front.remove(tracked)
+                commands.append(self._post(tracked, replica))
+        return commands
+
+    def _front_blocks(self) -> bool:
+        """Whether a request in front waits for room that would come if no other took it."""
+        ready = self._ready()
+        return any(
+            not _runs_alone(tracked)
+            and any(
+                replica.reserved_for is None
+                and tracked.request.tokens <= replica.capacity.kv_tokens
+                for replica in ready
+            )
+            for tracked in self._front
+        )
+
+    def _reserve(self, tracked: _Tracked) -> None:
+        """Reserve a replica for a request that is to run alone: the one with the fewest."""
+        name = tracked.request.name
+        if any(replica.reserved_for == name for replica in self._replicas.values()):
+            return
+        candidates = [
+            replica
+            for replica in self._ready()
+            if replica.reserved_for is None and tracked.request.tokens <= replica.capacity.kv_tokens
+        ]
+        if candidates:
+            min(candidates, key=lambda replica: len(replica.requests)).reserved_for = name
+
+    def _choose(self, tracked: _Tracked, now: float) -> DispatcherReplica | None:
+        name = tracked.request.name
+        replicas = [
+            replica
+            for replica in self._replicas.values()
+            if not _runs_alone(tracked) or replica.reserved_for == name
+        ]
+        return best_replica(
+            replicas, name, tracked.request.tokens, tracked.missing, tracked.blocks, now
+        )
+
+    def _post(self, tracked: _Tracked, replica: DispatcherReplica) -> PostAttempt:
+        request = tracked.request
+        tracked.change(RequestEvent.POST)
+        self._attempts += 1
+        tracked.attempt, tracked.replica = self._attempts, replica.name
+        replica.hold(request.name, request.tokens)
+        replica.prefixes.add(tracked.blocks)
+        ids = [*request.prompt, *tracked.generated] if tracked.generated else request.prompt
+        return PostAttempt(request, tracked.attempt, replica.name, ids, tracked.missing)
+
+    def _move(self, now: float) -> list[Command]:
+        """Stop attempts on leaving replicas that may not end in time, as many as there is room for
+        elsewhere. Not those of streams that could not be continued.
+        """
+        leaving = self._leaving()
+        if not leaving or self._front_blocks():
+            return []
+        commands: list[Command] = []
+        promised = self._moving()
+        for replica in leaving:
+            for name in list(replica.requests):
+                tracked = self._requests[name]
+                if tracked.state is not RequestState.RUNNING or not self._should_move(
+                    tracked, replica, now
+                ):
+                    continue
+                if promised >= self._room(tracked):
+                    return commands
+                tracked.change(RequestEvent.MOVE)
+                promised += 1
+                self.moves += 1
+                commands.append(StopAttempt(name, tracked.attempt, replica.name))
+        return commands
+
+    def _should_move(self, tracked: _Tracked, replica: DispatcherReplica, now: float) -> bool:
+        token_s = replica.capacity.token_s
+        in_time = token_s > 0 and (
+            now + tracked.missing * token_s + NOTICE_MARGIN_S <= replica.lasts_until
+        )
+        return not in_time and (tracked.request.continuable or not tracked.delivered)
+
+    def _room(self, tracked: _Tracked) -> int:
+        """Number of requests of this size that ready replicas could take now."""
+        tokens = tracked.request.tokens
+        return sum(
+            min(
+                replica.capacity.slots - len(replica.requests),
+                replica.free_tokens // tokens,
+            )
+            for replica in self._ready()
+            if replica.reserved_for is None
+        )
+
+
+def _runs_alone(tracked: _Tracked) -> bool:
+    return tracked.failures >= MAX_FAILURES - 1

@@ -1,0 +1,232 @@
+"""The messages of the OpenAI API that replicas understand: bodies checked, answers made. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from llmserve.simulated_model import tokenize
+
+DEFAULT_MAX_TOKENS = 16
+"""As of the OpenAI API, for completions."""
+CHAT_MAX_TOKENS = 256
+MAX_BODY_BYTES = 16 << 20
+
+
+class ApiRefusal(Exception):
+    """A request that is refused.
+
+    Args:
+        status: HTTP status.
+        sentence: what is wrong, and what to do.
+        code: for programs.
+    """
+
+    def __init__(self, status: int, sentence: str, code: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence, self.code = status, sentence, code
+
+    def body(self) -> dict[str, Any]:
+        """Returns the body of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.sentence, "type": kind, "param": None, "code": self.code}
+        return {"error": error}
+
+
+class StreamOptions(msgspec.Struct):
+    """``stream_options``."""
+
+    include_usage: bool = False
+
+
+class _Generation(msgspec.Struct, kw_only=True):
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """An extension that vLLM has too: ids beside the text."""
+    n: int = 1
+    stop: str | list[str] | None = None
+    tools: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class CompletionBody(_Generation, kw_only=True):
+    """Body of ``/v1/completions``."""
+
+    prompt: str | list[int]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool = False
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatBody(_Generation, kw_only=True):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+
+
+class GenerationOrder(msgspec.Struct):
+    """What a body asks for."""
+
+    ids: list[int]
+    max_tokens: int
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    is_chat: bool
+
+
+def read_order(body: bytes, *, is_chat: bool, model: str, kv_tokens: int) -> GenerationOrder:
+    """Returns what a body asks for.
+
+    Args:
+        body: JSON.
+        is_chat: whether it is one of ``/v1/chat/completions``.
+        model: the one that is served.
+        kv_tokens: maximum of prompt and answer together.
+
+    Raises:
+        ApiRefusal: the body is broken, of another model, too long, or wants what is not there.
+    """
+    try:
+        order: CompletionBody | ChatBody
+        if is_chat:
+            order = msgspec.json.decode(body, type=ChatBody)
+        else:
+            order = msgspec.json.decode(body, type=CompletionBody)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        sentence = f"The body of the request is wrong: {error}."
+        raise ApiRefusal(400, sentence, "invalid_body") from None
+    if order.model != model:
+        sentence = f"There is no model {order.model!r}; {model!r} is served."
+        raise ApiRefusal(404, sentence, "model_not_found")
+    _refuse_unsupported(order)
+    if isinstance(order, ChatBody):
+        ids, most = tokenize(chat_text(order.messages)), order.max_completion_tokens
+        most = order.max_tokens if most is None else most
+        max_tokens = CHAT_MAX_TOKENS if most is None else most
+    else:
+        ids = tokenize(order.prompt) if isinstance(order.prompt, str) else order.prompt
+        max_tokens = DEFAULT_MAX_TOKENS if order.max_tokens is None else order.max_tokens
+    _check_lengths(ids, max_tokens, kv_tokens)
+    usage = order.stream_options is not None and order.stream_options.include_usage
+    return GenerationOrder(ids, max_tokens, order.stream, usage, order.return_token_ids, is_chat)
+
+
+def chat_text(messages: list[ChatMessage]) -> str:
+    """Returns the prompt of a chat: one that continues it begins with it."""
+    parts = []
+    for message in messages:
+        content = message.content or ""
+        if not isinstance(content, str):
+            content = "".join(str(part.get("text", "")) for part in content)
+        parts.append(f"<{message.role}>{content}")
+    return "".join(parts) + "<assistant>"
+
+
+def _refuse_unsupported(order: CompletionBody | ChatBody) -> None:
+    wishes = {
+        "n": order.n != 1,
+        "stop": bool(order.stop),
+        "tools": bool(order.tools),
+        "response_format": bool(order.response_format)
+        and (order.response_format or {}).get("type") != "text",
+        "logprobs": bool(order.logprobs),
+        "echo": isinstance(order, CompletionBody) and order.echo,
+    }
+    unsupported = [name for name, wish in wishes.items() if wish]
+    if unsupported:
+        sentence = (
+            f"The simulated engine has no {', '.join(unsupported)}; leave it out, or use a real "
+            "engine."
+        )
+        raise ApiRefusal(400, sentence, "unsupported")
+
+
+def _check_lengths(ids: list[int], max_tokens: int, kv_tokens: int) -> None:
+    if not ids:
+        raise ApiRefusal(400, "The prompt is empty; it needs one token or more.", "empty_prompt")
+    if min(ids) < 0 or max(ids) >= 1 << 32:
+        raise ApiRefusal(400, "The prompt has an id that is no token.", "invalid_prompt")
+    if max_tokens < 1:
+        sentence = f"max_tokens is {max_tokens}; it must be at least 1."
+        raise ApiRefusal(400, sentence, "invalid_max_tokens")
+    if len(ids) + max_tokens > kv_tokens:
+        sentence = (
+            f"The prompt has {len(ids)} tokens and the answer up to {max_tokens}; together "
+            f"{kv_tokens} are possible. Shorten the prompt or lower max_tokens."
+        )
+        raise ApiRefusal(400, sentence, "context_length_exceeded")
+
+
+class AnswerShape(msgspec.Struct):
+    """How the parts of one answer look.
+
+    ``name``: of the answer. ``created``: seconds since the epoch.
+    """
+
+    name: str
+    created: int
+    model: str
+    order: GenerationOrder
+
+    def usage(self, generated: int) -> dict[str, int]:
+        """Returns the numbers of tokens."""
+        prompt = len(self.order.ids)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+        }
+
+    def whole(self, text: str, ids: list[int]) -> dict[str, Any]:
+        """Returns an answer that is not streamed."""
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
+        if self.order.is_chat:
+            choice["message"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        if self.order.return_token_ids:
+            choice["token_ids"] = ids
+        kind = "chat.completion" if self.order.is_chat else "text_completion"
+        return {**self._head(kind), "choices": [choice], "usage": self.usage(len(ids))}
+
+    def chunk(self, text: str, ids: list[int], *, is_first: bool, is_last: bool) -> dict[str, Any]:
+        """Returns one part of a stream."""
+        reason = "length" if is_last else None
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+        if self.order.is_chat:
+            choice["delta"] = (
+                {"role": "assistant", "content": text} if is_first else ({"content": text})
+            )
+        else:
+            choice["text"] = text
+        if self.order.return_token_ids:
+            choice["token_ids"] = ids
+        kind = "chat.completion.chunk" if self.order.is_chat else "text_completion"
+        return {**self._head(kind), "choices": [choice]}
+
+    def usage_chunk(self, generated: int) -> dict[str, Any]:
+        """Returns the part of a stream that has the numbers of tokens."""
+        kind = "chat.completion.chunk" if self.order.is_chat else "text_completion"
+        return {**self._head(kind), "choices": [], "usage": self.usage(generated)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }

@@ -1,0 +1,255 @@
+"""FairServe (Khan et al., Ensuring Fair LLM Serving Amid Diverse Applications, 2024), with what its
+printed form lets a user take from others mended. Pure.
+
+* Service is counted relative to what a request of its application usually needs, so that users of
+  an application with long prompts or answers get as many answers as others. The prompt is charged
+  when it is dispatched and the answer token by token, as in VTC: if requests are charged when they
+  end, the first batch is one user's.
+* What an application usually needs is an average with one vote of the operator and one of each
+  user: no user has more than half of it. The operator sets a floor and a ceiling.
+* Applications are those that the operator declares. Other requests count as in VTC.
+* Calls of an interaction go before first calls, while their user is at most ``interaction_bound``
+  ahead of those who wait: who marks every request gains that once and not more.
+* Only under overload users are throttled, and never within an interaction. An interaction has at
+  most ``max_calls`` calls: further calls count as first ones.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmserve.generation import GenerationRequest, RequestRefusal
+from llmserve.policies.counters import ServiceCounters, UserQueues
+from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT, Load
+from llmserve.policies.throttle import Throttle, ThrottleLimits
+
+REFERENCE_SERVICE = INPUT_WEIGHT * 256 + OUTPUT_WEIGHT * 256
+"""Service of a request of weight 1: 256 tokens in, 256 out."""
+USER_AVERAGE_STEP = 0.1
+"""Part of a user's average that the newest request makes, after the first ten."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """An application that the operator declares."""
+
+    input_tokens: float
+    """Tokens of a usual prompt."""
+    output_tokens: float
+    """Tokens of a usual answer."""
+    floor: float = 0.5
+    """Least factor by which measurements change the declared service."""
+    ceiling: float = 2.0
+    """Largest factor."""
+    users: frozenset[str] | None = None
+    """Who may use it; None: everyone. Requests of others count as of no application."""
+
+    def __post_init__(self) -> None:
+        if self.service <= 0:
+            raise ValueError("An application needs tokens in its usual prompt or answer.")
+        if not 0 < self.floor <= 1 <= self.ceiling:
+            raise ValueError(
+                f"A floor of {self.floor:g} and a ceiling of {self.ceiling:g} do not enclose 1, "
+                "the declared service."
+            )
+
+    @property
+    def service(self) -> float:
+        """Service of a usual request."""
+        return INPUT_WEIGHT * self.input_tokens + OUTPUT_WEIGHT * self.output_tokens
+
+
+class ApplicationWeight:
+    """What a request of an application usually needs, measured.
+
+    Args:
+        application: as the operator declares it.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+        self._averages: dict[str, tuple[int, float]] = {}
+        """User → (number of requests, average service)."""
+
+    def observe(self, user: str, service: float) -> None:
+        """Count a request that ended, in the average of its user."""
+        count, average = self._averages.get(user, (0, 0.0))
+        step = max(USER_AVERAGE_STEP, 1 / (count + 1))
+        self._averages[user] = (count + 1, average + step * (service - average))
+
+    @property
+    def service(self) -> float:
+        """Service of a usual request: the average of the votes, between floor and ceiling."""
+        declared = self.application.service
+        low, high = self.application.floor * declared, self.application.ceiling * declared
+        votes = [min(max(average, low), high) for _, average in self._averages.values()]
+        return (declared + sum(votes)) / (1 + len(votes))
+
+    @property
+    def weight(self) -> float:
+        """That service, relative to :data:`REFERENCE_SERVICE`."""
+        return self.service / REFERENCE_SERVICE
+
+
+@dataclass
+class OpenInteraction:
+    """An interaction of which a call was posted."""
+
+    calls: int = 0
+    """Number of calls that were admitted after the first."""
+    used: float = 0.0
+    """Time of the last call."""
+
+
+@dataclass(frozen=True)
+class FairServeSettings:
+    """What the operator sets."""
+
+    applications: Mapping[str, Application] = field(default_factory=dict)
+    """Name → application."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """What users are due beside others; those without an entry have a share of 1."""
+    limits: ThrottleLimits = field(default_factory=ThrottleLimits)
+    """Limits under overload."""
+    interaction_bound: float = 4 * REFERENCE_SERVICE
+    """Service by which a user may be ahead of those who wait and still go before them with calls
+    of an interaction."""
+    max_calls: int = 16
+    """Maximum number of calls of an interaction."""
+    interaction_timeout_s: float = 600.0
+    """An interaction without calls for so long has ended."""
+    max_interactions: int = 32
+    """Maximum number of open interactions of one user; the oldest end first."""
+
+
+class FairServe:
+    """As many answers for each user as their share allows, interactions without a break.
+
+    Args:
+        settings: of the operator.
+    """
+
+    def __init__(self, settings: FairServeSettings | None = None) -> None:
+        self._settings = settings or FairServeSettings()
+        self._counters = ServiceCounters(self._settings.shares)
+        self._throttle = Throttle(self._settings.limits)
+        self._weights = {
+            name: ApplicationWeight(application)
+            for name, application in self._settings.applications.items()
+        }
+        self._interactions: dict[str, OrderedDict[str, OpenInteraction]] = {}
+        """User → interaction → what is known of it, the one used longest ago first."""
+        self._calls = UserQueues()
+        """Waiting calls that continue an interaction."""
+        self._charged_weight: dict[str, float] = {}
+        """Request that was taken → weight by which it is charged until it ends."""
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether limits count now."""
+        return self._throttle.overloaded
+
+    def weight(self, request: GenerationRequest) -> float:
+        """Returns what the service of a request is divided by; 1 without an application."""
+        weight = self._weights.get(self._application(request))
+        return 1.0 if weight is None else weight.weight
+
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
+        """Under overload a first call beyond a limit is refused."""
+        application = self._application(request)
+        if self._continues(request, now) is not None:
+            self._throttle.observe(load)
+            self._throttle.count(request, application, now)
+            return None
+        return self._throttle.check(request, application, load, now)
+
+    def enqueue(self, request: GenerationRequest, now: float) -> None:
+        """Queue a request; its user is lifted to those who wait."""
+        self._counters.add(request)
+        interaction = self._continues(request, now)
+        if interaction is not None:
+            interaction.calls += 1
+            interaction.used = now
+            self._calls.add(request)
+
+    def head(self, now: float) -> GenerationRequest | None:
+        """Returns the oldest call of an interaction whose user is not too far ahead, else the
+        oldest request of the user with the least service.
+        """
+        if self._calls:
+            bound = self._counters.least_service() + self._settings.interaction_bound
+            calls = [
+                head
+                for user, head in self._calls.heads().items()
+                if self._counters.service(user) <= bound
+            ]
+            if calls:
+                return min(calls, key=lambda head: head[0])[1]
+        return self._counters.head()
+
+    def take(self, request: GenerationRequest, now: float) -> None:
+        """Charge the prompt, and open the request's interaction."""
+        self._counters.remove(request)
+        is_further = self._calls.discard(request)
+        weight = self._charged_weight[request.name] = self.weight(request)
+        self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt) / weight)
+        if request.interaction:
+            self._begin_call(request, is_further, now)
+
+    def remove(self, request: GenerationRequest) -> None:
+        """The request is cancelled while it is queued."""
+        self._counters.remove(request)
+        self._calls.discard(request)
+
+    def generated(self, request: GenerationRequest, count: int) -> None:
+        """Charge tokens of the answer."""
+        weight = self._charged_weight[request.name]
+        self._counters.charge(request.user, OUTPUT_WEIGHT * count / weight)
+
+    def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
+        """Count the request in the average of its application."""
+        del self._charged_weight[request.name]
+        weight = self._weights.get(self._application(request))
+        if weight is not None and generated:
+            service = INPUT_WEIGHT * len(request.prompt) + OUTPUT_WEIGHT * generated
+            weight.observe(request.user, service)
+        interactions = self._interactions.get(request.user) or OrderedDict()
+        if request.interaction in interactions and not request.ends_interaction:
+            interactions[request.interaction].used = now
+
+    def _application(self, request: GenerationRequest) -> str:
+        application = self._settings.applications.get(request.application)
+        if application is None:
+            return ""
+        if application.users is not None and request.user not in application.users:
+            return ""
+        return request.application
+
+    def _continues(self, request: GenerationRequest, now: float) -> OpenInteraction | None:
+        """Returns the open interaction that a request is a further call of."""
+        interactions = self._interactions.get(request.user)
+        interaction = interactions.get(request.interaction) if interactions else None
+        if (
+            interaction is None
+            or interaction.calls + 1 >= self._settings.max_calls
+            or now - interaction.used > self._settings.interaction_timeout_s
+        ):
+            return None
+        return interaction
+
+    def _begin_call(self, request: GenerationRequest, is_further: bool, now: float) -> None:
+        """A call of an interaction is posted: open, use or close the interaction."""
+        interactions = self._interactions.setdefault(request.user, OrderedDict())
+        if request.ends_interaction:
+            interactions.pop(request.interaction, None)
+        elif not is_further and self._continues(request, now) is None:
+            interactions[request.interaction] = OpenInteraction(used=now)
+        if request.interaction in interactions:
+            interactions[request.interaction].used = now
+            interactions.move_to_end(request.interaction)
+        while len(interactions) > self._settings.max_interactions:
+            interactions.popitem(last=False)
+        if not interactions:
+            del self._interactions[request.user]

@@ -1,0 +1,41 @@
+"""First come, first served: one queue, no limit. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from llmserve.generation import GenerationRequest, RequestRefusal
+from llmserve.policies.interface import Load
+
+
+class Fcfs:
+    """Requests are posted in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._queue: OrderedDict[str, GenerationRequest] = OrderedDict()
+
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
+        """Every request is admitted."""
+        return None
+
+    def enqueue(self, request: GenerationRequest, now: float) -> None:
+        """Queue a request behind the others."""
+        self._queue[request.name] = request
+
+    def head(self, now: float) -> GenerationRequest | None:
+        """Returns the oldest request."""
+        return next(iter(self._queue.values()), None)
+
+    def take(self, request: GenerationRequest, now: float) -> None:
+        """Nothing is charged."""
+        del self._queue[request.name]
+
+    def remove(self, request: GenerationRequest) -> None:
+        """The request is cancelled while it is queued."""
+        del self._queue[request.name]
+
+    def generated(self, request: GenerationRequest, count: int) -> None:
+        """Nothing is charged."""
+
+    def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
+        """Nothing is counted."""

@@ -1,0 +1,52 @@
+"""What a policy decides, and what it is told of. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmserve.generation import GenerationRequest, RequestRefusal
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+"""Service of a token of the prompt and of the answer (Sheng et al., OSDI 2024, section 5.1)."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the replicas are."""
+
+    queued: int
+    """Number of requests that wait."""
+    slots: int
+    """Number of requests that the ready replicas can hold at once."""
+
+
+class SchedulingPolicy(Protocol):
+    """The queue of the requests that have not been posted yet. Requests that move to another
+    replica are not part of it: they were charged before, and go first.
+
+    Times are seconds on the clock of the caller and do not decrease.
+    """
+
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
+        """Returns why a new request is refused; None if it may be queued."""
+
+    def enqueue(self, request: GenerationRequest, now: float) -> None:
+        """Queue a request that was admitted."""
+
+    def head(self, now: float) -> GenerationRequest | None:
+        """Returns the request that is next; it stays queued. None if the queue is empty."""
+
+    def take(self, request: GenerationRequest, now: float) -> None:
+        """The request, which :meth:`head` returned, is posted: charge its prompt."""
+
+    def remove(self, request: GenerationRequest) -> None:
+        """The request is cancelled while it is queued."""
+
+    def generated(self, request: GenerationRequest, count: int) -> None:
+        """The request has ``count`` more tokens of its answer. Tokens that are generated again
+        after a loss are not counted.
+        """
+
+    def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
+        """The request, which was taken, ended with so many tokens."""

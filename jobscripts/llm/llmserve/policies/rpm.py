@@ -1,0 +1,57 @@
+"""A limit of requests per minute and user, and first come, first served among them. Pure.
+
+The limit counts whether the replicas are busy or idle: what users may not use is lost. It is here
+because gateways have it, and as what the others are compared with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from llmserve.generation import GenerationRequest, RequestRefusal
+from llmserve.policies.fcfs import Fcfs
+from llmserve.policies.interface import Load
+from llmserve.policies.throttle import SlidingWindow
+
+
+class RequestsPerMinute:
+    """At most so many requests of one user are admitted in any minute.
+
+    Args:
+        limit: requests per minute and user, at least 1.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._queue = Fcfs()
+        self._windows: defaultdict[str, SlidingWindow] = defaultdict(lambda: SlidingWindow(limit))
+
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
+        """A request beyond the limit of its user is refused."""
+        window = self._windows[request.user]
+        wait_s = window.wait_s(now)
+        if wait_s > 0:
+            return window.refusal("requests_per_minute", f"user {request.user}", wait_s)
+        window.count(now)
+        return None
+
+    def enqueue(self, request: GenerationRequest, now: float) -> None:
+        """Queue a request behind the others."""
+        self._queue.enqueue(request, now)
+
+    def head(self, now: float) -> GenerationRequest | None:
+        """Returns the oldest request."""
+        return self._queue.head(now)
+
+    def take(self, request: GenerationRequest, now: float) -> None:
+        """Nothing is charged."""
+        self._queue.take(request, now)
+
+    def remove(self, request: GenerationRequest) -> None:
+        """The request is cancelled while it is queued."""
+        self._queue.remove(request)
+
+    def generated(self, request: GenerationRequest, count: int) -> None:
+        """Nothing is charged."""
+
+    def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
+        """Nothing is counted."""

@@ -1,0 +1,55 @@
+"""The virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
+Pure.
+
+The user who had the least service is next. The prompt is charged when it is dispatched, the answer
+token by token. Of two users who always have requests waiting, neither gets more than
+2·max(input weight · longest prompt, output weight · KV tokens) more service than the other in any
+interval (theorem 4.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llmserve.generation import GenerationRequest, RequestRefusal
+from llmserve.policies.counters import ServiceCounters
+from llmserve.policies.interface import INPUT_WEIGHT, OUTPUT_WEIGHT, Load
+
+
+class VirtualTokenCounter:
+    """Equal service for users with equal shares, whatever they send.
+
+    Args:
+        shares: what users are due beside others; those without an entry have a share of 1.
+    """
+
+    def __init__(self, shares: Mapping[str, float] | None = None) -> None:
+        self._counters = ServiceCounters(shares)
+
+    def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
+        """Every request is admitted."""
+        return None
+
+    def enqueue(self, request: GenerationRequest, now: float) -> None:
+        """Queue a request; its user is lifted to those who wait."""
+        self._counters.add(request)
+
+    def head(self, now: float) -> GenerationRequest | None:
+        """Returns the oldest request of the user with the least service."""
+        return self._counters.head()
+
+    def take(self, request: GenerationRequest, now: float) -> None:
+        """Charge the prompt."""
+        self._counters.remove(request)
+        self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt))
+
+    def remove(self, request: GenerationRequest) -> None:
+        """The request is cancelled while it is queued."""
+        self._counters.remove(request)
+
+    def generated(self, request: GenerationRequest, count: int) -> None:
+        """Charge tokens of the answer."""
+        self._counters.charge(request.user, OUTPUT_WEIGHT * count)
+
+    def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
+        """Nothing is counted."""

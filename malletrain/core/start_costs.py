@@ -1,0 +1,170 @@
+"""What the start of a service costs in a plan, and which nodes last long enough for it. Pure.
+
+The start of a training pauses the training; it is paid back within the forward-looking time or not
+at all. The process of a service may load for longer than that, such as a model of 100 GB, and then
+works for as long as its node lasts. So its start is charged in proportion to that time:
+
+    charged = t_fwd · start / min(horizon, max(t_fwd, PAYBACK_FACTOR · start))
+
+and nodes that are expected to be gone before the process is ready are not offered to it. Its other
+processes continue meanwhile, so that growth is charged for the added nodes only.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from allocator import NodeInfo, RescaleCost
+from malletrain.core.pools import class_of
+
+ASSUMED_START_S = 5.0
+"""Start of a service of which nothing is known, seconds."""
+PAYBACK_FACTOR = 4.0
+"""Time for which a node without a forecast is taken to last, as a multiple of the start, if that is
+longer than the forward-looking time.
+"""
+MAX_MEASURED = 9
+"""Number of measured starts of one job on one class of nodes whose median is expected of the next;
+older ones are dropped.
+"""
+
+
+@dataclass(frozen=True)
+class StartCost:
+    """Time from the start of a service's process on a node until the process is ready."""
+
+    assumed_s: float = ASSUMED_START_S
+    """Assumed as long as it is not measured, seconds."""
+    measured_s: Mapping[str, float] = field(default_factory=dict)
+    """Node class → expected by its measurements there, seconds."""
+
+    def on(self, node_class: str) -> float:
+        """Return the expected time on a class of nodes, seconds: where it is not measured, the
+        longest of other classes.
+        """
+        elsewhere_s = max(self.measured_s.values(), default=self.assumed_s)
+        return self.measured_s.get(node_class, elsewhere_s)
+
+
+def with_start(measured_s: Sequence[float], seconds: float) -> tuple[float, ...]:
+    """Return the last measured starts, oldest first, with one more.
+
+    Args:
+        measured_s: the measured starts before it, oldest first, seconds.
+        seconds: duration of the newest one.
+    """
+    return (*measured_s, seconds)[-MAX_MEASURED:]
+
+
+def expected_start_s(measured_s: Iterable[float]) -> float:
+    """Return the expected duration of the next start, seconds: the median of ``measured_s``. One
+    slow file system, or one warm page cache, does not move it.
+    """
+    return median(measured_s)
+
+
+def charged_s(start_s: float, t_fwd_s: float, horizon_s: float | None) -> float:
+    """Return the part of a start that a plan charges, seconds.
+
+    Args:
+        start_s: expected duration of the start.
+        t_fwd_s: forward-looking time of the plan.
+        horizon_s: expected remaining time of the nodes; None without a forecast.
+    """
+    lasts_s = max(t_fwd_s, PAYBACK_FACTOR * start_s)
+    if horizon_s is not None:
+        lasts_s = min(lasts_s, horizon_s)
+    return t_fwd_s * min(1.0, start_s / lasts_s) if lasts_s > 0 else t_fwd_s
+
+
+@dataclass(frozen=True)
+class StartTerms:
+    """What the start of one job means for its bid on one class of nodes."""
+
+    cost: RescaleCost
+    """Pauses of its rescales there."""
+    limit: int
+    """Maximum number of nodes: its own, and those that outlast a start."""
+
+
+class LastingNodes:
+    """How long the nodes of one plan are expected to last, by class.
+
+    Args:
+        nodes: node → its properties.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeInfo]) -> None:
+        self._nodes = nodes
+        self._sorted: dict[str, list[float]] = {}
+
+    def terms(
+        self,
+        node_class: str,
+        own_nodes: Sequence[str],
+        start_s: float,
+        t_fwd_s: float,
+        base: RescaleCost,
+    ) -> StartTerms:
+        """Return what a start means for a job.
+
+        Args:
+            node_class: class of nodes, as it is called in the plan.
+            own_nodes: present nodes of the job. It has paid for their start.
+            start_s: expected duration of its start there, seconds.
+            t_fwd_s: forward-looking time of the plan, seconds.
+            base: its other pauses.
+        """
+        horizons = self._horizons(node_class)
+        lasting = horizons[bisect_right(horizons, start_s) :]
+        middle = lasting[len(lasting) // 2] if lasting else math.inf
+        charged = charged_s(start_s, t_fwd_s, middle if middle < math.inf else None)
+        cost = replace(base, start_s=charged, join_s=charged)
+        return StartTerms(cost, self._limit(node_class, own_nodes, start_s))
+
+    def suffice(
+        self,
+        start: StartCost,
+        own_nodes: Sequence[str],
+        smallest: float,
+        may_use: Callable[[str], bool],
+    ) -> bool:
+        """Return whether enough nodes of a class outlast a start of a job for it to run.
+
+        Args:
+            start: time until a process of the job is ready.
+            own_nodes: present nodes of the job.
+            smallest: minimum number of nodes on which it can run.
+            may_use: returns whether it may run on nodes of a class, as that is called in the plan.
+        """
+        return any(
+            self._limit(name, own_nodes, start.on(class_of(name))) >= smallest
+            for name in {info.node_class for info in self._nodes.values()}
+            if may_use(name)
+        )
+
+    def _limit(self, node_class: str, own_nodes: Sequence[str], start_s: float) -> int:
+        """Return how many nodes of a class a job can have: its own, and those that outlast a
+        start.
+        """
+        own = [self._nodes[n] for n in own_nodes if n in self._nodes]
+        loaded = sum(o.node_class == node_class and _horizon(o) <= start_s for o in own)
+        horizons = self._horizons(node_class)
+        return loaded + len(horizons) - bisect_right(horizons, start_s)
+
+    def _horizons(self, node_class: str) -> list[float]:
+        """Return the horizons of the nodes of a class, the shortest first; infinite without a
+        forecast.
+        """
+        if node_class not in self._sorted:
+            of_class = (info for info in self._nodes.values() if info.node_class == node_class)
+            self._sorted[node_class] = sorted(map(_horizon, of_class))
+        return self._sorted[node_class]
+
+
+def _horizon(info: NodeInfo) -> float:
+    return math.inf if info.horizon_s is None else info.horizon_s

@@ -5,8 +5,7 @@ library; other modules are imported when one of their names is used. The trainin
 :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
 :func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`,
 :class:`AdaptiveBatch`, :class:`DataCache`. They run in the user's process. :class:`Client` submits
-jobs from Python,
-:class:`AsyncClient` from asyncio.
+jobs from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations

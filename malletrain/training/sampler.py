@@ -9,7 +9,6 @@ position is a number of samples of the epoch, the same on every rank and at ever
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +20,12 @@ from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
+from malletrain.training.sampler_callers import (
+    call_before_each_batch,
+    calling_object,
+    is_loader_iterator,
+    reject_wrapper,
+)
 from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1
@@ -279,13 +284,13 @@ class ElasticSampler(CountedEpochs):
         """Yield this rank's batches from the position to the end of the epoch, as lists of sample
         indices. No batch is empty.
         """
-        caller = _calling_object()
-        _reject_wrapper(self, caller)
+        caller = calling_object()
+        reject_wrapper(self, caller)
         self._on_iteration()
         self._save_rng_state(caller)
-        is_loader = _is_loader_iterator(caller)
+        is_loader = is_loader_iterator(caller)
         self._loader_iterator = weakref.ref(caller, self._on_iterator_freed) if is_loader else None
-        self._begin_requests(is_loader and _call_before_each_batch(caller, self._request_batch))
+        self._begin_requests(is_loader and call_before_each_batch(caller, self._request_batch))
         self._batches_yielded, self._advances_at_start = 0, self._advances
         self._iteration_trains = not self.between_epochs
         self._iteration_start = (self.epoch, self.position)
@@ -300,7 +305,7 @@ class ElasticSampler(CountedEpochs):
         A DataLoader draws a number from torch's generator when it is iterated. An uninterrupted
         epoch draws it once, so a resumed epoch must not draw it again.
         """
-        if not _is_loader_iterator(caller) or not self.position:
+        if not is_loader_iterator(caller) or not self.position:
             self._rng_state = None
         elif (
             self._loader_iterator is None
@@ -567,54 +572,3 @@ class ElasticSampler(CountedEpochs):
         self._read_up_to = (epoch, position)
         self.left_early = self.between_epochs = False
         self._roll_over()
-
-
-def _calling_object() -> Any:
-    """Return the object whose method called ``iter()`` on the sampler; None if a plain function
-    called it.
-    """
-    frame = inspect.currentframe()
-    try:
-        for _ in range(2):
-            frame = frame.f_back if frame else None
-        return frame.f_locals.get("self") if frame else None
-    finally:
-        del frame  # breaks a reference cycle that would keep the loader's workers alive
-
-
-def _is_loader_iterator(caller: object) -> bool:
-    """Whether ``caller`` is the iterator of a DataLoader, without importing torch."""
-    return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
-
-
-def _call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
-    """Call ``function`` each time a batch is requested from a DataLoader's iterator. Returns False
-    if the installed torch has no place for that.
-    """
-    from malletrain.training.step_hooks import call_before_each_batch
-
-    return call_before_each_batch(iterator, function)
-
-
-def _reject_wrapper(sampler: ElasticSampler, caller: object) -> None:
-    """Raises TypeError if ``caller`` misinterprets the batches. torch's BatchSampler treats them as
-    single samples, accelerate's BatchSamplerShard as batches of all ranks, and its SkipBatchSampler
-    as the batches of a whole epoch.
-    """
-    names = {cls.__name__ for cls in type(caller).__mro__}
-    if "SkipBatchSampler" in names and getattr(caller, "skip_batches", None) != 0:
-        raise TypeError(
-            "ElasticSampler begins at the first sample that was not trained on, so that "
-            "skip_first_batches() would skip the same batches twice. Use the loader as it is."
-        )
-    if "BatchSamplerShard" in names:
-        raise TypeError(
-            "ElasticSampler yields only this rank's share, and accelerator.prepare(loader) would "
-            "split it again. Use the loader as it is: leave it out of prepare()."
-        )
-    if "BatchSampler" in names and getattr(caller, "sampler", None) is sampler:
-        raise TypeError(
-            "ElasticSampler yields whole batches, but the DataLoader was given it as sampler=. "
-            "Write DataLoader(dataset, batch_sampler=sampler), without batch_size, shuffle and "
-            "drop_last."
-        )

@@ -55,16 +55,23 @@ def test_plain_values(sample):
     "sample",
     [
         (torch.arange(12, dtype=torch.uint8).reshape(3, 4), 7),
-        {"x": torch.randn(2, 3, 4), "y": torch.tensor(3), "empty": torch.empty(0, 5)},
+        {
+            "x": torch.linspace(-1, 1, 24).reshape(2, 3, 4),
+            "y": torch.tensor(3),
+            "empty": torch.empty(0, 5),
+        },
         torch.arange(6).reshape(2, 3).t(),
-        torch.randn(5).to(torch.bfloat16),
+        torch.linspace(-1, 1, 5).to(torch.bfloat16),
         torch.tensor([True, False]),
-        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.tensor([1 + 2j, -0.5j, 3], dtype=torch.complex64).conj(),
         [np.arange(6, dtype=np.int16).reshape(2, 3), np.float32(1.5), np.int64(-3)],
         (np.zeros((0, 3)), np.array(2.5), np.asfortranarray(np.arange(6.0).reshape(2, 3))),
         (b"jpeg", bytearray(b"png"), "label", None),
     ],
-    ids=str,
+    ids=[
+        *("integers", "dict", "transposed", "bfloat16", "booleans", "complex"),
+        *("arrays in a list", "arrays in a tuple", "texts and bytes"),
+    ],
 )
 def test_tensors_arrays_and_bytes(sample):
     same(unpack(bytearray(pack(sample))), sample)

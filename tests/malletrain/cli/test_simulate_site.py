@@ -39,9 +39,9 @@ def simulated(tmp_path, run, monkeypatch):
     (tmp_path / "site.toml").write_text(SITE)
     all_settings = []
 
-    def listening(idle, jobs, settings):
+    def listening(idle, jobs, settings, *others):
         all_settings.append(settings)
-        return simulate(idle, jobs, settings)
+        return simulate(idle, jobs, settings, *others)
 
     simulate = engine.simulate
     monkeypatch.setattr(engine, "simulate", listening)

@@ -37,7 +37,8 @@ def test_another_size_is_refused(run, tmp_path, slot):
     file.write_text(TRACE)
     done = run("simulate", "--trace", file, "--slot", slot)
     assert done.exit_code == 1
-    assert 'give a number of units from 1, or "node"' in done.output
+    assert f"--slot {slot}: give [KIND=]N or [KIND=]node" in done.output
+    assert "N is a number of units from 1" in done.output
 
 
 def test_a_slot_larger_than_every_node_is_refused(run, tmp_path):
@@ -45,4 +46,4 @@ def test_a_slot_larger_than_every_node_is_refused(run, tmp_path):
     file.write_text(TRACE)
     done = run("simulate", "--trace", file, "--slot", "8")
     assert done.exit_code == 1
-    assert "No node has the 8 units of a slot; the largest has 4" in done.output
+    assert "No host has the 8 units of a slot" in done.output

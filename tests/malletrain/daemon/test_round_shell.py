@@ -22,7 +22,9 @@ def shell_of(fed, *, layout_failed=False):
     layouts = MagicMock()
     layouts.failed.return_value, layouts.of_round.return_value = layout_failed, None
     others = (MagicMock() for _ in range(3))
-    return RoundShell(*(MagicMock() for _ in range(5)), fed.append, *others, layouts)
+    return RoundShell(
+        *(MagicMock() for _ in range(5)), fed.append, *others, layouts, members_changed=MagicMock()
+    )
 
 
 def test_a_failure_of_a_layout_costs_no_try():

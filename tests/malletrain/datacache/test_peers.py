@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from malletrain.datacache import peers as peers_module
@@ -15,7 +16,7 @@ from malletrain.datacache.members import Members, members_file, write_members
 from malletrain.datacache.peers import SamplePeers, intact_samples
 from malletrain.datacache.serving import SampleService, data_key
 from malletrain.datacache.store import DataSetIdentity, attach, check_sum, private_data_folder
-from tests.waiting import NEVER_S, PATIENCE_S
+from tests.waiting import NEVER_S, PATIENCE_S, until
 
 pytestmark = pytest.mark.slow
 SECRET = b"the secret of a job"
@@ -171,6 +172,7 @@ def test_a_node_that_is_killed_or_stands_still_costs_one_wait(tmp_path, client, 
             if how == signal.SIGKILL:
                 process.wait()
             else:
+                until(lambda: psutil.Process(process.pid).status() == "stopped", "it stands still")
                 monkeypatch.setattr(peers_module, "ANSWER_S", 0.2)
             assert client.fetch({address: [1]}) == {}
             assert not client.takes(address)

@@ -46,7 +46,7 @@ test-all: $(VENV)/.installed-test
 GPU_REPORT ?= gpu-report.md
 test-gpu:
 	@$(PYTHON) -c 'import torch, sys; sys.exit(0 if torch.cuda.is_available() else "test-gpu: torch sees no GPU. PYTHON=... names the interpreter of an environment with torch for CUDA.")'
-	GPU_REPORT=$(GPU_REPORT) PYTHONPATH=.:$$PYTHONPATH $(PYTHON) -m pytest tests/gpu $(ARGS); status=$$?; cat $(GPU_REPORT); exit $$status
+	GPU_REPORT=$(GPU_REPORT) PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) -m pytest tests/gpu $(ARGS); status=$$?; cat $(GPU_REPORT); exit $$status
 
 # The random search, with a seed that it prints; FUZZ_SEED=7 does one pass again.
 FUZZ_SECONDS ?= 600

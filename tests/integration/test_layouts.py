@@ -19,6 +19,9 @@ from tests.integration.embedded import site
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
+BATCH = 8
+"""Global batch size of the scripts."""
+
 SCRIPT = """
 import json, os, sys, time
 import torch
@@ -61,7 +64,7 @@ for epoch in sampler.epochs(1):
         optimizer.zero_grad()
         (net(numbers) * sampler.loss_weight).backward()
         optimizer.step()
-        time.sleep(0.02 * len(numbers))
+        time.sleep(0.05 * len(numbers))  # what a step takes: twice as many processes are faster
         sampler.advance()
         malletrain.report(len(numbers))
         snapshot.step()
@@ -106,7 +109,7 @@ for epoch in sampler.epochs(1):
             optimizer.zero_grad()
             (net(numbers) * run.loss_weight).backward()
             optimizer.step()
-            time.sleep(0.02 * len(numbers))
+            time.sleep(0.05 * len(numbers))  # what a step takes: twice as many processes are faster
         if os.path.exists("enough"):
             run.request_stop()
     break
@@ -145,23 +148,21 @@ def end_of_search(embedded, job):
     return event
 
 
-def ended(embedded, job):
-    """End the job; every sample up to the sampler's position was trained on exactly once."""
+def ended(embedded, job, *, unsaved_steps=0):
+    """End the job; every sample up to the sampler's position was trained on exactly once.
+
+    A change in a round's first step can come before a worker has said that it saves on request. The
+    step is made again from the snapshot before it, and the workers that had reported it are counted
+    twice: at most one global batch for each of ``unsaved_steps``.
+    """
     (embedded.work / "enough").touch()
     embedded.until_state(job, "completed", "failed")
     assert embedded.job(job).state == "completed", embedded.show(job).failure
     record = json.loads((embedded.work / "trained").read_text())
     assert record["more"] == 0
     assert record["once"] == record["position"] > 0
-    assert embedded.job(job).samples == record["position"]
+    assert 0 <= embedded.job(job).samples - record["position"] <= unsaved_steps * BATCH
     return record
-
-
-def processes_tried(event):
-    """The numbers of processes that were measured. Which one is found to be faster depends on what
-    else the machine does.
-    """
-    return {processes for processes, *_ in event.data["rates"]}
 
 
 @needs_two_cores
@@ -206,7 +207,7 @@ def test_a_daemon_that_is_killed_in_the_middle_goes_on_with_the_search(tmp_path)
             embedded.kill_daemon()
             embedded.start_daemon()
         event = end_of_search(embedded, job)
-        assert processes_tried(event) == {1, 2}
+        assert event.data["layout"]["processes"] == 2, event.sentence
         assert len(event.data["rates"]) >= 3  # what was measured before counts
         ended(embedded, job)
         assert not embedded.events("workers-failed", job)
@@ -220,10 +221,10 @@ def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
         node = embedded.show(job).job.nodes[-1]
         embedded.agents()[node].send_signal(signal.SIGTERM)
         event = end_of_search(embedded, job)
-        assert processes_tried(event) == {1, 2}
+        assert event.data["layout"]["processes"] == 2, event.sentence
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 100)
-        ended(embedded, job)
+        ended(embedded, job, unsaved_steps=len(embedded.events("drain-without-snapshot", job)))
 
 
 @pytest.mark.thorough
@@ -245,12 +246,11 @@ def test_a_live_job_is_started_again_from_its_snapshot_for_each_layout(tmp_path)
     with site(tmp_path / "site", nodes=2) as embedded:
         job = submit(embedded, nodes=(2, 2), mode="live")
         event = end_of_search(embedded, job)
-        assert processes_tried(event) == {1, 2}
+        assert event.data["layout"]["processes"] == 2, event.sentence
         before = embedded.job(job).samples
         embedded.until_samples(job, before + 100)
         assert layouts(embedded)[0][:2] == (2, 1)
-        chosen = event.data["layout"]["processes"]
-        assert layouts(embedded)[-1][:2] == (2 * chosen, chosen)
+        assert layouts(embedded)[-1][:3] == (4, 2, 1)
         ended(embedded, job)
         assert not embedded.events("workers-failed", job)
 

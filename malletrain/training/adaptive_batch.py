@@ -14,6 +14,7 @@ factor is found from a sample of gradient elements, of which the average before 
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,17 +53,20 @@ class AdaptiveBatch:
 
     It assumes one backward pass for each batch of the loader, and a mean loss times the loss
     weight. Parameters that the optimizer gets later, or that are trained later, are not measured.
+    The first update raises ValueError if the models of ``Snapshot`` or ``elastic.Run`` do not suit
+    the base batch, as :meth:`malletrain.ElasticSampler.set_global_batch_size` does.
 
     Args:
         sampler: the sampler of the training, with a ``global_batch_size``.
-        optimizer: the optimizer that makes the one update of each step.
+        optimizer: the optimizer that makes the one update of each step, as it was created: without
+            the wrapper of ``accelerator.prepare()``.
         most: largest global batch, samples.
         lr: rule of the learning rate: ``"adascale"`` for SGD, ``"sqrt"`` for Adam (square root of
             the ratio of batch and base), ``"none"``.
         scaler: the GradScaler of the training, if it has one.
 
     Raises:
-        TypeError: a parameter is sharded.
+        TypeError: a parameter is sharded, or the optimizer is wrapped.
         ValueError: ``most`` is below the base batch, the sampler has a ``batch_size`` per rank or,
             with ``drop_last``, fewer samples than ``most``; or there is no such rule.
     """
@@ -75,7 +79,7 @@ class AdaptiveBatch:
         lr: str = "adascale",
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        base = sampler.requested_batch_size
+        base = sampler.script_batch_size
         if base is None:
             raise ValueError(
                 "AdaptiveBatch changes the batch of all ranks, but the sampler has batch_size (per "
@@ -93,6 +97,11 @@ class AdaptiveBatch:
             )
         if lr not in FACTORS:
             raise ValueError(f"AdaptiveBatch: lr must be one of {', '.join(FACTORS)}, not {lr!r}.")
+        if type(optimizer).__name__ == "AcceleratedOptimizer":
+            raise TypeError(
+                "AdaptiveBatch replaces the step() of an optimizer, but accelerator.prepare() has "
+                "wrapped this one. Create AdaptiveBatch before prepare()."
+            )
         self.base, self.most = base, most
         self.noise = NoiseAverage()
         self.scale_invariant_steps = 0.0
@@ -101,6 +110,8 @@ class AdaptiveBatch:
         """
         self._estimates = 0
         """Number of estimates since the last change of the batch."""
+        self._base_checked = False
+        """Whether the models suit the base batch, to which the batch may return."""
         self._factor = FACTORS[lr]
         self._scaler = scaler
         self._sampler = sampler
@@ -149,7 +160,8 @@ class AdaptiveBatch:
         if self._parameters[index].grad is None or index not in self._passes:
             self._passes[index] = []
             self._sums.pop(index, None)
-        self._passes[index].append(value.double().square().sum())
+        norm = torch.linalg.vector_norm(value, dtype=torch.float64)
+        self._passes[index].append(norm.square())
         if index in self._sampled:
             elements = value.reshape(-1)[:_SAMPLED_ELEMENTS].to(torch.float64, copy=True)
             self._sums[index] = self._sums[index] + elements if index in self._sums else elements
@@ -182,7 +194,8 @@ class AdaptiveBatch:
         loss_scale = 1.0 if self._scaler is None else self._scaler.get_scale()
         factor = _scaling(totals[3:] / loss_scale, scaled)
         before, self._before = self._before, None
-        if factor is None or not passes:
+        # by what all ranks know, so that all have an estimate or none
+        if factor is None or not math.isfinite(part + whole):
             return None, size, count
         estimate = gradient_noise.from_parts(part / loss_scale**2, inverse, whole / factor**2, size)
         if estimate is None and world == 1:
@@ -215,8 +228,8 @@ class AdaptiveBatch:
         update = self._optimizer.step
 
         @functools.wraps(update)
-        def step(_: Any, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs.get("closure") is not None:
+        def step(_: Any, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+            if closure is not None:
                 raise RuntimeError(
                     "AdaptiveBatch measures one gradient for each update, and does not work with "
                     "optimizer.step(closure)."
@@ -226,6 +239,9 @@ class AdaptiveBatch:
         self._optimizer.step = types.MethodType(step, self._optimizer)  # type: ignore[method-assign]
 
     def _update(self, update: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        if not self._base_checked:
+            self._sampler.check_global_batch_size(self.base)
+            self._base_checked = True
         estimate, size, count = self._measure()
         noise = NoiseAverage()
         noise.load(self.noise.state())
@@ -246,13 +262,14 @@ class AdaptiveBatch:
         self.noise = noise
         self.scale_invariant_steps += factor
         self._estimates += estimate is not None
-        if self._estimates >= ESTIMATES_BETWEEN_CHANGES:
-            self._change(count)
+        requested = self._sampler.requested_batch_size
+        assert requested is not None
+        # a run may resume with a lower ``most``
+        if self._estimates >= ESTIMATES_BETWEEN_CHANGES or requested > self.most:
+            self._change(requested, count)
         return answer
 
-    def _change(self, count: int) -> None:
-        size = self._sampler.requested_batch_size
-        assert size is not None
+    def _change(self, size: int, count: int) -> None:
         new = gradient_noise.next_size(size, self.base, self.most, self.noise.scale / count)
         if new == size:
             return

@@ -81,10 +81,10 @@ def next_size(size: int, base: int, most: int, noise_scale: float) -> int:
         noise_scale: tr Σ / |G|², samples.
     """
     if noise_scale >= 2 * size:
-        return max(size, min(2 * size, most))
+        return min(2 * size, most)
     if noise_scale < size / 2:
-        return min(size, max(size // 2, base))
-    return size
+        size = min(size, max(size // 2, base))
+    return min(size, most)
 
 
 class NoiseAverage:

@@ -177,10 +177,7 @@ class ElasticSampler(CountedEpochs):
         """
         if self._has_batches is None:
             all_name(size, self.world_size)
-        self._check_size(size)
-        smallest_share = size // self.max_world_size
-        for check in self._size_checks:
-            check(smallest_share)
+        self.check_global_batch_size(size)
         self._next_size = size
         if self._has_batches is not None:
             apply = not self._has_batches() and (not self.position or not self.drop_last)
@@ -188,6 +185,16 @@ class ElasticSampler(CountedEpochs):
             apply = not self.position and not self._has_read_epoch()
         if apply:
             self._apply_next_size()
+
+    def check_global_batch_size(self, size: int) -> None:
+        """Check that :meth:`set_global_batch_size` accepts ``size``, and change nothing.
+
+        Raises:
+            ValueError: it does not. That the ranks name the same size is not checked.
+        """
+        self._check_size(size)
+        for check in self._size_checks:
+            check(size // self.max_world_size)
 
     def check_sizes(self, check: Callable[[int], None]) -> None:
         """Call ``check`` before each change of the global batch size, with the samples of the
@@ -203,6 +210,13 @@ class ElasticSampler(CountedEpochs):
                 batches that a loader has read ahead beyond these are discarded by the caller.
         """
         self._has_batches = has_batches
+
+    @property
+    def script_batch_size(self) -> int | None:
+        """The ``global_batch_size`` with which the script created the sampler; None with a
+        ``batch_size`` per rank.
+        """
+        return self._script_size
 
     @property
     def requested_batch_size(self) -> int | None:

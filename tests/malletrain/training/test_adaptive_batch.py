@@ -243,6 +243,59 @@ def test_arguments_that_do_not_fit_are_refused(of_sampler, of_batch, complaint):
         AdaptiveBatch(sampler, optimizer, **of_batch)
 
 
+def test_the_optimizer_of_accelerate_calls_it_without_a_closure():
+    """AcceleratedOptimizer and GradScaler call ``step(None)`` of the optimizer inside."""
+    training = Training(data(0.3, 0.5))
+    training.loss(training.inputs[:8]).backward()
+    training.optimizer.step(None)
+    assert training.adaptive.scale_invariant_steps == 1
+
+
+def test_a_wrapped_optimizer_is_refused():
+    class AcceleratedOptimizer(torch.optim.SGD):
+        """Stands for the wrapper of Accelerate."""
+
+    sampler = ElasticSampler(90, rank=0, world_size=1, global_batch_size=8)
+    optimizer = AcceleratedOptimizer([torch.zeros(1, requires_grad=True)], lr=0.1)
+    with pytest.raises(TypeError, match=r"Create AdaptiveBatch before prepare\(\)"):
+        AdaptiveBatch(sampler, optimizer)
+
+
+def test_the_base_batch_is_that_of_the_script():
+    """It may be created after the sampler has another size."""
+    sampler = ElasticSampler(90, rank=0, world_size=1, global_batch_size=8)
+    sampler.set_global_batch_size(32)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    assert AdaptiveBatch(sampler, optimizer, most=16).base == 8
+
+
+def test_a_lower_most_takes_effect_where_the_run_resumes():
+    first, second = Training(data(0.0, 1.0), most=64), Training(data(0.0, 1.0), most=16)
+    first.train(3)
+    assert first.sampler.global_batch_size == 64
+    second.sampler.load_state_dict(first.sampler.state_dict())
+    second.adaptive.load_state_dict(first.adaptive.state_dict())
+    second.train(5)
+    assert second.sampler.global_batch_size == 16
+
+
+def test_a_base_batch_that_batch_normalisation_cannot_have_is_refused_at_the_first_update(tmp_path):
+    """Otherwise the run would fail when the batch returns to it."""
+    training = Training(data(0.3, 0.5), batch=8)
+    training.sampler.max_world_size = 8
+    norm = torch.nn.BatchNorm1d(2)
+    Snapshot(tmp_path / "run.pt", model=norm, sampler=training.sampler)
+    training.loss(training.inputs[:8]).backward()
+    with pytest.raises(ValueError, match="batch normalisation"):
+        training.optimizer.step()
+
+
+def test_an_update_without_gradients_is_not_measured():
+    training = Training(data(0.3, 0.5))
+    training.optimizer.step()
+    assert training.adaptive.state_dict()["estimates"] == 0
+
+
 def test_a_restart_continues_with_the_batch_and_the_noise(tmp_path):
     def snapshot(training):
         return Snapshot(

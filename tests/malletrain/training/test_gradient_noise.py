@@ -98,6 +98,9 @@ def test_a_batch_below_the_base_has_no_gain():
         (64, math.inf, 128),
         (512, 1e9, 600),
         (600, 1e9, 600),
+        (1200, 1e9, 600),
+        (1200, 1200.0, 600),
+        (2400, 0.0, 600),
         (128, 64.0, 128),
         (128, 63.0, 64),
         (100, 0.0, 64),
@@ -110,7 +113,7 @@ def test_the_batch_follows_the_noise_scale(size, noise_scale, following):
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50), st.floats(0, 1e9))
 def test_the_batch_stays_between_base_and_most(base, above, more, noise_scale):
-    size, most = base + above, base + above + more
+    size, most = base + above, base + more
     assert base <= next_size(size, base, most, noise_scale) <= most
 
 

@@ -23,6 +23,7 @@ from jpa import (
 from jpa.costs import RESCALE_KINDS
 from malletrain.core.commands import Announce, Command, KeepScalingModel
 from malletrain.core.events import (
+    BatchReported,
     JobState,
     ModelChanged,
     PriorSuggested,
@@ -30,6 +31,7 @@ from malletrain.core.events import (
     RescaleCostMeasured,
     RoundFormed,
 )
+from malletrain.core.goodput import goodput
 from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
@@ -163,6 +165,22 @@ class ProfileRunner:
         if self._on and job is not None:
             self.profiler.another_model(job, event.name)
         return []
+
+    def batch_reported(self, event: BatchReported, now: float) -> list[Command]:
+        """Store what the script reports of its global batch, and bid with it."""
+        job = self._state.unfinished.get(event.job)
+        if not self._on or job is None or event.batch == job.batch:
+            return []
+        before = job.batch
+        self._state.batch_is(job, event.batch)
+        scaling = self.profiler.batch_reported(job, event.batch.base)
+        known = scaling is job.scaling and not event.batch.follows_noise
+        commands = [] if known else self._learn(job, scaling)
+        if event.batch.follows_noise and (
+            before is None or event.batch.expected != before.expected or not before.follows_noise
+        ):
+            self._state.plan_soon(now + self._settings.debounce_s)
+        return commands
 
     def another_layout(self, job: JobRecord, name: str) -> None:
         """Start a new phase, because the job uses its nodes in another layout."""
@@ -367,5 +385,8 @@ class ProfileRunner:
         if spec.curve is None:
             sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
             curve = scaling.bid_curve(sizes, self.profiler.settings.kappa)
-        self._state.bid_with(job, curve, scaling.cost)
+        worth = None
+        if curve is not None and job.batch is not None and job.batch.follows_noise:
+            worth = goodput(curve, job.batch, scaling.curve.batch_gain)
+        self._state.bid_with(job, curve, scaling.cost, worth)
         return [KeepScalingModel(spec.job, scaling)]

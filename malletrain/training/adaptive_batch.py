@@ -25,7 +25,7 @@ import torch.distributed as dist
 from malletrain.training import gradient_noise
 from malletrain.training.gradient_noise import Estimate, NoiseAverage
 from malletrain.training.loop_rates import SCRIPT_RATE
-from malletrain.training.report import tell
+from malletrain.training.report import tell, tell_batch
 from malletrain.training.sampler import ElasticSampler
 
 ESTIMATES_BETWEEN_CHANGES = 20
@@ -110,6 +110,8 @@ class AdaptiveBatch:
         """
         self._estimates = 0
         """Number of estimates since the last change of the batch."""
+        self._untold = 0
+        """Number of estimates since the noise scale was reported."""
         self._base_checked = False
         """Whether the models suit the base batch, to which the batch may return."""
         self._factor = FACTORS[lr]
@@ -267,7 +269,18 @@ class AdaptiveBatch:
         # a run may resume with a lower ``most``
         if self._estimates >= ESTIMATES_BETWEEN_CHANGES or requested > self.most:
             self._change(requested, count)
+        self._tell_noise(estimate is not None, count)
         return answer
+
+    def _tell_noise(self, measured: bool, count: int) -> None:
+        """Report the noise scale of a batch of the loader to the daemon, which values nodes by it.
+        ``measured``: whether this update has an estimate; ``count``: its micro-batches.
+        """
+        self._untold += measured
+        if self._untold >= ESTIMATES_BETWEEN_CHANGES:
+            self._untold = 0
+            size, scale = self._sampler.global_batch_size, self.noise.scale / count
+            tell_batch(self._sampler.rank, size, self.base, self.most, scale)
 
     def _change(self, size: int, count: int) -> None:
         new = gradient_noise.next_size(size, self.base, self.most, self.noise.scale / count)

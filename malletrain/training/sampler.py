@@ -112,7 +112,7 @@ class ElasticSampler(CountedEpochs):
         self._iteration_start = (0, 0)
         """Epoch and position at which this iteration began."""
         super().__init__()
-        tell_batch(self.rank, global_batch_size)
+        tell_batch(self.rank, global_batch_size, global_batch_size)
         loader_workers.install()
         self._orders: dict[tuple[int, int], Any] = {}
         """Orders of the two epochs that were used last, by (seed, epoch)."""
@@ -263,7 +263,7 @@ class ElasticSampler(CountedEpochs):
             return
         self._plan = replace(self._plan, global_batch_size=size)
         self._read_up_to = (self.epoch, self.position)
-        tell_batch(self.rank, size)
+        tell_batch(self.rank, size, self._script_size)
 
     def resize(self, rank: int, world_size: int) -> None:
         """Continue as ``rank`` of ``world_size`` from the current position. Do not use iterators

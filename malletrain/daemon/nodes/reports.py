@@ -13,7 +13,8 @@ from collections import OrderedDict
 import msgspec
 import structlog
 
-from malletrain.core.events import JobState, ModelChanged, PriorSuggested
+from malletrain.core.events import BatchReported, JobState, ModelChanged, PriorSuggested
+from malletrain.core.goodput import stated_batch
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState
@@ -146,6 +147,9 @@ class AgentReports:
                 state.repository.save(run, snapshot=message.data)
             elif message.kind == "layout":
                 state.layouts.learned(run, message.data)
+            elif message.kind == "batch":
+                if (batch := stated_batch(message.data)) is not None:
+                    self._transactions.feed(BatchReported(run.row.id, batch))
             elif message.kind == "data":
                 state.data_reads.add(run.row.id, message.rank, message.data)
             elif message.kind == "work":

@@ -118,7 +118,7 @@ def test_more_samples_take_longer_and_are_processed_faster(measurements):
 def test_a_law_needs_a_throughput():
     with pytest.raises(ValueError, match="at least one measured size"):
         fit_steps([])
-    with pytest.raises(ValueError, match="throughput 0.0 at 2 nodes"):
+    with pytest.raises(ValueError, match=r"throughput 0\.0 at 2 nodes"):
         fit_steps([StepPoint(2, 64.0, 0.0, 0.1)])
     with pytest.raises(ValueError, match="sizes start at 1"):
         terms(0, 64)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from malletrain import AdaptiveBatch, ElasticSampler, Snapshot
+from malletrain.training import adaptive_batch
 from malletrain.training.adaptive_batch import ESTIMATES_BETWEEN_CHANGES
 from malletrain.training.gradient_noise import Estimate
 
@@ -249,6 +250,17 @@ def test_the_optimizer_of_accelerate_calls_it_without_a_closure():
     training.loss(training.inputs[:8]).backward()
     training.optimizer.step(None)
     assert training.adaptive.scale_invariant_steps == 1
+
+
+def test_the_daemon_learns_batch_and_noise(monkeypatch):
+    told = []
+    monkeypatch.setattr(adaptive_batch, "tell_batch", lambda *facts: told.append(facts))
+    training = Training(data(0.3, 0.5), most=16)
+    training.train()
+    updates = SAMPLES // 8 - 1  # the first one has none before it
+    assert len(told) == updates // ESTIMATES_BETWEEN_CHANGES
+    assert {facts[:4] for facts in told} == {(0, 8, 8, 16)}
+    assert told[-1][4] == pytest.approx(training.adaptive.noise.scale, rel=0.3)
 
 
 def test_a_wrapped_optimizer_is_refused():

@@ -169,10 +169,12 @@ class ProfileRunner:
     def batch_reported(self, event: BatchReported, now: float) -> list[Command]:
         """Store what the script reports of its global batch, and bid with it."""
         job = self._state.unfinished.get(event.job)
-        if not self._on or job is None or event.batch == job.batch:
+        if job is None or event.batch == job.batch:
             return []
         before = job.batch
         self._state.batch_is(job, event.batch)
+        if not self._on:
+            return []
         scaling = self.profiler.batch_reported(job, event.batch.base)
         known = scaling is job.scaling and not event.batch.follows_noise
         commands = [] if known else self._learn(job, scaling)

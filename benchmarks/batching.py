@@ -1,6 +1,8 @@
 """What a new plan after each change of the batch is worth.
 
     python -m benchmarks.batching [--contenders 64 frozen planned] [--samples 10000] [--json]
+    python -m benchmarks.batching --predict
+    python -m benchmarks.batching --trace week1.csv.gz --node-list nodes.txt [--seeds 5]
 
 On six virtual nodes of an embedded cluster, a training whose global batch grows from 64 to 512
 samples in steps (benchmarks.train_batching: a step sleeps as long as a law says) and another one
@@ -16,6 +18,9 @@ step with a larger batch to other nodes, seconds. ``profiles``: how many there w
 
 ``--predict`` prints, for each batch, the throughput that the law of step times (jpa.step_time)
 predicts from what is measured at smaller batches, beside the truth; nothing is started.
+
+``--trace``: benchmarks.batching_simulated, batches that follow the gradient noise beside fixed ones
+in the simulator.
 """
 
 from __future__ import annotations
@@ -32,6 +37,8 @@ from pathlib import Path
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from benchmarks import train_batching
+from benchmarks.batching_simulated import simulated
+from benchmarks.needs import existing
 from benchmarks.train_batching import STEADY_RATE, step_s
 from jpa import MeasuredCurve
 from malletrain.core.planning import Candidate, make_plan
@@ -248,10 +255,19 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", choices=contenders, default=contenders)
     parser.add_argument("--samples", type=int, default=10_000, help="of an epoch")
     parser.add_argument("--predict", action="store_true", help="errors of the law, without a run")
+    parser.add_argument("--trace", type=Path, help="trace of idle nodes, for the simulator")
+    parser.add_argument("--node-list", type=Path, help="all nodes of the machine")
+    parser.add_argument("--nodes", type=int, default=512, help="of the machine, drawn at random")
+    parser.add_argument("--jobs", type=int, default=10, help="jobs at a time, for --trace")
+    parser.add_argument("--hours", type=float, default=24.0, help="simulated time, for --trace")
+    parser.add_argument("--seeds", type=int, default=5, help="draws of nodes, for --trace")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     args = parser.parse_args()
     if args.predict:
         print(json.dumps({"worst error": predictions()}, indent=1))
+        return
+    if args.trace is not None:
+        _print_simulated(args)
         return
     outcomes = [run(contender, args.samples) for contender in args.contenders]
     if args.json:
@@ -265,6 +281,29 @@ def main() -> None:
         print(
             f"{o.contender:9}  {o.seconds:7.1f}  {o.own_node_s:10.3f}  {o.all_node_s:10.3f}  "
             f"{o.profiles:8}  {o.load:4.1f}  {by_batch}"
+        )
+
+
+def _print_simulated(args: argparse.Namespace) -> None:
+    if args.node_list is None:
+        raise SystemExit("--trace needs --node-list FILE, the names of all nodes of the machine.")
+    rows = simulated(
+        existing(args.trace, "--trace", "idle nodes of a machine"),
+        existing(args.node_list, "--node-list", "the names of all nodes of the machine"),
+        nodes=args.nodes,
+        count=args.jobs,
+        hours=args.hours,
+        seeds=args.seeds,
+    )
+    if args.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    print("noise/batch  batch on 1, 4, 16 nodes  progress  of each draw")
+    for row in rows:
+        low, high = row.spread
+        print(
+            f"{row.noise_scale:11g}  {', '.join(map(str, row.batches)):>23}  {row.progress:8.3f}  "
+            f"{low:.3f} to {high:.3f}"
         )
 
 

@@ -16,7 +16,7 @@ so that another batch needs no measurement of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,18 +149,17 @@ class MeasuredCurve:
             return 0.0, 0.0
         return self.current.smoothed(nodes, self.neutral_rate)
 
-    def batch_gain(self, nodes: int, ratio: float) -> float:
-        """Return the throughput at ``nodes`` with another global batch, relative to that with the
-        current batch; 1 if it is unknown.
-
-        Args:
-            nodes: the size.
-            ratio: the other batch, relative to that of the first phase.
+    @property
+    def batch_gain(self) -> Callable[[int, float], float] | None:
+        """The throughput at other global batches: (nodes, batch relative to the current one) →
+        throughput relative to that with the current batch. None if it is unknown.
         """
-        law, (current, _) = self._law_of_steps(), _split(self.phase)
-        if law is None or ratio == current:
-            return 1.0
-        return law.rate(nodes, ratio) / law.rate(nodes, current)
+        law, current = self._law_of_steps(), batch_ratio(self.phase)
+        if law is None:
+            return None
+        return lambda nodes, ratio: (
+            law.rate(nodes, current * ratio) / law.rate(nodes, current) if ratio != 1 else 1.0
+        )
 
     def _of_one_law(self) -> list[tuple[float, PhaseCurve]]:
         """Return (batch relative to the first phase, curve) of each phase that shares the current

@@ -1,24 +1,26 @@
 """What nodes are worth to a job whose global batch follows the gradient noise
-(:class:`malletrain.AdaptiveBatch`).
+(:class:`malletrain.AdaptiveBatch`), and which batch suits them.
 
-Decides the value of each scale: goodput, the throughput times the statistical efficiency of its
-samples, as Pollux defines it (Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for
-Goodput-Optimized Deep Learning", OSDI 2021, section 3.1). The unit is a sample at the owner's base
-batch: a larger batch processes more samples per second, and each of them brings the training less
-far. The job decides its batch; this module predicts which one the noise leads to.
+Decides the batch at each scale and the value of the scale: the one with the highest goodput, which
+is the throughput times the statistical efficiency of its samples, as Pollux defines it (Qiao et
+al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021,
+sections 3.1 and 4.1). The unit is a sample at the owner's base batch: a larger batch processes more
+samples per second, and each of them brings the training less far.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from allocator import ScalingCurve
 
 MAX_BATCH = 2**40
 """Largest batch that is believed, samples."""
+MIN_ADVANTAGE = 1.05
+"""Minimum ratio of goodput for which a batch is changed."""
 
 
 @dataclass(frozen=True)
@@ -34,32 +36,32 @@ class BatchState:
     noise_scale: float | None = None
     """Gradient noise scale, samples: a batch much larger than it wastes samples. None: unknown."""
 
+    def after(self, before: BatchState | None) -> BatchState:
+        """Return this state, with the noise of the state ``before`` it if it has none. A script
+        reports its batch when it changes, and the noise from time to time.
+        """
+        if before is None or self.most is not None:
+            return self
+        return replace(before, base=self.base, current=self.current)
+
     @property
     def follows_noise(self) -> bool:
         """Whether the job changes its batch by the noise scale, which is known."""
         return self.most is not None and self.noise_scale is not None
 
     @property
-    def expected(self) -> int:
-        """The batch to which the job goes at this noise scale: doubled while the noise scale is at
-        least twice the batch, halved while it is below half of it. Doubling begins at the present
-        batch, so that a noise scale between these bounds changes nothing.
-        """
-        if self.most is None or self.noise_scale is None:
-            return self.current
-        batch = self.current
-        while self.noise_scale >= 2 * batch and batch < self.most:
-            batch *= 2
-        while self.noise_scale < batch / 2 and batch > self.base:
-            batch = max(batch // 2, self.base)
-        return min(batch, self.most)
+    def sizes(self) -> tuple[int, ...]:
+        """The batches that the job may choose: the base, doubled up to ``most``, and ``most``."""
+        sizes = [self.base]
+        while 2 * sizes[-1] < (self.most or 0):
+            sizes.append(2 * sizes[-1])
+        return tuple(sorted({*sizes, max(self.base, self.most or 0)}))
 
-    @property
-    def efficiency(self) -> float:
-        """Statistical efficiency of the expected batch; 1 if the job does not change it."""
-        if self.noise_scale is None or not self.follows_noise:
+    def efficiency(self, batch: int) -> float:
+        """Return the statistical efficiency of ``batch``; 1 without a noise scale."""
+        if self.noise_scale is None:
             return 1.0
-        return statistical_efficiency(self.expected, self.base, self.noise_scale)
+        return statistical_efficiency(batch, self.base, self.noise_scale)
 
 
 def stated_batch(facts: Mapping[str, Any]) -> BatchState | None:
@@ -99,22 +101,50 @@ def statistical_efficiency(batch: float, base: float, noise_scale: float) -> flo
     return (noise_scale + base) / (noise_scale + batch)
 
 
-def goodput(
-    curve: ScalingCurve, batch: BatchState, gain: Callable[[int, float], float]
-) -> ScalingCurve:
-    """Return the goodput of a job at the batch that it is expected to have.
+Gain = Callable[[int, float], float]
+"""(nodes, batch relative to the present one) → throughput with that batch relative to that with the
+present one.
+"""
+
+
+def best_batch(nodes: int, state: BatchState, gain: Gain) -> tuple[int, float]:
+    """Return the batch with the highest goodput.
+
+    Args:
+        nodes: number of nodes.
+        state: what the job reports of its batch.
+        gain: throughput at other batches.
+
+    Returns:
+        (batch, its goodput relative to the throughput with the present batch). The present batch
+        stays unless another one is better by :data:`MIN_ADVANTAGE`.
+    """
+
+    def worth(batch: int) -> float:
+        return gain(nodes, batch / state.current) * state.efficiency(batch)
+
+    present, best = worth(state.current), max(state.sizes, key=worth)
+    stays = state.base <= state.current <= (state.most or state.base)
+    if stays and worth(best) < MIN_ADVANTAGE * present:
+        return state.current, present
+    return best, worth(best)
+
+
+def goodput(curve: ScalingCurve, state: BatchState, gain: Gain | None) -> ScalingCurve:
+    """Return the goodput of a job at the batch that suits each scale.
 
     Args:
         curve: throughput at the present batch, samples/s.
-        batch: what the job reports of its batch.
-        gain: (nodes, batch relative to the base) → throughput with that batch relative to that
-            with the present one.
+        state: what the job reports of its batch.
+        gain: throughput at other batches; None if it is unknown, so that the job keeps its batch.
 
     Returns:
         Samples of the base batch per second by scale; ``curve`` itself if the job's batch does not
         follow the noise.
     """
-    if not batch.follows_noise:
+    if not state.follows_noise:
         return curve
-    ratio, efficiency = batch.expected / batch.base, batch.efficiency
-    return ScalingCurve.of((k, rate * gain(k, ratio) * efficiency) for k, rate in curve.points)
+    if gain is None:
+        efficiency = state.efficiency(state.current)
+        return ScalingCurve.of((k, rate * efficiency) for k, rate in curve.points)
+    return ScalingCurve.of((k, rate * best_batch(k, state, gain)[1]) for k, rate in curve.points)

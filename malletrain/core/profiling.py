@@ -70,7 +70,7 @@ class PhaseTracker:
         self._ratio = batch_ratio(self._batch)
         self._nodes = 0
         self._reference: dict[int, float] = {}
-        self._base: float | None = None
+        self._is_global = False
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
     @property
@@ -88,9 +88,9 @@ class PhaseTracker:
         """Start a phase in another layout of the nodes."""
         self._layout = name
 
-    def script_batch(self, size: float) -> None:
-        """Compare batches at every scale with the script's global batch of ``size`` samples."""
-        self._base = size
+    def global_batch(self) -> None:
+        """Compare the batches of all scales with one another: the script states a global batch."""
+        self._is_global = True
 
     def feed(self, nodes: int, batch: float) -> str:
         """Add the batch size of one report at a scale of ``nodes``. Returns the job's phase."""
@@ -105,8 +105,8 @@ class PhaseTracker:
 
     def _decide(self, nodes: int, batch: float) -> None:
         # The batch size of the first phase at this scale is known only if the job ran here before.
-        first = self._base or self._reference.setdefault(nodes, batch / self._ratio)
-        ratio = batch / first
+        scale = 0 if self._is_global else nodes
+        ratio = batch / self._reference.setdefault(scale, batch / self._ratio)
         if abs(ratio / self._ratio - 1) > _TOLERANCE:
             self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
             self._batch = DEFAULT_PHASE if self._ratio == 1.0 else f"{BATCH}{self._ratio:.3g}"
@@ -297,11 +297,11 @@ class Profiler:
             scaling = replace(scaling, profiled=False, reason=change.sentence)
         return [Observed(event.job, scaling, change, surprise)]
 
-    def batch_reported(self, job: JobRecord, base: int) -> ScalingModel:
-        """Return the job's scaling model, whose phases in other batches than ``base``, the global
-        batch of the script at every scale, share one law of step times.
+    def batch_reported(self, job: JobRecord) -> ScalingModel:
+        """Return the job's scaling model, whose phases in other batches share one law of step
+        times: its script states a global batch.
         """
-        self._progress_of(job).phases.script_batch(base)
+        self._progress_of(job).phases.global_batch()
         curve = job.scaling.curve
         return job.scaling if curve.one_law else replace(job.scaling, curve=curve.of_one_law())
 

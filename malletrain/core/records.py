@@ -60,6 +60,8 @@ class JobRecord:
     """What its script reports of its global batch; None if nothing is known."""
     goodput: ScalingCurve | None = None
     """What its bids value instead of ``curve``, if its batch follows the gradient noise."""
+    advised_batch: int | None = None
+    """The global batch that was advised to it last, samples; None if none was."""
     scaling: ScalingModel = field(default_factory=ScalingModel)
     """Measurements of its scaling."""
     interrupted_at: float | None = None

@@ -439,6 +439,10 @@ class ControllerState:
         """Store what the job's script reports of its global batch."""
         job.batch = batch
 
+    def advise(self, job: JobRecord, size: int) -> None:
+        """Store the global batch that is advised to the job, samples."""
+        job.advised_batch = size
+
     def value_nodes(
         self,
         job: JobRecord,

@@ -1,6 +1,7 @@
 """A global batch that follows the gradient noise, with a learning rate that follows the batch.
 
-Decides what is measured at each update, and when the sampler gets another size.
+Decides what is measured at each update, and when the sampler gets another size: by the batch that
+the daemon advises for the job's nodes, else by the noise alone.
 :mod:`malletrain.training.gradient_noise` has the formulas.
 
 On several ranks, or with gradient accumulation, the gradients of the ranks' portions are compared
@@ -25,11 +26,11 @@ import torch.distributed as dist
 from malletrain.training import gradient_noise
 from malletrain.training.gradient_noise import Estimate, NoiseAverage
 from malletrain.training.loop_rates import SCRIPT_RATE
-from malletrain.training.report import tell, tell_batch
+from malletrain.training.report import open_flags, tell, tell_batch
 from malletrain.training.sampler import ElasticSampler
 
 ESTIMATES_BETWEEN_CHANGES = 20
-"""Number of estimates after a change of the batch, or the start, before the next change."""
+"""Number of estimates with a batch before the next change."""
 _SAMPLED_PARAMETERS, _SAMPLED_ELEMENTS = 8, 64
 """Number of parameters, and of elements of each, from which the scaling of gradients is found."""
 _UNIFORM = 1e-3
@@ -45,6 +46,9 @@ FACTORS: dict[str, Callable[[Estimate, float, float], float]] = {
 
 class AdaptiveBatch:
     """Doubles the global batch while the gradients are noisy enough for it, and halves it again.
+
+    In a job of MalleTrain the batch is the one with the highest goodput on the job's nodes, once
+    the daemon knows their throughput at other batches (:mod:`malletrain.core.goodput`).
 
     Pass it to :class:`malletrain.Snapshot` or :class:`malletrain.elastic.Run` with the sampler. The
     base batch is the ``global_batch_size`` with which the sampler was created; the script's
@@ -109,7 +113,10 @@ class AdaptiveBatch:
         a schedule that is a function of it follows the progress of the base batch.
         """
         self._estimates = 0
-        """Number of estimates since the last change of the batch."""
+        """Number of estimates with this batch."""
+        self._flags = open_flags()
+        self._advised = 0
+        """The batch that suits the job's nodes, as the daemon advises, samples; 0: unknown."""
         self._untold = 0
         """Number of estimates since the noise scale was reported."""
         self._base_checked = False
@@ -179,7 +186,8 @@ class AdaptiveBatch:
         sizes = self._sampler.upcoming(count)
         size = sum(whole for _, whole in sizes) or self.base
         gradients = [p.grad.detach() for p in self._parameters if p.grad is not None]
-        numbers = torch.full((3,), torch.nan, dtype=torch.float64)
+        numbers = torch.full((4,), torch.nan, dtype=torch.float64)
+        numbers[3] = self._advised_here()
         if passes and len(sizes) == count:
             own = 0.0
             for k, (part, _) in enumerate(sizes):
@@ -187,14 +195,15 @@ class AdaptiveBatch:
                 own += float(torch.stack(norms).sum()) * (size / (part * world)) ** 2
             inverse = sum(1 / part for part, _ in sizes)
             whole = float(torch.stack([g.double().square().sum() for g in gradients]).sum())
-            numbers = torch.tensor([own / count, inverse / count, whole], dtype=torch.float64)
+            numbers[:3] = torch.tensor([own / count, inverse / count, whole], dtype=torch.float64)
         totals = self._mean(
             torch.cat([numbers, *(self._elements(i, sums.get(i)) for i in self._sampled)])
         )
-        part, inverse, whole = totals[:3].tolist()
+        part, inverse, whole, advised = totals[:4].tolist()
+        self._advised = round(advised * world)
         scaled = torch.cat([self._elements(i, self._parameters[i].grad) for i in self._sampled])
         loss_scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        factor = _scaling(totals[3:] / loss_scale, scaled)
+        factor = _scaling(totals[4:] / loss_scale, scaled)
         before, self._before = self._before, None
         # by what all ranks know, so that all have an estimate or none
         if factor is None or not math.isfinite(part + whole):
@@ -204,6 +213,14 @@ class AdaptiveBatch:
             self._before = [g / factor for g in gradients], size
             estimate = _from_successive(self._before, before)
         return estimate, size, count
+
+    def _advised_here(self) -> int:
+        """Return the batch that the daemon advises, which rank 0 reads; 0 without one, and on the
+        other ranks.
+        """
+        if self._sampler.rank or self._flags is None:
+            return 0
+        return self._flags.advised_batch()
 
     def _elements(self, index: int, values: torch.Tensor | None) -> torch.Tensor:
         """Return the first elements of a parameter's gradient, in host memory; zeros if it has
@@ -217,8 +234,14 @@ class AdaptiveBatch:
     def _mean(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the mean over the ranks of a tensor in host memory."""
         world = self._sampler.world_size
-        if world == 1 or not dist.is_initialized() or dist.get_world_size() != world:
+        if world == 1:
             return numbers
+        if not dist.is_initialized() or dist.get_world_size() != world:
+            raise RuntimeError(
+                f"AdaptiveBatch compares the gradients of the {world} ranks of the sampler, but "
+                "torch.distributed is not initialised with so many. Call init_process_group() on "
+                "all of them."
+            )
         device = self._parameters[0].device  # a group with NCCL may have no backend for the host
         total = numbers.to(device)
         dist.all_reduce(total)
@@ -263,9 +286,10 @@ class AdaptiveBatch:
         # only now does the update count: before it, the loss of a peer discards the step
         self.noise = noise
         self.scale_invariant_steps += factor
-        self._estimates += estimate is not None
         requested = self._sampler.requested_batch_size
         assert requested is not None
+        changing = requested != self._sampler.global_batch_size
+        self._estimates = 0 if changing else self._estimates + (estimate is not None)
         # a run may resume with a lower ``most``
         if self._estimates >= ESTIMATES_BETWEEN_CHANGES or requested > self.most:
             self._change(requested, count)
@@ -283,15 +307,21 @@ class AdaptiveBatch:
             tell_batch(self._sampler.rank, size, self.base, self.most, scale)
 
     def _change(self, size: int, count: int) -> None:
-        new = gradient_noise.next_size(size, self.base, self.most, self.noise.scale / count)
+        scale = self.noise.scale / count
+        if self._advised:
+            target = max(self.base, min(self._advised, self.most))
+            new, reason = gradient_noise.next_towards(size, target), "it suits the job's nodes"
+        else:
+            new = gradient_noise.next_size(size, self.base, self.most, scale)
+            reason = "the gradient noise leads there"
         if new == size:
             return
         self._estimates = 0
         self._sampler.set_global_batch_size(new)
         if self._sampler.rank == 0:
             tell(
-                f"The global batch becomes {new} samples, after {size}: the gradient noise scale "
-                f"is {self.noise.scale:.0f} samples."
+                f"The global batch becomes {new} samples, after {size}, because {reason}. The "
+                f"gradient noise scale is {scale:.0f} samples."
             )
 
 

@@ -87,6 +87,13 @@ def next_size(size: int, base: int, most: int, noise_scale: float) -> int:
     return min(size, most)
 
 
+def next_towards(size: int, target: int) -> int:
+    """Return the next batch size on the way to ``target``: at most twice and at least half of
+    ``size``. All in samples.
+    """
+    return min(2 * size, target) if target > size else max(size // 2, target)
+
+
 class NoiseAverage:
     """Exponential averages of estimates, over equally many samples at any batch size.
 

@@ -9,6 +9,7 @@ import heapq
 from allocator import RescaleCost
 from jpa import Advisor
 from malletrain.core.commands import (
+    AdviseBatch,
     Announce,
     KeepScalingModel,
     ReleaseLeases,
@@ -80,6 +81,7 @@ class ProfiledWorld(World):
         self.sizes = {}
         self.announcements = []
         self.scaling_models = {}
+        self.advised = []
         self._due = []
         self._count = 0
         self._polling = False
@@ -141,6 +143,9 @@ class ProfiledWorld(World):
     def carry_out(self, command):
         if isinstance(command, Announce):
             self.announcements.append(command)
+            return
+        if isinstance(command, AdviseBatch):
+            self.advised.append(command)
             return
         if isinstance(command, KeepScalingModel):
             self.scaling_models[command.job] = command.scaling

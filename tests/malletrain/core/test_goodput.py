@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from allocator import NodeInfo, ScalingCurve
 from jpa import MeasuredCurve
+from malletrain.core.commands import AdviseBatch
 from malletrain.core.events import BatchReported
-from malletrain.core.goodput import BatchState, goodput, stated_batch, statistical_efficiency
+from malletrain.core.goodput import (
+    MIN_ADVANTAGE,
+    BatchState,
+    best_batch,
+    goodput,
+    stated_batch,
+    statistical_efficiency,
+)
 from malletrain.core.planning import Candidate, make_plan
 from malletrain.core.settings import PlanningSettings
-from malletrain.training.gradient_noise import next_size
 from tests.malletrain.core.profiled_world import profiled_job, world
 
 BASE, MOST = 64, 1024
@@ -70,38 +77,75 @@ def test_it_falls_with_the_batch_and_never_below_the_ratio(base, above, more, no
 
 
 @pytest.mark.parametrize(
-    ("batch", "expected"),
+    ("state", "sizes"),
     [
-        (BatchState(64, 512), 512),
-        (BatchState(64, 512, 1024), 512),
-        (noisy(0.0), 64),
-        (noisy(127.0), 64),
-        (noisy(128.0), 128),
-        (noisy(511.0), 256),
-        (noisy(512.0), 512),
-        (noisy(1e15), 1024),
-        (noisy(1e15, most=600), 600),
-        (noisy(511.0, current=512), 512),
-        (noisy(255.0, current=512), 256),
-        (noisy(0.0, current=512), 64),
-        (noisy(0.0, current=100), 64),
-        (noisy(600.0, current=2048), 1024),
+        (noisy(0.0), (64, 128, 256, 512, 1024)),
+        (noisy(0.0, most=600), (64, 128, 256, 512, 600)),
+        (noisy(0.0, most=64), (64,)),
+        (noisy(0.0, base=3, most=13), (3, 6, 12, 13)),
+        (BatchState(64, 512), (64,)),
     ],
 )
-def test_the_batch_that_follows_from_the_noise(batch, expected):
-    assert batch.expected == expected
+def test_the_batches_that_a_job_may_choose(state, sizes):
+    assert state.sizes == sizes
+
+
+def true_gain(state):
+    return lambda k, ratio: rate(k, ratio * state.current) / rate(k, state.current)
+
+
+@pytest.mark.parametrize(
+    ("state", "nodes", "batch"),
+    [
+        (noisy(0.0), 8, 64),  # samples beyond the base batch bring nothing
+        (noisy(64.0), 1, 64),
+        (noisy(64.0), 8, 128),
+        (noisy(512.0), 1, 64),
+        (noisy(512.0), 8, 512),
+        (noisy(4096.0), 1, 64),
+        (noisy(4096.0), 4, 1024),
+        (noisy(4096.0), 8, 1024),
+        (noisy(1e15), 8, 1024),
+        (noisy(0.0, current=1024), 8, 64),
+        (noisy(256.0, current=512), 8, 512),  # 256 would be better by less than 5 %
+        (noisy(1e15, current=2048), 8, 1024),  # above the largest
+    ],
+)
+def test_the_batch_with_the_highest_goodput(state, nodes, batch):
+    assert best_batch(nodes, state, true_gain(state))[0] == batch
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8, 16])
+@pytest.mark.parametrize("noise_scale", [100.0, 1000.0, 10_000.0])
+def test_it_is_the_one_next_to_the_optimum_in_closed_form(nodes, noise_scale):
+    """m / (a + b·m/k) / (φ + m) is highest at m = √(φ·a·k/b)."""
+    state = noisy(noise_scale, base=1, current=1, most=2**20)
+    optimum = math.sqrt(noise_scale * step_s(nodes, 0) * nodes / 1e-3)
+    batch, _ = best_batch(nodes, state, true_gain(state))
+    assert optimum / math.sqrt(2) <= batch <= optimum * math.sqrt(2)
 
 
 @given(
-    st.integers(1, 50), st.integers(0, 200), st.integers(0, 200), st.floats(0, 1e6) | st.just(1e15)
+    st.integers(1, 64), st.floats(0, 1e6), st.sampled_from((64, 128, 512, 1024)), st.integers(0, 3)
 )
-def test_it_is_where_the_job_goes_step_by_step(base, above, more, noise_scale):
-    most = base + more
-    size = min(base + above, most)
-    state = BatchState(base, size, most, noise_scale)
-    for _ in range(40):
-        size = next_size(size, base, most, noise_scale)
-    assert state.expected == size
+def test_no_other_batch_is_better_by_more_than_the_advantage(nodes, noise_scale, current, more):
+    state = noisy(noise_scale, current)
+    batch, relative = best_batch(nodes, state, true_gain(state))
+    own = rate(nodes, batch) * state.efficiency(batch)
+    assert relative * rate(nodes, current) == pytest.approx(own)
+    for other in state.sizes:
+        assert rate(nodes, other) * state.efficiency(other) <= own * MIN_ADVANTAGE * (1 + 1e-9)
+    # following the advice does not change it
+    followed = noisy(noise_scale, batch)
+    assert best_batch(nodes, followed, true_gain(followed))[0] == batch
+    assert best_batch(nodes + more, followed, true_gain(followed))[0] >= batch // 2
+
+
+def test_a_change_of_the_batch_keeps_the_noise():
+    assert BatchState(64, 128).after(None) == BatchState(64, 128)
+    assert BatchState(64, 128).after(BatchState(64, 64)) == BatchState(64, 128)
+    assert BatchState(64, 128).after(noisy(99.0)) == noisy(99.0, current=128)
+    assert noisy(50.0).after(noisy(99.0, current=128)) == noisy(50.0)
 
 
 def test_a_batch_that_the_script_sets_has_no_goodput():
@@ -109,23 +153,23 @@ def test_a_batch_that_the_script_sets_has_no_goodput():
     assert goodput(curve, BatchState(64, 512), lambda *_: 2.0) is curve
 
 
-def test_goodput_is_throughput_at_the_expected_batch_times_its_efficiency():
-    curve = measured([64])
-    sizes = range(1, 9)
-    by_scale = goodput(curve.conservative(sizes, 0.0), noisy(512.0), curve.batch_gain)
-    assert noisy(512.0).efficiency == pytest.approx(576 / 1024)
-    for k in sizes:  # by the law from one batch alone
-        assert by_scale.at(k) == pytest.approx(rate(k, 512) * 576 / 1024, rel=0.3)
-    curve = measured([64, 128])
-    by_scale = goodput(curve.conservative(sizes, 0.0), noisy(512.0, 128), curve.batch_gain)
-    for k in sizes:
-        assert by_scale.at(k) == pytest.approx(rate(k, 512) * 576 / 1024, rel=0.03)
+def test_goodput_is_the_best_throughput_times_efficiency_over_all_batches():
+    curve, state = measured([64, 128]), noisy(512.0, 128)
+    by_scale = goodput(curve.conservative(range(1, 9), 0.0), state, curve.batch_gain)
+    for k in range(1, 9):
+        best = max(rate(k, m) * state.efficiency(m) for m in state.sizes)
+        assert best / 1.08 <= by_scale.at(k) <= best * 1.03
+
+
+def test_without_known_throughput_at_other_batches_the_present_one_counts():
+    curve, state = ScalingCurve.of({1: 10.0, 2: 15.0}), noisy(64.0, 128)
+    assert goodput(curve, state, None).at(2) == pytest.approx(15.0 * 2 / 3)
+    assert MeasuredCurve().of_one_law().batch_gain is None
+    assert measured([64]).batch_gain is not None
 
 
 def nodes_of(noise_scale, current=BASE):
-    """Nodes of a job at this noise, of 8 for which a job with half the throughput at the base batch
-    and perfect scaling bids too.
-    """
+    """Nodes of a job at this noise, of 8 for which a job with perfect scaling bids too."""
     curve = measured([64, 128] if current != BASE else [128, 64])
     state = noisy(noise_scale, current)
     worth = goodput(curve.conservative(range(1, 9), 0.0), state, curve.batch_gain)
@@ -216,6 +260,10 @@ def test_another_batch_that_nobody_states_is_profiled():
     assert [a.data["change"] for a in w.of("curve-changed")] == ["phase"]
 
 
+def advice(w, event):
+    return [c for c in w.controller.handle(event, w.now) if isinstance(c, AdviseBatch)]
+
+
 def test_the_bids_of_a_job_are_goodput_once_its_noise_is_known():
     w = profiled_by_law()
     job = w.controller.jobs["a"]
@@ -226,9 +274,27 @@ def test_the_bids_of_a_job_are_goodput_once_its_noise_is_known():
     assert job.goodput.at(6) / job.goodput.at(1) > 1.5 * job.curve.at(6) / job.curve.at(1)
     w.run(5)
     assert w.controller.plans == plans + 1
-    w.do(BatchReported("a", noisy(1e8)))  # the same batch follows from it
+    w.do(BatchReported("a", noisy(0.99e9)))  # the same goodput follows from it
     w.run(5)
     assert w.controller.plans == plans + 1
+    w.do(BatchReported("a", BatchState(BASE, 128)))
+    assert job.batch == noisy(0.99e9, current=128)
     w.do(BatchReported("a", noisy(0.0)))
     assert job.goodput.at(6) == pytest.approx(job.curve.at(6))
     w.do(BatchReported("nobody", noisy(0.0)))
+
+
+def test_the_batch_that_suits_its_nodes_is_advised_to_a_job():
+    w = profiled_by_law()
+    w.run(30)
+    nodes = len(w.controller.jobs["a"].nodes)
+    assert not advice(w, BatchReported("a", BatchState(BASE, BASE)))
+    assert advice(w, BatchReported("a", noisy(1e9))) == [AdviseBatch("a", MOST)]
+    assert not advice(w, BatchReported("a", noisy(0.99e9)))
+    assert advice(w, BatchReported("a", noisy(0.0))) == [AdviseBatch("a", BASE)]
+    w.do(BatchReported("a", noisy(1e9)))
+    w.take(sorted(w.running["a"])[0])
+    w.run(60, until=lambda: w.running["a"] and "a" not in w.rescaling)
+    assert len(w.running["a"]) == nodes - 1
+    again = [command for command in w.advised if command.job == "a"]
+    assert again[-1] == AdviseBatch("a", MOST), "its first node may be another one"

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from malletrain import AdaptiveBatch, ElasticSampler, Snapshot
+from malletrain.protocol.flags import FlagsWriter
 from malletrain.training import adaptive_batch
 from malletrain.training.adaptive_batch import ESTIMATES_BETWEEN_CHANGES
 from malletrain.training.gradient_noise import Estimate
@@ -261,6 +262,33 @@ def test_the_daemon_learns_batch_and_noise(monkeypatch):
     assert len(told) == updates // ESTIMATES_BETWEEN_CHANGES
     assert {facts[:4] for facts in told} == {(0, 8, 8, 16)}
     assert told[-1][4] == pytest.approx(training.adaptive.noise.scale, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("advised", "sizes"), [(32, {8, 16, 32}), (8, {8}), (1000, {8, 16, 32, 64})]
+)
+def test_the_batch_goes_where_the_daemon_advises(monkeypatch, tmp_path, advised, sizes):
+    """Whatever the noise: alone it would keep the batch at 8."""
+    writer = FlagsWriter(str(tmp_path / "flags"))
+    monkeypatch.setenv("MALLETRAIN_FLAGS", writer.path)
+    training = Training(data(0.3, 0.5), most=64)
+    writer.advise_batch(advised)
+    seen = set()
+    for epoch in range(1, 7):
+        training.train(epoch)
+        seen.add(training.sampler.global_batch_size)
+    assert seen | {8} == sizes
+    writer.close()
+
+
+def test_ranks_without_a_process_group_are_refused():
+    sampler = ElasticSampler(90, rank=0, world_size=2, global_batch_size=8)
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    AdaptiveBatch(sampler, optimizer)
+    weight.sum().backward()
+    with pytest.raises(RuntimeError, match="the gradients of the 2 ranks of the sampler"):
+        optimizer.step()
 
 
 def test_a_wrapped_optimizer_is_refused():

@@ -14,6 +14,7 @@ from malletrain.training.gradient_noise import (
     from_successive,
     gain,
     next_size,
+    next_towards,
 )
 
 SQUARED, NOISE = 4.0, 60.0
@@ -109,6 +110,22 @@ def test_a_batch_below_the_base_has_no_gain():
 )
 def test_the_batch_follows_the_noise_scale(size, noise_scale, following):
     assert next_size(size, 64, 600, noise_scale) == following
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "following"),
+    [
+        (64, 64, 64),
+        (64, 512, 128),
+        (256, 300, 300),
+        (512, 64, 256),
+        (100, 64, 64),
+        (600, 512, 512),
+        (1, 1, 1),
+    ],
+)
+def test_the_batch_goes_to_an_advised_one_step_by_step(size, target, following):
+    assert next_towards(size, target) == following
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50), st.floats(0, 1e9))

@@ -127,13 +127,13 @@ def reactions(
         changes: (time, new batch).
     """
     ends = [at for at, _ in changes[1:]] + [float("inf")]
-    found: dict[int, float | None] = {}
+    seconds: dict[int, float | None] = {}
     for (began, batch), end in zip(changes, ends, strict=True):
         before = [m.nodes for m in moments if m.time <= began][-1:]
         later = (m.time for m in moments if began < m.time < end and [m.nodes] != before)
         first = next(later, None)
-        found[batch] = None if first is None else first - began
-    return found
+        seconds[batch] = None if first is None else first - began
+    return seconds
 
 
 def nodes_by_batch(

@@ -495,8 +495,8 @@ def _split(phase: str) -> tuple[float, str]:
         ratio = float(batch.removeprefix(BATCH)) if batch.startswith(BATCH) else 1.0
     except ValueError:
         return 1.0, phase
-    known = batch == DEFAULT_PHASE or batch.startswith(BATCH)
-    return (ratio, rest) if known and 0 < ratio < math.inf else (1.0, phase)
+    names_batch = batch == DEFAULT_PHASE or batch.startswith(BATCH)
+    return (ratio, rest) if names_batch and 0 < ratio < math.inf else (1.0, phase)
 
 
 def _prior_to_dict(prior: Prior) -> dict[str, Any]:

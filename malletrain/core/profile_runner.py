@@ -174,14 +174,17 @@ class ProfileRunner:
         job = self._state.unfinished.get(event.job)
         if job is None:
             return []
-        before, batch, worth = job.batch, event.batch.after(job.batch), job.goodput
+        before, was = job.batch, job.goodput
+        batch = event.batch.after(before)
         self._state.batch_is(job, batch)
         if not self._on or batch == before:
             return []
-        scaling = self.profiler.batch_reported(job)
-        known = scaling is job.scaling and not batch.follows_noise
-        commands = [] if known else self._learn(job, scaling)
-        was, worth = worth, job.goodput
+        seen = self.profiler.batch_reported(job, batch.current / batch.base)
+        if seen is not None:
+            commands = self._observed(job, seen, now)
+        else:
+            commands = self._learn(job, job.scaling) if batch.follows_noise else []
+        worth = job.goodput
         if worth is not None and (was is None or _differs(was, worth)):
             self._state.plan_soon(now + self._settings.debounce_s)
         return commands
@@ -365,7 +368,9 @@ class ProfileRunner:
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
-        if not job.scaling.has_data:  # waiting jobs of its kind have no data either
+        if (
+            not job.scaling.has_data and seen.scaling.has_data
+        ):  # waiting jobs of its kind have no data either
             self.profiler.shared.remember(job.submitted.kind, seen.scaling.curve)
         commands = self._learn(job, seen.scaling)
         if seen.change is not None:

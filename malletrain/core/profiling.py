@@ -88,9 +88,13 @@ class PhaseTracker:
         """Start a phase in another layout of the nodes."""
         self._layout = name
 
-    def global_batch(self) -> None:
-        """Compare the batches of all scales with one another: the script states a global batch."""
+    def global_batch(self, ratio: float) -> None:
+        """Enter the phase of a global batch that the script states, and compare the batches of all
+        scales with one another from now on. ``ratio``: that batch relative to the script's first.
+        """
         self._is_global = True
+        if abs(ratio / self._ratio - 1) > _TOLERANCE:
+            self._enter(ratio)
 
     def feed(self, nodes: int, batch: float) -> str:
         """Add the batch size of one report at a scale of ``nodes``. Returns the job's phase."""
@@ -108,9 +112,12 @@ class PhaseTracker:
         scale = 0 if self._is_global else nodes
         ratio = batch / self._reference.setdefault(scale, batch / self._ratio)
         if abs(ratio / self._ratio - 1) > _TOLERANCE:
-            self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
-            self._batch = DEFAULT_PHASE if self._ratio == 1.0 else f"{BATCH}{self._ratio:.3g}"
-            self._recent.clear()
+            self._enter(ratio)
+
+    def _enter(self, ratio: float) -> None:
+        self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
+        self._batch = DEFAULT_PHASE if self._ratio == 1.0 else f"{BATCH}{self._ratio:.3g}"
+        self._recent.clear()
 
 
 @dataclass(frozen=True)
@@ -297,13 +304,25 @@ class Profiler:
             scaling = replace(scaling, profiled=False, reason=change.sentence)
         return [Observed(event.job, scaling, change, surprise)]
 
-    def batch_reported(self, job: JobRecord) -> ScalingModel:
-        """Return the job's scaling model, whose phases in other batches share one law of step
-        times: its script states a global batch.
+    def batch_reported(self, job: JobRecord, ratio: float) -> Observed | None:
+        """Note that the job's script states a global batch, so that its phases in other batches
+        share one law of step times.
+
+        Args:
+            job: the job.
+            ratio: that batch relative to the one with which the script created its sampler.
+
+        Returns:
+            The new scaling model; None if it stays the same.
         """
-        self._progress_of(job).phases.global_batch()
-        curve = job.scaling.curve
-        return job.scaling if curve.one_law else replace(job.scaling, curve=curve.of_one_law())
+        phases = self._progress_of(job).phases
+        phases.global_batch(ratio)
+        curve, change = job.scaling.curve.of_one_law(), None
+        if job.submitted.job != self.profiling:  # the advisor has the curve of a profile
+            curve, change = curve.with_phase(phases.phase, self.settings.advisor.curve)
+        if curve == job.scaling.curve:
+            return None
+        return Observed(job.submitted.job, replace(job.scaling, curve=curve), change, 0.0)
 
     def another_model(self, job: JobRecord, name: str) -> None:
         """Note that the job's script trains this model from now on."""

@@ -73,12 +73,12 @@ def test_noise_of_two_percent_costs_a_few_percent(name):
     law = LAWS[name]
     cases = [*((k, BASE) for k in SIZES), (2, 2 * BASE), (4, 4 * BASE)]
     held_out = [(k, 8 * BASE) for k in SIZES]
-    found = [
+    deviations = [
         error
         for seed in range(20)
         for error in errors(law, fit_steps(measured(law, cases, 0.02, seed)), held_out)
     ]
-    assert math.sqrt(sum(e * e for e in found) / len(found)) < 0.06
+    assert math.sqrt(sum(e * e for e in deviations) / len(deviations)) < 0.06
 
 
 def test_the_unit_of_the_batch_does_not_matter():

@@ -326,7 +326,9 @@ def test_a_round_of_live_workers_takes_back_the_drain_that_it_overtakes(daemon, 
     daemon.expect("n0", messages.Phase, phase="running", generation=2)
 
 
-def test_the_worker_hears_how_soon_a_loss_is_expected_and_which_batch_suits_it(daemon, start, tmp_path):
+def test_the_worker_hears_how_soon_a_loss_is_expected_and_which_batch_suits_it(
+    daemon, start, tmp_path
+):
     start()
     running(daemon, tmp_path)
     daemon.send("n0", messages.ExpectLoss("another", 1.0))

@@ -237,6 +237,7 @@ def test_another_stated_batch_makes_no_profile_and_is_predicted_at_all_scales():
     w = profiled_by_law()
     for batch in (128, 256, 512):
         w.do(BatchReported("a", BatchState(BASE, batch)))
+        assert w.controller.jobs["a"].scaling.curve.phase == f"batch x{batch // BASE}"
         trained(w, "a", batch)
         w.run(120)
     job = w.controller.jobs["a"]
@@ -248,6 +249,23 @@ def test_another_stated_batch_makes_no_profile_and_is_predicted_at_all_scales():
     for k in range(1, 7):
         assert curve.estimate(k)[0] == pytest.approx(rate(k, 512), rel=0.1)
     assert MeasuredCurve.from_dict(curve.to_dict()).one_law
+
+
+def test_a_batch_that_changes_during_the_profile_is_one_profile():
+    w = world(6)
+    w.do(profiled_job(high=6))
+    w.rates["a"] = rate
+    w.do(BatchReported("a", BatchState(BASE, BASE)))
+    w.run(600, until=lambda: w.of("profile-point"))
+    w.do(BatchReported("a", BatchState(BASE, 128)))
+    trained(w, "a", 128)
+    w.until_profiled("a")
+    w.run(120)
+    assert len(w.of("profile-finished")) == 1
+    curve = w.controller.jobs["a"].scaling.curve
+    assert curve.phase == "batch x2"
+    for k in range(1, 7):
+        assert curve.estimate(k)[0] == pytest.approx(rate(k, 128), rel=0.15)
 
 
 def test_another_batch_that_nobody_states_is_profiled():
@@ -277,7 +295,7 @@ def test_the_bids_of_a_job_are_goodput_once_its_noise_is_known():
     w.do(BatchReported("a", noisy(0.99e9)))  # the same goodput follows from it
     w.run(5)
     assert w.controller.plans == plans + 1
-    w.do(BatchReported("a", BatchState(BASE, 128)))
+    assert advice(w, BatchReported("a", BatchState(BASE, 128))) == [], "it goes where it should"
     assert job.batch == noisy(0.99e9, current=128)
     w.do(BatchReported("a", noisy(0.0)))
     assert job.goodput.at(6) == pytest.approx(job.curve.at(6))

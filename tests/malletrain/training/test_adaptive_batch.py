@@ -254,14 +254,14 @@ def test_the_optimizer_of_accelerate_calls_it_without_a_closure():
 
 
 def test_the_daemon_learns_batch_and_noise(monkeypatch):
-    told = []
-    monkeypatch.setattr(adaptive_batch, "tell_batch", lambda *facts: told.append(facts))
+    reports = []
+    monkeypatch.setattr(adaptive_batch, "tell_batch", lambda *facts: reports.append(facts))
     training = Training(data(0.3, 0.5), most=16)
     training.train()
     updates = SAMPLES // 8 - 1  # the first one has none before it
-    assert len(told) == updates // ESTIMATES_BETWEEN_CHANGES
-    assert {facts[:4] for facts in told} == {(0, 8, 8, 16)}
-    assert told[-1][4] == pytest.approx(training.adaptive.noise.scale, rel=0.3)
+    assert len(reports) == updates // ESTIMATES_BETWEEN_CHANGES
+    assert {facts[:4] for facts in reports} == {(0, 8, 8, 16)}
+    assert reports[-1][4] == pytest.approx(training.adaptive.noise.scale, rel=0.3)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 machine's idle nodes (``python -m benchmarks.batching --trace FILE --node-list FILE``).
 
 The same jobs run twice, with the plans of the product: at the script's batch, and at each scale
-with the batch that has the highest goodput at a constant noise scale. Throughput is that of malletrain.sim.throughput for ResNet-50
-(:data:`FLOPS`, :data:`PARAMETERS`) with a global batch that the nodes share. Progress is counted in
-samples of the script's batch: throughput times statistical efficiency. A noise scale that changes
-during a training, and accuracy, are not simulated.
+with the batch that has the highest goodput at a constant noise scale. Throughput is that of
+malletrain.sim.throughput for ResNet-50 (:data:`FLOPS`, :data:`PARAMETERS`) with a global batch that
+the nodes share. Progress is counted in samples of the script's batch: throughput times statistical
+efficiency. A noise scale that changes during a training, and accuracy, are not simulated.
 """
 
 from __future__ import annotations

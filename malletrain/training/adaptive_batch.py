@@ -169,8 +169,7 @@ class AdaptiveBatch:
         if self._parameters[index].grad is None or index not in self._passes:
             self._passes[index] = []
             self._sums.pop(index, None)
-        norm = torch.linalg.vector_norm(value, dtype=torch.float64)
-        self._passes[index].append(norm.square())
+        self._passes[index].append(_squared_norm(value))
         if index in self._sampled:
             elements = value.reshape(-1)[:_SAMPLED_ELEMENTS].to(torch.float64, copy=True)
             self._sums[index] = self._sums[index] + elements if index in self._sums else elements
@@ -194,7 +193,7 @@ class AdaptiveBatch:
                 norms = [norm[k] for norm in passes.values() if k < len(norm)]
                 own += float(torch.stack(norms).sum()) * (size / (part * world)) ** 2
             inverse = sum(1 / part for part, _ in sizes)
-            whole = float(torch.stack([g.double().square().sum() for g in gradients]).sum())
+            whole = float(torch.stack([_squared_norm(g) for g in gradients]).sum())
             numbers[:3] = torch.tensor([own / count, inverse / count, whole], dtype=torch.float64)
         totals = self._mean(
             torch.cat([numbers, *(self._elements(i, sums.get(i)) for i in self._sampled)])
@@ -323,6 +322,10 @@ class AdaptiveBatch:
                 f"The global batch becomes {new} samples, after {size}, because {reason}. The "
                 f"gradient noise scale is {scale:.0f} samples."
             )
+
+
+def _squared_norm(values: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(values, dtype=torch.float64).square()
 
 
 def _from_successive(

@@ -126,7 +126,7 @@ def reactions(
         moments: in order of time.
         changes: (time, new batch).
     """
-    ends = [at for at, _ in changes[1:]] + [float("inf")]
+    ends = [*(at for at, _ in changes), float("inf")][1:]
     seconds: dict[int, float | None] = {}
     for (began, batch), end in zip(changes, ends, strict=True):
         before = [m.nodes for m in moments if m.time <= began][-1:]

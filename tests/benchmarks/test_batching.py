@@ -32,10 +32,12 @@ def test_node_seconds_are_those_between_two_looks():
 def test_a_new_plan_is_the_first_change_of_nodes_after_the_batch():
     assert reactions(MOMENTS, CHANGES) == {128: 3.0, 256: 10.0}
     assert reactions(MOMENTS[:4], CHANGES) == {128: 3.0, 256: None}
+    assert reactions(MOMENTS, []) == {}
 
 
 def test_the_nodes_of_a_batch_are_those_at_its_end():
     assert nodes_by_batch(MOMENTS, CHANGES) == {BASE: 2, 128: 3, 256: 3}
+    assert nodes_by_batch(MOMENTS, []) == {BASE: 3}
 
 
 def test_a_step_takes_what_the_law_says():

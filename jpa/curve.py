@@ -4,26 +4,34 @@ Decides the estimate of a job's throughput at every size, and when it has change
 choose what to measure (:mod:`jpa.plan`) and does not value sizes (the allocator does, from
 :meth:`MeasuredCurve.conservative`).
 
-A phase is a period in which the work of one step is constant; its name is usually the global batch
-size. A new phase starts with the shape of the one before as a prior. When a job returns to a phase,
-the curve of that phase applies again.
+A phase is a period in which the work of one step is constant; its name begins with the batch size
+relative to that of the first phase (``batch x2``). A new phase starts with the shape of the one
+before as a prior. When a job returns to a phase, the curve of that phase applies again.
+
+If the global batch is the same at every number of nodes, the phases that differ in the batch alone
+share one law of step times (:mod:`jpa.step_time`). It predicts a batch that the job has not had,
+so that another batch needs no measurement of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allocator.curves import CurveError, ScalingCurve
 from jpa.phase import PhaseCurve, Prior
 from jpa.points import CI95, Cusum, Point, PointConfig, new_point, observe, remeasure
+from jpa.step_time import StepPoint, StepTimeLaw, fit_steps
 
 DEFAULT_PHASE = "default"
+BATCH = "batch x"
+"""Beginning of the name of a phase in another batch than the first phase."""
 _MAX_PHASES = 8
 """Phases in one curve; the oldest are dropped."""
 _VERSION = 1
+_BY_LAW = "its curve follows from the step times at other batches"
 
 
 @dataclass(frozen=True)
@@ -32,10 +40,10 @@ class CurveChange:
 
     kind: str
     """``"drift"``: the throughput at ``nodes`` has changed. ``"phase"``: the job has entered
-    ``phase``.
+    ``phase``. ``"batch"``: it has too, and its curve there follows from those at other batches.
     """
     nodes: int
-    """The size of a drift, 0 for a phase."""
+    """The size of a drift, else 0."""
     before: float
     """Throughput before a drift, samples/s."""
     after: float
@@ -77,6 +85,10 @@ class MeasuredCurve:
     """Throughput of one node that is assumed without any information, samples/s (the daemon uses
     the median of its other jobs).
     """
+    one_law: bool = False
+    """Whether the global batch is the same at every number of nodes, so that the phases of all
+    batches share one law of step times.
+    """
 
     @classmethod
     def from_prior(
@@ -107,6 +119,14 @@ class MeasuredCurve:
         return tuple(p.nodes for p in self.current.points)
 
     @property
+    def largest_measured(self) -> int:
+        """The largest size that is measured in the current phase, or in one that shares its law of
+        step times; 0 for none.
+        """
+        points = (p for _, curve in self._of_one_law() for p in curve.points)
+        return max((p.nodes for p in points), default=0)
+
+    @property
     def has_data(self) -> bool:
         """Whether the current phase has a measured throughput above 0 or a prior."""
         return self.current.prior is not None or any(p.rate > 0 for p in self.current.points)
@@ -128,6 +148,40 @@ class MeasuredCurve:
         if nodes in self.unusable:
             return 0.0, 0.0
         return self.current.smoothed(nodes, self.neutral_rate)
+
+    @property
+    def batch_gain(self) -> Callable[[int, float], float] | None:
+        """The throughput at other global batches: (nodes, batch relative to the current one) →
+        throughput relative to that with the current batch. None if it is unknown.
+        """
+        law, current = self._law_of_steps(), batch_ratio(self.phase)
+        if law is None:
+            return None
+        return lambda nodes, ratio: (
+            law.rate(nodes, current * ratio) / law.rate(nodes, current) if ratio != 1 else 1.0
+        )
+
+    def _of_one_law(self) -> list[tuple[float, PhaseCurve]]:
+        """Return (batch relative to the first phase, curve) of each phase that shares the current
+        phase's law of step times, the current one last.
+        """
+        if not self.one_law:
+            return [(1.0, self.current)]
+        own = _split(self.phase)[1]
+        split = ((_split(name), curve) for name, curve in self.phases)
+        return [(ratio, curve) for (ratio, rest), curve in split if rest == own]
+
+    def _law_of_steps(self) -> StepTimeLaw | None:
+        """Return the law of step times over nodes and batch; None if the batch depends on the
+        number of nodes, or nothing is measured.
+        """
+        points = [
+            StepPoint(p.nodes, ratio, p.rate, p.relative_std)
+            for ratio, curve in self._of_one_law()
+            for p in curve.points
+            if p.rate > 0
+        ]
+        return fit_steps(points) if self.one_law and points else None
 
     def relative_half_width(self, nodes: int) -> float:
         """Return the half-width of the 95 % interval at ``nodes`` divided by the throughput; 0 if
@@ -301,13 +355,18 @@ class MeasuredCurve:
 
         Returns:
             (the curve in ``phase``, the change, or None if the phase is the same). An earlier phase
-            has its old curve; a new one starts with the shape of the current one as a prior.
+            has its old curve; a new one starts with the law of step times, if it shares that of the
+            current phase, else with the shape of the current one as a prior.
         """
         if phase == self.phase:
             return self, None
         phases = dict(self.phases)
+        ratio, rest = _split(phase)
+        law = self._law_of_steps() if rest == _split(self.phase)[1] else None
         if phase in phases:
             curve, origin = phases.pop(phase), "its curve is known from before."
+        elif law is not None:
+            curve, origin = self._by_law(law, ratio, config), f"{_BY_LAW}."
         else:
             source = f"phase {self.phase}"
             curve = PhaseCurve(
@@ -319,8 +378,22 @@ class MeasuredCurve:
             phases.pop(self.phase, None)  # an empty phase is of no use later
         earlier = tuple(phases.items())[-(_MAX_PHASES - 1) :]
         sentence = f"The job entered phase {phase}; {origin}"
-        change = CurveChange("phase", 0, 0.0, 0.0, phase, sentence)
+        kind = "phase" if law is None else "batch"
+        change = CurveChange(kind, 0, 0.0, 0.0, phase, sentence)
         return replace(self, phases=(*earlier, (phase, curve))), change
+
+    def _by_law(self, law: StepTimeLaw, ratio: float, config: CurveConfig) -> PhaseCurve:
+        """Return the curve at ``ratio`` times the batch of the first phase, before any measurement
+        there: what the law predicts at the sizes that are measured at other batches.
+        """
+        sizes = sorted({p.nodes for _, c in self._of_one_law() for p in c.points if p.rate > 0})
+        level_std = max(law.relative_std(k, ratio) for k in sizes)
+        points = tuple((k, law.rate(k, ratio)) for k in sizes)
+        return PhaseCurve((), Prior(points, level_std, config.phase_shape_std, _BY_LAW))
+
+    def of_one_law(self) -> MeasuredCurve:
+        """Return the curve of a job whose global batch is the same at every number of nodes."""
+        return replace(self, one_law=True)
 
     def with_unusable(self, nodes: int) -> MeasuredCurve:
         """Return the curve with a size at which the script crashes; its point is dropped."""
@@ -341,6 +414,7 @@ class MeasuredCurve:
             "version": _VERSION,
             "neutral_rate": self.neutral_rate,
             "unusable": sorted(self.unusable),
+            "one_law": self.one_law,
             "phases": [
                 {
                     "name": name,
@@ -376,7 +450,10 @@ class MeasuredCurve:
                     "profiled again."
                 )
             return cls(
-                phases, frozenset(int(k) for k in data["unusable"]), float(data["neutral_rate"])
+                phases,
+                frozenset(int(k) for k in data["unusable"]),
+                float(data["neutral_rate"]),
+                bool(data.get("one_law")),
             )
         except CurveError:
             raise
@@ -402,6 +479,24 @@ def phase_name(global_batch: int | None, nodes: int = 1, fixed_per_node: bool = 
     if fixed_per_node:
         return f"batch/node={global_batch / max(1, nodes):g}"
     return f"batch={global_batch}"
+
+
+def batch_ratio(phase: str) -> float:
+    """Return the batch of a phase, relative to that of the first phase."""
+    return _split(phase)[0]
+
+
+def _split(phase: str) -> tuple[float, str]:
+    """Return the batch of a phase, relative to that of the first phase, and the rest of its name:
+    its model and layout.
+    """
+    batch, _, rest = phase.partition(", ")
+    try:
+        ratio = float(batch.removeprefix(BATCH)) if batch.startswith(BATCH) else 1.0
+    except ValueError:
+        return 1.0, phase
+    names_batch = batch == DEFAULT_PHASE or batch.startswith(BATCH)
+    return (ratio, rest) if names_batch and 0 < ratio < math.inf else (1.0, phase)
 
 
 def _prior_to_dict(prior: Prior) -> dict[str, Any]:

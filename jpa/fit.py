@@ -130,16 +130,15 @@ def _fit(points: tuple[tuple[int, float, float], ...]) -> AlphaBeta:
     weighted = rows / sigma[:, None] ** 2
     normal = weighted.T @ rows + prior
     right = weighted.T @ y + prior @ np.array(_PRIOR_MEAN)
-    solution = _bounded_solve(normal, right, np.array([_MIN_COMPUTE_SHARE, 0.0, 0.0, 0.0]))
+    solution = bounded_solve(normal, right, np.array([_MIN_COMPUTE_SHARE, 0.0, 0.0, 0.0]))
     scale = reference / norm
     a, b, c, d = (float(x) for x in solution * scale)
     cov = np.linalg.inv(normal) * np.outer(scale, scale)
     return AlphaBeta((a, b, c, d), tuple(float(x) for x in cov.ravel()))
 
 
-def _bounded_solve(normal: np.ndarray, right: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Minimise ½xᵀHx − gᵀx over x ≥ lower by enumeration of the active sets (16 for four
-    unknowns).
+def bounded_solve(normal: np.ndarray, right: np.ndarray, lower: np.ndarray) -> np.ndarray:
+    """Minimise ½xᵀHx − gᵀx over x ≥ lower by enumeration of the active sets (2ⁿ for n unknowns).
 
     Args:
         normal: H.

@@ -4,8 +4,8 @@ Training scripts do ``import malletrain``, so importing this package imports onl
 library; other modules are imported when one of their names is used. The training-side library:
 :func:`report`, :func:`metric`, :func:`mark`, :func:`describe`, :func:`timed`,
 :func:`loader_workers`, :class:`Snapshot`, :class:`ElasticSampler`, :class:`ElasticStream`,
-:class:`DataCache`, :class:`ImportanceSampler`. They run in the user's process. :class:`Client`
-submits jobs from Python, :class:`AsyncClient` from asyncio.
+:class:`ImportanceSampler`, :class:`AdaptiveBatch`, :class:`DataCache`. They run in the user's
+process. :class:`Client` submits jobs from Python, :class:`AsyncClient` from asyncio.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from malletrain.api.aio import AsyncClient
     from malletrain.api.client import Client
     from malletrain.datacache.cache import DataCache
+    from malletrain.training.adaptive_batch import AdaptiveBatch
     from malletrain.training.importance_sampler import ImportanceSampler
     from malletrain.training.loader_workers import loader_workers
     from malletrain.training.report import describe, mark, metric, report
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdaptiveBatch",
     "AsyncClient",
     "Client",
     "DataCache",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AdaptiveBatch": "malletrain.training.adaptive_batch",
     "AsyncClient": "malletrain.api.aio",
     "Client": "malletrain.api.client",
     "DataCache": "malletrain.datacache.cache",

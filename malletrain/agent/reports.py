@@ -170,6 +170,14 @@ class WorkerReports:
                 self._send_layout_fact(sender, {"saves": True})
             case local.BatchFacts():
                 self._send_layout_fact(sender, {"global_batch": datagram.global_batch})
+                if datagram.global_batch and datagram.base_batch:
+                    batch: dict[str, bounds.Fact] = {
+                        "current": datagram.global_batch,
+                        "base": datagram.base_batch,
+                        "most": datagram.most,
+                        "noise_scale": datagram.noise_scale,
+                    }
+                    self._send_or_queue(messages.Notice(self.job, sender.rank, "batch", "", batch))
             case local.DataCacheFacts():
                 reads: dict[str, bounds.Fact] = {
                     name: value for name, value in vars(datagram).items() if name != "sender"

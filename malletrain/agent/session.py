@@ -207,6 +207,8 @@ class NodeAgent:
                 Round() | Drain() | messages.Abort() | messages.ExpectLoss() | messages.ShowStacks()
             ):
                 self._to_job(message)
+            case messages.AdviseBatch():
+                self._to_job(message)
             case TaskItems() | TaskAck() | TaskStop():
                 self._to_job(message)
             case _ if isinstance(message, CommandMessage):
@@ -240,6 +242,8 @@ class NodeAgent:
             log.warning("ignored a %s for job %s, which is not here", kind, message.job)
         elif isinstance(message, messages.ExpectLoss):
             self._run.flags.expect_loss(message.in_s)
+        elif isinstance(message, messages.AdviseBatch):
+            self._run.flags.advise_batch(message.size)
         elif isinstance(message, messages.ShowStacks):
             ranks = self._run.reports.ranks(message.generation)
             self._stacks.read(message, self.directory / f"job-{self._count}", ranks)

@@ -262,7 +262,7 @@ def _candidate(
         job.nodes,
         weight=spec.weight,
         goal=trainer.goal if trainer else spec.goal,
-        curve=job.curve,
+        curve=job.goodput or job.curve,
         sizes=job.sizes,
         cost=job.cost,
         fixed=fixed,

@@ -105,6 +105,16 @@ class LossExpected:
 
 
 @dataclass(frozen=True)
+class AdviseBatch:
+    """The global batch, in samples, suits the job's nodes. Sent when it has changed, and after each
+    change of nodes.
+    """
+
+    job: str
+    size: int
+
+
+@dataclass(frozen=True)
 class KeepScalingModel:
     """Store the job's scaling model."""
 
@@ -123,4 +133,5 @@ Command = (
     | Announce
     | KeepScalingModel
     | LossExpected
+    | AdviseBatch
 )

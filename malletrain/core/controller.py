@@ -32,6 +32,7 @@ from typing import Any
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReleaseLeases, Stop
 from malletrain.core.events import (
+    BatchReported,
     CurveChanged,
     DataCached,
     Event,
@@ -162,6 +163,7 @@ class Controller:
             RoundFormed: self.profiles.formed,
             PriorSuggested: self.profiles.prior_suggested,
             ModelChanged: self.profiles.model_changed,
+            BatchReported: self.profiles.batch_reported,
             GoalsChanged: self.goals.changed,
             WorkReported: self.goals.reported,
             Tick: lambda event, now: (),

@@ -20,6 +20,7 @@ from malletrain.core.goals import (
     OwnerGoals,
     WorkReported,
 )
+from malletrain.core.goodput import BatchState
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.start_costs import StartCost
 from scavenger.horizon import GapForecast
@@ -364,6 +365,16 @@ class ModelChanged:
 
 
 @dataclass(frozen=True)
+class BatchReported:
+    """The job's script states its global batch, which is the same at every scale, or how it follows
+    the gradient noise.
+    """
+
+    job: str
+    batch: BatchState
+
+
+@dataclass(frozen=True)
 class LayoutDue:
     """The job should use its nodes in another layout. Ignored while its nodes change."""
 
@@ -421,6 +432,7 @@ Event = (
     | RoundFormed
     | PriorSuggested
     | ModelChanged
+    | BatchReported
     | LayoutDue
     | LayoutFound
     | RescaleFinished

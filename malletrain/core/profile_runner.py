@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+from allocator import ScalingCurve
 from jpa import (
     AdvisorAnswer,
     PointMeasured,
@@ -21,8 +22,9 @@ from jpa import (
     SetSize,
 )
 from jpa.costs import RESCALE_KINDS
-from malletrain.core.commands import Announce, Command, KeepScalingModel
+from malletrain.core.commands import AdviseBatch, Announce, Command, KeepScalingModel
 from malletrain.core.events import (
+    BatchReported,
     JobState,
     ModelChanged,
     PriorSuggested,
@@ -30,6 +32,7 @@ from malletrain.core.events import (
     RescaleCostMeasured,
     RoundFormed,
 )
+from malletrain.core.goodput import best_batch, goodput
 from malletrain.core.profiling import Machine, Observed, Profiler
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
@@ -128,7 +131,9 @@ class ProfileRunner:
         self.profiler.worth.trains(name, len(job.nodes), now, visit=visit)
         if job.broken:
             return []
-        return self._obey(self.profiler.scaled(name, len(job.nodes), now), now)
+        # the first node, which receives it, may have changed
+        advice = self._advice(job, again=True)
+        return advice + self._obey(self.profiler.scaled(name, len(job.nodes), now), now)
 
     def crashed(self, job: JobRecord, now: float) -> list[Command]:
         """Report a failure of the job's script to the advisor, if the job is being profiled."""
@@ -163,6 +168,26 @@ class ProfileRunner:
         if self._on and job is not None:
             self.profiler.another_model(job, event.name)
         return []
+
+    def batch_reported(self, event: BatchReported, now: float) -> list[Command]:
+        """Store what the script reports of its global batch, and bid with it."""
+        job = self._state.unfinished.get(event.job)
+        if job is None:
+            return []
+        before, was = job.batch, job.goodput
+        batch = event.batch.after(before)
+        self._state.batch_is(job, batch)
+        if not self._on or batch == before:
+            return []
+        seen = self.profiler.batch_reported(job, batch.current / batch.base)
+        if seen is not None:
+            commands = self._observed(job, seen, now)
+        else:
+            commands = self._learn(job, job.scaling) if batch.follows_noise else []
+        worth = job.goodput
+        if worth is not None and (was is None or _differs(was, worth)):
+            self._state.plan_soon(now + self._settings.debounce_s)
+        return commands
 
     def another_layout(self, job: JobRecord, name: str) -> None:
         """Start a new phase, because the job uses its nodes in another layout."""
@@ -343,7 +368,9 @@ class ProfileRunner:
         ]
 
     def _observed(self, job: JobRecord, seen: Observed, now: float) -> list[Command]:
-        if not job.scaling.has_data:  # waiting jobs of its kind have no data either
+        if (
+            not job.scaling.has_data and seen.scaling.has_data
+        ):  # waiting jobs of its kind have no data either
             self.profiler.shared.remember(job.submitted.kind, seen.scaling.curve)
         commands = self._learn(job, seen.scaling)
         if seen.change is not None:
@@ -367,5 +394,28 @@ class ProfileRunner:
         if spec.curve is None:
             sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
             curve = scaling.bid_curve(sizes, self.profiler.settings.kappa)
-        self._state.bid_with(job, curve, scaling.cost)
-        return [KeepScalingModel(spec.job, scaling)]
+        worth = None
+        if curve is not None and job.batch is not None and job.batch.follows_noise:
+            worth = goodput(curve, job.batch, scaling.curve.batch_gain)
+        self._state.bid_with(job, curve, scaling.cost, worth)
+        return [KeepScalingModel(spec.job, scaling), *self._advice(job)]
+
+    def _advice(self, job: JobRecord, *, again: bool = False) -> list[Command]:
+        """Return the advice on the global batch of a job whose batch follows the gradient noise, if
+        it has changed or must be sent ``again``.
+        """
+        gain = job.scaling.curve.batch_gain
+        if job.batch is None or not job.batch.follows_noise or gain is None or not job.nodes:
+            return []
+        size, _ = best_batch(len(job.nodes), job.batch, gain)
+        if size == job.advised_batch and not again:
+            return []
+        self._state.advise(job, size)
+        return [AdviseBatch(job.submitted.job, size)]
+
+
+def _differs(before: ScalingCurve, after: ScalingCurve) -> bool:
+    """Return whether the shapes of two curves differ, so that another plan may be better."""
+    sizes = [k for k, rate in after.points if rate > 0 and before.at(k) > 0]
+    ratios = [after.at(k) / before.at(k) for k in sizes]
+    return not ratios or max(ratios) > (1 + MIN_REPLAN_CHANGE) * min(ratios)

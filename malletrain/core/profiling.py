@@ -10,9 +10,10 @@ batch size in its reports and the model that its script states. A phase ends whe
 changes permanently at the same number of nodes. The smaller last batch of an epoch does not end it,
 nor does another batch size at another scale, because a job may keep its batch size per node. A
 phase is named after its batch size relative to the first phase (``batch x2``), so its name is the
-same at every scale. A change of the model ends a phase too and is added to the name (``batch x2,
-model 3e+06``), and so does a change of the layout of the nodes (``batch x2, layout 4 processes × 2
-threads``).
+same at every scale. If the script states a global batch, phases that differ only in their batch
+share one law of step times, and no profile follows. A change of the model ends a phase too and is
+added to the name (``batch x2, model 3e+06``), and so does a change of the layout of the nodes
+(``batch x2, layout 4 processes × 2 threads``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from jpa import (
     ScaleReached,
     ScriptCrashed,
 )
-from jpa.curve import DEFAULT_PHASE
+from jpa.curve import BATCH, DEFAULT_PHASE, batch_ratio
 from malletrain.core.events import Progressed
 from malletrain.core.pools import is_of_class, owner_of, pool
 from malletrain.core.profile_worth import ProfileWorth
@@ -66,9 +67,10 @@ class PhaseTracker:
     def __init__(self, phase: str = DEFAULT_PHASE) -> None:
         rest, _, self._layout = phase.partition(_LAYOUT)
         self._batch, _, self._model = rest.partition(_MODEL)
-        self._ratio = _ratio_of(self._batch)
+        self._ratio = batch_ratio(self._batch)
         self._nodes = 0
         self._reference: dict[int, float] = {}
+        self._is_global = False
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
     @property
@@ -86,6 +88,14 @@ class PhaseTracker:
         """Start a phase in another layout of the nodes."""
         self._layout = name
 
+    def global_batch(self, ratio: float) -> None:
+        """Enter the phase of a global batch that the script states, and compare the batches of all
+        scales with one another from now on. ``ratio``: that batch relative to the script's first.
+        """
+        self._is_global = True
+        if abs(ratio / self._ratio - 1) > _TOLERANCE:
+            self._enter(ratio)
+
     def feed(self, nodes: int, batch: float) -> str:
         """Add the batch size of one report at a scale of ``nodes``. Returns the job's phase."""
         if nodes != self._nodes:
@@ -99,18 +109,15 @@ class PhaseTracker:
 
     def _decide(self, nodes: int, batch: float) -> None:
         # The batch size of the first phase at this scale is known only if the job ran here before.
-        ratio = batch / self._reference.setdefault(nodes, batch / self._ratio)
+        scale = 0 if self._is_global else nodes
+        ratio = batch / self._reference.setdefault(scale, batch / self._ratio)
         if abs(ratio / self._ratio - 1) > _TOLERANCE:
-            self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
-            self._batch = DEFAULT_PHASE if self._ratio == 1.0 else f"batch x{self._ratio:.3g}"
-            self._recent.clear()
+            self._enter(ratio)
 
-
-def _ratio_of(phase: str) -> float:
-    try:
-        return float(phase.removeprefix("batch x")) if phase.startswith("batch x") else 1.0
-    except ValueError:
-        return 1.0
+    def _enter(self, ratio: float) -> None:
+        self._ratio = 1.0 if abs(ratio - 1) <= _TOLERANCE else ratio
+        self._batch = DEFAULT_PHASE if self._ratio == 1.0 else f"{BATCH}{self._ratio:.3g}"
+        self._recent.clear()
 
 
 @dataclass(frozen=True)
@@ -293,9 +300,29 @@ class Profiler:
         if curve is job.scaling.curve:
             return []
         scaling = replace(job.scaling, curve=curve)
-        if change is not None and scaling.profiled:
+        if change is not None and change.kind != "batch" and scaling.profiled:
             scaling = replace(scaling, profiled=False, reason=change.sentence)
         return [Observed(event.job, scaling, change, surprise)]
+
+    def batch_reported(self, job: JobRecord, ratio: float) -> Observed | None:
+        """Note that the job's script states a global batch, so that its phases in other batches
+        share one law of step times.
+
+        Args:
+            job: the job.
+            ratio: that batch relative to the one with which the script created its sampler.
+
+        Returns:
+            The new scaling model; None if it stays the same.
+        """
+        phases = self._progress_of(job).phases
+        phases.global_batch(ratio)
+        curve, change = job.scaling.curve.of_one_law(), None
+        if job.submitted.job != self.profiling:  # the advisor has the curve of a profile
+            curve, change = curve.with_phase(phases.phase, self.settings.advisor.curve)
+        if curve == job.scaling.curve:
+            return None
+        return Observed(job.submitted.job, replace(job.scaling, curve=curve), change, 0.0)
 
     def another_model(self, job: JobRecord, name: str) -> None:
         """Note that the job's script trains this model from now on."""
@@ -400,7 +427,7 @@ class Profiler:
         if not job.scaling.profiled or job.scaling.result != ProfileResult.PARTIAL.value:
             return False
         largest = max(job.sizes or (job.submitted.max_nodes,))
-        return max(job.scaling.curve.measured_sizes, default=0) < largest
+        return job.scaling.curve.largest_measured < largest
 
     def _request_profile(self, job: JobRecord, node_class: str, now: float) -> list[AdvisorAnswer]:
         spec = job.submitted

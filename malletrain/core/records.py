@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.events import JobState, JobSubmitted
+from malletrain.core.goodput import BatchState
 from malletrain.core.planning import smallest_size
 from malletrain.core.pools import pool
 from malletrain.core.scaling_model import ScalingModel
@@ -55,6 +56,12 @@ class JobRecord:
     """Curve of its bids; None for the neutral prior."""
     cost: RescaleCost | None = None
     """Rescale cost in its bids; None for that of the settings."""
+    batch: BatchState | None = None
+    """What its script reports of its global batch; None if nothing is known."""
+    goodput: ScalingCurve | None = None
+    """What its bids value instead of ``curve``, if its batch follows the gradient noise."""
+    advised_batch: int | None = None
+    """The global batch that was advised to it last, samples; None if none was."""
     scaling: ScalingModel = field(default_factory=ScalingModel)
     """Measurements of its scaling."""
     interrupted_at: float | None = None

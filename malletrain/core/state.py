@@ -16,6 +16,7 @@ from dataclasses import replace
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import JobState, JobSubmitted, NodeJoined
+from malletrain.core.goodput import BatchState
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.start_costs import StartCost
@@ -431,10 +432,24 @@ class ControllerState:
         job.submitted = replace(job.submitted, weight=weight)
 
     def bid_with(
-        self, job: JobRecord, curve: ScalingCurve | None, cost: RescaleCost | None
+        self,
+        job: JobRecord,
+        curve: ScalingCurve | None,
+        cost: RescaleCost | None,
+        goodput: ScalingCurve | None = None,
     ) -> None:
-        """Set the curve and the rescale cost of the job's bids."""
-        job.curve, job.cost = curve, cost
+        """Set the curve and the rescale cost of the job's bids, and the goodput that they value
+        instead of the curve, if any.
+        """
+        job.curve, job.cost, job.goodput = curve, cost, goodput
+
+    def batch_is(self, job: JobRecord, batch: BatchState) -> None:
+        """Store what the job's script reports of its global batch."""
+        job.batch = batch
+
+    def advise(self, job: JobRecord, size: int) -> None:
+        """Store the global batch that is advised to the job, samples."""
+        job.advised_batch = size
 
     def value_nodes(
         self,

@@ -168,7 +168,9 @@ class Group:
         self.rates_differ = False
         """The last answer shows that the ranks made their last update at different learning rates.
         """
-        self._flag = torch.zeros(len(StepWishes._fields) + 4 + len(_MARK), dtype=torch.float64)
+        self.batch_sizes_differ = False
+        """The last answer shows that the ranks train with different global batch sizes."""
+        self._flag = torch.zeros(len(StepWishes._fields) + 6 + len(_MARK), dtype=torch.float64)
         self._flag_work: Any = None
         self._step_begun = False
         """The collective of the current step has started."""
@@ -352,7 +354,12 @@ class Group:
                 self.wait(dist.all_reduce(torch.zeros(1), async_op=True))
 
     def begin_step(
-        self, go: bool, stop: bool, save: bool = False, rate: float = rates.UNKNOWN
+        self,
+        go: bool,
+        stop: bool,
+        save: bool = False,
+        rate: float = rates.UNKNOWN,
+        batch_size: int | None = None,
     ) -> None:
         """Start the collective in which the ranks exchange their requests for this step. It runs
         while the step computes; :meth:`end_step` returns the result.
@@ -362,9 +369,11 @@ class Group:
             stop: ask that it be the last of the loop.
             save: ask that all ranks save after it.
             rate: learning rates of the last update in this group (:func:`rates.rate_of`).
+            batch_size: global batch size with which this rank trains, or will at the next step;
+                None if the size depends on the number of ranks, or is unknown.
         """
         if not self._step_begun:  # otherwise meet() has begun the step, by a call of this rank only
-            self._ask(StepWishes(go, stop, save, step=True), rate)
+            self._ask(StepWishes(go, stop, save, step=True), rate, batch_size)
 
     def meet(self, wishes: StepWishes) -> bool:
         """Returns whether all ranks make the same call, ``wishes``, outside of a step. If not, the
@@ -404,13 +413,14 @@ class Group:
         self._step_begun = False
         return self._answer()
 
-    def _ask(self, wishes: StepWishes, rate: float = rates.UNKNOWN) -> None:
+    def _ask(
+        self, wishes: StepWishes, rate: float = rates.UNKNOWN, batch_size: int | None = None
+    ) -> None:
         self._step_begun = True
         number = self.place.rank + 1  # 0 means that no rank is there
         rank_in = (number * wishes.step, number * wishes.script)
-        self._flag.copy_(
-            torch.tensor((*wishes, *rates.both(rate), *rank_in, *_MARK), dtype=torch.float64)
-        )
+        extremes = (*rates.both(rate), *rates.both(batch_size or rates.UNKNOWN))
+        self._flag.copy_(torch.tensor((*wishes, *extremes, *rank_in, *_MARK), dtype=torch.float64))
         if self.several and not self.broken:
             with library_collectives():
                 self._flag_work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, async_op=True)
@@ -424,7 +434,8 @@ class Group:
             self.wait(work)
         elif self.broken:
             raise Interrupted("A peer is lost.")
-        *flags, highest, negated_lowest, in_step, in_script, high, low = self._flag.tolist()
+        *flags, in_step, in_script, high, low = self._flag.tolist()
+        *flags, highest, negated_lowest, largest, negated_smallest = flags
         wishes = StepWishes(*map(bool, flags))
         here = f"rank {self.place.rank}"
         if (high, low) != _MARK:
@@ -435,6 +446,7 @@ class Group:
                 place = f"rank {int(in_step) - 1} is in one"
             raise MismatchError(_sentence(f"Rank {int(in_script) - 1}", collective, place))
         self.rates_differ = rates.differ(highest, negated_lowest)
+        self.batch_sizes_differ = rates.differ(largest, negated_smallest)
         return wishes
 
     # --- its end ---

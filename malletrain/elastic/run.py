@@ -279,6 +279,7 @@ class Run:
         # steps of that epoch, and the code after the loop runs when they are done.
         while not (finished or sampler.between_epochs or self.stopping):
             changes, finished = membership.changes, True
+            size = sampler.global_batch_size
             items = waits_counted(self._iterate(sampler, loader))
             while batches := list(islice(items, accumulate)):
                 steps.planned = sampler.upcoming(len(batches))
@@ -299,7 +300,12 @@ class Run:
                 # next epoch begins.
                 if not self.stopping and (membership.group.broken or not sampler.between_epochs):
                     membership.settle()
-                if membership.changes != changes or sampler.between_epochs or self.stopping:
+                if (
+                    membership.changes != changes
+                    or sampler.global_batch_size != size
+                    or sampler.between_epochs
+                    or self.stopping
+                ):
                     finished = False
                     break
         if self.stopping:

@@ -62,6 +62,7 @@ class Steps:
         if self.training.sampler is not None:
             self.training.sampler.on_epoch_closed(self._epoch_closed)
             self.training.sampler.before_epoch_closes(membership.end_epoch_together)
+            self.training.sampler.change_size_at_steps(lambda: bool(self.planned))
         self._optimizers = Optimizers(self.training)
         for optimizer in self.training.optimizers:
             optimizer.register_step_pre_hook(self._before_update)
@@ -85,8 +86,13 @@ class Steps:
         rate, self.rate = self.rate, rates.UNKNOWN
         if membership.changes != self._changes:
             rate, self._changes = rates.UNKNOWN, membership.changes
+        sampler = self.training.sampler
         membership.group.begin_step(
-            membership.ready_to_go, self.stop_requested, self.save_requested, rate
+            membership.ready_to_go,
+            self.stop_requested,
+            self.save_requested,
+            rate,
+            sampler.requested_batch_size if sampler is not None else None,
         )
 
     def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
@@ -338,6 +344,13 @@ class Step:
                 lost = True
         if not lost and group.rates_differ:  # before this goes into a snapshot
             raise ElasticError(rates.sentence(training.optimizers, self.rank))
+        if not lost and group.batch_sizes_differ and training.sampler is not None:
+            raise ElasticError(
+                f"The ranks set different global batch sizes (rank {self.rank}: "
+                f"{training.sampler.requested_batch_size}), so that they train on different parts "
+                "of the data. Compute the size from what all ranks have in common: run.steps_done, "
+                "the epoch, or a dict that you pass to elastic.Run."
+            )
         if lost:
             membership.give_up()
         else:

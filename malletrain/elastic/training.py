@@ -43,6 +43,7 @@ from malletrain.elastic.rooms import describe_tensors
 from malletrain.elastic.state import Holder
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
+from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.objects import plain_attributes, unwrapped
 from malletrain.training.ranks import leads_its_node
 from malletrain.training.sampler import ElasticSampler
@@ -341,6 +342,8 @@ class Training:
         closed, the state before its last step.
         """
         self._updates_before = 0
+        self._size_before: int | None = None
+        """Global batch size that was requested before the current step."""
         samplers = [value for value in plain if isinstance(value, ElasticSampler)]
         if len(samplers) > 1:
             raise TypeError(
@@ -349,6 +352,10 @@ class Training:
                 "restart mode, with malletrain.Snapshot."
             )
         self.sampler = samplers[0] if samplers else None
+        if self.sampler is not None:
+            self.sampler.check_sizes(
+                lambda smallest: check_batch_norm(self.state.modules(), smallest)
+            )
         self.iterated_epoch = -1
         """Number of the last epoch that was iterated from its first sample on."""
         self._schedulers = Schedulers("elastic.Run", objects, ElasticError)
@@ -382,6 +389,8 @@ class Training:
         """
         self.undo.keep()
         self._updates_before = self.updates
+        if self.sampler is not None:
+            self._size_before = self.sampler.requested_batch_size
         if self.several_updates:
             self._state_before.keep(self._counters_for_peers())
         elif self.copies_epoch_ends and self._ends_epoch(batches):
@@ -441,6 +450,8 @@ class Training:
         """
         self._discarded_samples = share
         whole = self.undo.restore(self.scalers)
+        if self.sampler is not None:
+            self.sampler.withdraw_size_request(self._size_before)
         if self.updates == self._updates_before:
             return whole
         self.updates = self._updates_before

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -33,6 +34,7 @@ import malletrain
 from malletrain.integrations import checkpoints
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
+from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
@@ -92,14 +94,19 @@ class Guard(StateGuard):
         while that code runs; else empty.
         """
         sampler.on_epoch_closed(self._epoch_closed)
+        sampler.check_sizes(functools.partial(check_batch_norm, self._models()))
         self._step_end.watch(sampler)
         self._every_s = every_s
         self._due = time.monotonic() + every_s
 
-    def _begin_numbers(self) -> ModuleNumbers:
+    def _models(self) -> dict[str, Any]:
+        """Return the prepared models, by number."""
         # Accelerate has no public name for the prepared objects.
         models = getattr(self._accelerator, "_models", [])
-        return ModuleNumbers({str(number): model for number, model in enumerate(models)})
+        return {str(number): model for number, model in enumerate(models)}
+
+    def _begin_numbers(self) -> ModuleNumbers:
+        return ModuleNumbers(self._models())
 
     def _watched_schedulers(self) -> Schedulers:
         # nor for the registered objects

@@ -3,7 +3,8 @@
 The file has 64 bytes (path in ``MALLETRAIN_FLAGS``) and both sides map it: eight unsigned 64-bit
 integers in the machine's byte order, since both ends run on one machine. ``[0]`` is magic and
 version, ``[1]`` the number of the drain request (0: none), ``[2]`` the expected time until a node
-is lost, milliseconds (0: none expected). A file next to it, written before the number, names the
+is lost, milliseconds (0: none expected), ``[3]`` the global batch that suits the job's nodes (0:
+unknown). A file next to it, written before the number, names the
 nodes that get the state after a drain. Standard library only, because training scripts import it.
 """
 
@@ -18,6 +19,7 @@ FLAGS_BYTES = 64
 _MAGIC = int.from_bytes(b"MTFLAG\x00\x01", "big")
 _DRAIN = 1
 _LOSS = 2
+_BATCH = 3
 _HEIRS = ".heirs"
 
 
@@ -74,6 +76,10 @@ class FlagsWriter:
         expected."""
         self._words[_LOSS] = max(1, int(1e3 * min(in_s, 1e9))) if in_s < math.inf else 0
 
+    def advise_batch(self, size: int) -> None:
+        """Set the global batch that suits the job's nodes, samples."""
+        self._words[_BATCH] = size
+
     def close(self) -> None:
         """Unmap and remove the file. Workers that have it mapped keep reading its last content."""
         self._words.release()
@@ -120,6 +126,10 @@ class FlagsReader:
         """Returns the expected time until the job loses a node, milliseconds; 0: no loss is
         expected."""
         return self._words[_LOSS]
+
+    def advised_batch(self) -> int:
+        """Returns the global batch that suits the job's nodes, samples; 0: unknown."""
+        return self._words[_BATCH]
 
     def heirs(self, number: int) -> tuple[str, ...]:
         """Returns the nodes that get the state after the drain ``number``: see

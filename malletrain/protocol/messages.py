@@ -77,6 +77,13 @@ class ExpectLoss(Message, frozen=True):
     in_s: float
 
 
+class AdviseBatch(Message, frozen=True):
+    """The global batch that suits the job's nodes, samples per step. Its script may follow it."""
+
+    job: str
+    size: Count
+
+
 class Worth(Message, frozen=True):
     """The value of each number of nodes to a service from now on, in samples/s."""
 
@@ -491,6 +498,7 @@ DaemonMessage = (
     | Drain
     | Abort
     | ExpectLoss
+    | AdviseBatch
     | TaskItems
     | TaskAck
     | TaskStop

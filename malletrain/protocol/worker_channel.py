@@ -165,10 +165,17 @@ class ModelFacts:
 class BatchFacts:
     """How the training's samples are shared by the ranks. ``global_batch``: samples per step over
     all ranks, the same at any number of ranks; None if each rank has a batch of its own.
+
+    ``base_batch``: the script's global batch, to which ``global_batch`` is equal until it changes.
+    ``most``: largest global batch if it follows the gradient noise; ``noise_scale``: the noise
+    scale, samples. None: unknown.
     """
 
     sender: Sender
     global_batch: int | None = None
+    base_batch: int | None = None
+    most: int | None = None
+    noise_scale: float | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from enum import IntEnum
 import numpy as np
 
 from malletrain.core.commands import (
+    AdviseBatch,
     Announce,
     Command,
     KeepScalingModel,
@@ -474,6 +475,8 @@ class Simulation:
             run.ended_at is not None
         ):  # it ended at this instant, with the event that led to the command
             return []
+        if isinstance(command, AdviseBatch):
+            return []  # model jobs keep their batch
         if isinstance(command, LossExpected):
             run.expects_loss(command.in_s, self.now)
             self._schedule_end(run)

@@ -49,6 +49,17 @@ class EpochPlan:
                 "some rank would have nothing to train on. Submit the job with fewer nodes at most."
             )
 
+    def check_smallest(self) -> None:
+        """Raise ValueError if some rank of the largest world would have no sample of a global
+        batch.
+        """
+        if self.global_batch_size < self.max_world_size:
+            raise ValueError(
+                f"ElasticSampler: a global batch of {self.global_batch_size} samples cannot be "
+                f"shared by the {self.max_world_size} ranks the job may have. Raise "
+                "global_batch_size or submit the job with fewer nodes at most."
+            )
+
     def check_largest(self, largest: int) -> None:
         """Raise ValueError if ``drop_last`` is set and an epoch has fewer than ``largest`` samples,
         the largest global batch of the job.

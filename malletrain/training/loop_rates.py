@@ -15,6 +15,10 @@ from malletrain.training import report
 from malletrain.training.objects import has_schedulers, unwrapped
 from malletrain.training.snapshot_file import SnapshotError
 
+SCRIPT_RATE = "malletrain_script_lr"
+"""Entry of a parameter group during an update whose learning rate the library has scaled: the rate
+that the script has set.
+"""
 _MIN_JUMP_RATIO = 3
 """Minimum ratio of a rate's move in the opposite direction to its last move, above which the rate
 counts as gone back.
@@ -49,7 +53,7 @@ class LoopRates:
 
     def _watch(self, name: str, optimizer: Any) -> None:
         def before_update(optimizer: Any, *_: Any) -> None:
-            current = [group.get("lr") for group in optimizer.param_groups]
+            current = [g.get(SCRIPT_RATE, g.get("lr")) for g in optimizer.param_groups]
             # a rate may be a tensor, for example on a GPU
             if not all(isinstance(rate, int | float) for rate in current):
                 return

@@ -409,15 +409,33 @@ def describe(parameters: int | None = None, flops_per_sample: float | None = Non
         worker.put(ModelFacts(worker.sender, parameters, flops_per_sample))
 
 
-def tell_batch(rank: int, global_batch_size: int | None) -> None:
-    """Report how the ranks share the samples of a step, once for each sampler.
+def tell_batch(
+    rank: int,
+    global_batch_size: int | None,
+    base: int | None = None,
+    most: int | None = None,
+    noise_scale: float | None = None,
+) -> None:
+    """Report how the ranks share the samples of a step, once for each sampler, and after each
+    change.
 
     Args:
         rank: rank of this process; rank 0 reports.
         global_batch_size: samples per step over all ranks; None if each rank has its own batch.
+        base: the script's global batch, samples.
+        most: largest global batch, samples, if it follows the gradient noise.
+        noise_scale: the gradient noise scale, samples; infinite if there is only noise.
     """
     if rank == 0:
-        send(BatchFacts, global_batch=global_batch_size)
+        if noise_scale is not None:
+            noise_scale = min(noise_scale, _MAX_SAMPLES)
+        send(
+            BatchFacts,
+            global_batch=global_batch_size,
+            base_batch=base,
+            most=most,
+            noise_scale=noise_scale,
+        )
 
 
 def flush() -> None:

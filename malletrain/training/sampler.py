@@ -9,17 +9,23 @@ position is a number of samples of the epoch, the same on every rank and at ever
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from malletrain.training import loader_workers
+from malletrain.training.batch_change import all_name
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
+from malletrain.training.sampler_callers import (
+    call_before_each_batch,
+    calling_object,
+    is_loader_iterator,
+    reject_wrapper,
+)
 from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1
@@ -38,6 +44,7 @@ class ElasticSampler(CountedEpochs):
         num_samples: length of the dataset.
         global_batch_size: samples per step over all ranks, the same at any world size (the training
             trajectory does not depend on the scale). Exactly one of this and ``batch_size``.
+            :meth:`set_global_batch_size` changes it.
         batch_size: samples per step and rank; the global batch is ``batch_size * world_size`` and
             changes with the scale.
         seed: seed of the permutations.
@@ -82,6 +89,15 @@ class ElasticSampler(CountedEpochs):
         self.drop_last = drop_last
         self._batch_size_per_rank = batch_size
         self._plan = self._make_plan(global_batch_size, batch_size)
+        self._script_size = global_batch_size
+        """The script's ``global_batch_size``."""
+        self._next_size: int | None = None
+        """Global batch size that is requested and has not taken effect; None for none."""
+        self._size_checks: list[Callable[[int], None]] = []
+        self._has_batches: Callable[[], bool] | None = None
+        """Whether the loop has batches that it has not trained on; None in restart mode."""
+        self._iteration_trains = False
+        """This iteration began before the steps of an epoch were done."""
         self.epoch = 0
         self.position = 0
         self._read_up_to = (0, 0)
@@ -96,13 +112,19 @@ class ElasticSampler(CountedEpochs):
         self._iteration_start = (0, 0)
         """Epoch and position at which this iteration began."""
         super().__init__()
-        tell_batch(self.rank, global_batch_size)
+        tell_batch(self.rank, global_batch_size, global_batch_size)
         loader_workers.install()
         self._orders: dict[tuple[int, int], Any] = {}
         """Orders of the two epochs that were used last, by (seed, epoch)."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loader_iterator": None, "_rng_state": None}
+        own: dict[str, Any] = {
+            "_loader_iterator": None,
+            "_rng_state": None,
+            "_size_checks": [],
+            "_has_batches": None,
+        }
+        return {**super().__getstate__(), **own}
 
     def _make_plan(self, global_batch_size: int | None, batch_size: int | None) -> EpochPlan:
         if (global_batch_size is None) == (batch_size is None):
@@ -125,12 +147,8 @@ class ElasticSampler(CountedEpochs):
                 f"ElasticSampler: rank {self.rank} is not one of the {self.world_size} ranks "
                 f"0..{self.world_size - 1}."
             )
-        if plan.global_batch_size < self.max_world_size and batch_size is None:
-            raise ValueError(
-                f"ElasticSampler: a global batch of {global_batch_size} samples cannot be "
-                f"shared by the {self.max_world_size} ranks the "
-                "job may have. Raise global_batch_size or submit the job with fewer nodes at most."
-            )
+        if batch_size is None:
+            plan.check_smallest()
         plan.check_largest(global_batch_size or (batch_size or 0) * self.max_world_size)
         return plan
 
@@ -138,6 +156,114 @@ class ElasticSampler(CountedEpochs):
     def global_batch_size(self) -> int:
         """Number of samples of a full step over all ranks, at this world size."""
         return self._plan.global_batch_size
+
+    def set_global_batch_size(self, size: int) -> None:
+        """Change the number of samples per step over all ranks. Call it on every rank with the same
+        size; under torch.distributed it is collective in restart mode.
+
+        The change takes effect when no batch of the old size is left: at once before the first
+        batch of an epoch is read, else when the next epoch begins. In live mode it takes effect at
+        the next step, and batches that the loader has read ahead are drawn again in the new size;
+        with ``drop_last`` it takes effect when the next epoch begins there, too. The size is part
+        of the state from then on, and replaces the script's where a run resumes.
+
+        Args:
+            size: samples per step over all ranks, at least ``max_world_size``.
+
+        Raises:
+            ValueError: the sampler has a ``batch_size`` per rank, the ranks name different sizes,
+                the job may have more ranks than ``size`` samples, with ``drop_last`` the dataset
+                has fewer, or a batch normalisation would get portions of one sample.
+        """
+        if self._has_batches is None:
+            all_name(size, self.world_size)
+        self.check_global_batch_size(size)
+        self._next_size = size
+        if self._has_batches is not None:
+            apply = not self._has_batches() and (not self.position or not self.drop_last)
+        else:
+            apply = not self.position and not self._has_read_epoch()
+        if apply:
+            self._apply_next_size()
+
+    def check_global_batch_size(self, size: int) -> None:
+        """Check that :meth:`set_global_batch_size` accepts ``size``, and change nothing.
+
+        Raises:
+            ValueError: it does not. That the ranks name the same size is not checked.
+        """
+        self._check_size(size)
+        for check in self._size_checks:
+            check(size // self.max_world_size)
+
+    def check_sizes(self, check: Callable[[int], None]) -> None:
+        """Call ``check`` before each change of the global batch size, with the samples of the
+        smallest portion at ``max_world_size`` ranks. It raises ValueError to refuse the change.
+        """
+        self._size_checks.append(check)
+
+    def change_size_at_steps(self, has_batches: Callable[[], bool]) -> None:
+        """Let :meth:`set_global_batch_size` take effect between two steps, without a collective.
+
+        Args:
+            has_batches: returns whether the loop has batches that it has not trained on. The
+                batches that a loader has read ahead beyond these are discarded by the caller.
+        """
+        self._has_batches = has_batches
+
+    @property
+    def script_batch_size(self) -> int | None:
+        """The ``global_batch_size`` with which the script created the sampler; None with a
+        ``batch_size`` per rank.
+        """
+        return self._script_size
+
+    @property
+    def requested_batch_size(self) -> int | None:
+        """The newest size of :meth:`set_global_batch_size`, which may not have taken effect yet;
+        None with a ``batch_size`` per rank.
+        """
+        if self._batch_size_per_rank is not None:
+            return None
+        return self._next_size or self.global_batch_size
+
+    def withdraw_size_request(self, size: int | None) -> None:
+        """Request ``size`` again instead of the newest size, because the step is discarded in which
+        the script requested that one. ``size``: :attr:`requested_batch_size` before the step.
+        """
+        self._next_size = None if size == self.global_batch_size else size
+
+    def _check_size(self, size: object) -> None:
+        if self._batch_size_per_rank is not None:
+            raise ValueError(
+                "ElasticSampler: set_global_batch_size() changes the batch of all ranks, but this "
+                "sampler has batch_size (per rank). Create it with global_batch_size."
+            )
+        whole_number("the size of set_global_batch_size()", size)
+        assert isinstance(size, int)
+        plan = replace(self._plan, global_batch_size=size)
+        plan.check_smallest()
+        plan.check_largest(size)
+
+    def _has_read_epoch(self) -> bool:
+        """Whether the iteration in progress has read batches of the epoch that is about to begin,
+        to train on them.
+        """
+        loader = self._loader_iterator
+        return (
+            self._iteration_trains
+            and self._batches_yielded > 0
+            and self._iteration_start == (self.epoch, 0)
+            and (loader is None or loader() is not None)
+        )
+
+    def _apply_next_size(self) -> None:
+        size, self._next_size = self._next_size, None
+        if size is None or size == self.global_batch_size:
+            return
+        self._plan = replace(self._plan, global_batch_size=size)
+        self._read_up_to = (self.epoch, self.position)
+        tell_batch(self.rank, size, self._script_size)
 
     def resize(self, rank: int, world_size: int) -> None:
         """Continue as ``rank`` of ``world_size`` from the current position. Do not use iterators
@@ -172,14 +298,15 @@ class ElasticSampler(CountedEpochs):
         """Yield this rank's batches from the position to the end of the epoch, as lists of sample
         indices. No batch is empty.
         """
-        caller = _calling_object()
-        _reject_wrapper(self, caller)
+        caller = calling_object()
+        reject_wrapper(self, caller)
         self._on_iteration()
         self._save_rng_state(caller)
-        is_loader = _is_loader_iterator(caller)
+        is_loader = is_loader_iterator(caller)
         self._loader_iterator = weakref.ref(caller, self._on_iterator_freed) if is_loader else None
-        self._begin_requests(is_loader and _call_before_each_batch(caller, self._request_batch))
+        self._begin_requests(is_loader and call_before_each_batch(caller, self._request_batch))
         self._batches_yielded, self._advances_at_start = 0, self._advances
+        self._iteration_trains = not self.between_epochs
         self._iteration_start = (self.epoch, self.position)
         return self._batches()
 
@@ -192,7 +319,7 @@ class ElasticSampler(CountedEpochs):
         A DataLoader draws a number from torch's generator when it is iterated. An uninterrupted
         epoch draws it once, so a resumed epoch must not draw it again.
         """
-        if not _is_loader_iterator(caller) or not self.position:
+        if not is_loader_iterator(caller) or not self.position:
             self._rng_state = None
         elif (
             self._loader_iterator is None
@@ -227,12 +354,14 @@ class ElasticSampler(CountedEpochs):
 
             torch.set_rng_state(self._rng_state)
             self._rng_state = None
-        while batch := self._plan.batch_at(position):
-            start, size = self._plan.share(batch, self.rank)
+        plan = self._plan
+        while batch := plan.batch_at(position):
+            start, size = plan.share(batch, self.rank)
             share = indices[position + start : position + start + size]
             position += batch
             self._batches_yielded += 1
-            self._read_up_to = max(self._read_up_to, (epoch, position))
+            if plan is self._plan:
+                self._read_up_to = max(self._read_up_to, (epoch, position))
             yield list(share) if isinstance(share, range) else share.tolist()
 
     def _indices(self, epoch: int) -> Any:
@@ -323,6 +452,8 @@ class ElasticSampler(CountedEpochs):
             self.position = next_position
             self._advances += 1
             self.between_epochs = self._roll_over()
+        if self._has_batches is not None and not self.drop_last:
+            self._apply_next_size()
         if not self.between_epochs:  # at the end of an epoch nothing is prefetched
             self._prefetched = max(0, self._batches_in_progress())
 
@@ -338,6 +469,8 @@ class ElasticSampler(CountedEpochs):
                     "was written when the job's maximum number of ranks was lower."
                 )
             self.epoch, self.position = self.epoch + 1, 0
+        if not self.position:
+            self._apply_next_size()
         return over
 
     def upcoming(self, batches: int) -> list[tuple[int, int]]:
@@ -383,7 +516,16 @@ class ElasticSampler(CountedEpochs):
     # --- what a snapshot needs ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as plain numbers and booleans; it is the same on every rank."""
+        """Return the position as plain numbers and booleans; it is the same on every rank. The
+        global batch size is part of it if it is not the script's.
+        """
+        size = self.requested_batch_size if self.left_early else self.global_batch_size
+        sizes = {
+            "global_batch_size": None if size == self._script_size else size,
+            "next_global_batch_size": None if self.left_early else self._next_size,
+        }
+        if self._batch_size_per_rank is not None:
+            sizes = {}
         return {
             "version": _STATE_VERSION,
             "epoch": self.epoch + self.left_early,
@@ -391,15 +533,17 @@ class ElasticSampler(CountedEpochs):
             "seed": self.seed,
             "shuffle": self.shuffle,
             "num_samples": self.num_samples,
+            **{name: value for name, value in sizes.items() if value is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`. The world size and the batch size may differ
-        from those at the time it was written. The state's seed replaces the sampler's.
+        """Continue from a state of :meth:`state_dict`. The world size and the script's batch size
+        may differ from those at the time it was written. The state's seed replaces the sampler's,
+        and so does a global batch size of :meth:`set_global_batch_size`.
 
         Raises:
             ValueError: the state has another version, belongs to a dataset of another length, or is
-                damaged.
+                damaged; or the job may have more ranks than its global batch has samples.
         """
         if state.get("version") != _STATE_VERSION:
             raise ValueError(
@@ -414,7 +558,19 @@ class ElasticSampler(CountedEpochs):
                 "snapshot path."
             )
         self._keep_order(state)
+        self._load_sizes(state)
         self.set_position(int(state["epoch"]), int(state["position"]))
+
+    def _load_sizes(self, state: Mapping[str, Any]) -> None:
+        if self._script_size is None:
+            return  # batch_size per rank
+        size = state.get("global_batch_size", self._script_size)
+        next_size = state.get("next_global_batch_size")
+        for value in (size, next_size or size):
+            self._check_size(value)
+        self._next_size = size
+        self._apply_next_size()
+        self._next_size = next_size
 
     def set_position(self, epoch: int, position: int) -> None:
         """Continue at a sample of an epoch. Iterators that were created before yield from their old
@@ -436,54 +592,3 @@ class ElasticSampler(CountedEpochs):
         self._read_up_to = (epoch, position)
         self.left_early = self.between_epochs = False
         self._roll_over()
-
-
-def _calling_object() -> Any:
-    """Return the object whose method called ``iter()`` on the sampler; None if a plain function
-    called it.
-    """
-    frame = inspect.currentframe()
-    try:
-        for _ in range(2):
-            frame = frame.f_back if frame else None
-        return frame.f_locals.get("self") if frame else None
-    finally:
-        del frame  # breaks a reference cycle that would keep the loader's workers alive
-
-
-def _is_loader_iterator(caller: object) -> bool:
-    """Whether ``caller`` is the iterator of a DataLoader, without importing torch."""
-    return any(cls.__name__ == "_BaseDataLoaderIter" for cls in type(caller).__mro__)
-
-
-def _call_before_each_batch(iterator: Any, function: Callable[[], None]) -> bool:
-    """Call ``function`` each time a batch is requested from a DataLoader's iterator. Returns False
-    if the installed torch has no place for that.
-    """
-    from malletrain.training.step_hooks import call_before_each_batch
-
-    return call_before_each_batch(iterator, function)
-
-
-def _reject_wrapper(sampler: ElasticSampler, caller: object) -> None:
-    """Raises TypeError if ``caller`` misinterprets the batches. torch's BatchSampler treats them as
-    single samples, accelerate's BatchSamplerShard as batches of all ranks, and its SkipBatchSampler
-    as the batches of a whole epoch.
-    """
-    names = {cls.__name__ for cls in type(caller).__mro__}
-    if "SkipBatchSampler" in names and getattr(caller, "skip_batches", None) != 0:
-        raise TypeError(
-            "ElasticSampler begins at the first sample that was not trained on, so that "
-            "skip_first_batches() would skip the same batches twice. Use the loader as it is."
-        )
-    if "BatchSamplerShard" in names:
-        raise TypeError(
-            "ElasticSampler yields only this rank's share, and accelerator.prepare(loader) would "
-            "split it again. Use the loader as it is: leave it out of prepare()."
-        )
-    if "BatchSampler" in names and getattr(caller, "sampler", None) is sampler:
-        raise TypeError(
-            "ElasticSampler yields whole batches, but the DataLoader was given it as sampler=. "
-            "Write DataLoader(dataset, batch_sampler=sampler), without batch_size, shuffle and "
-            "drop_last."
-        )

@@ -38,6 +38,7 @@ from malletrain.training import (
     snapshot_file,
 )
 from malletrain.training import objects as parts
+from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epochs import CountedEpochs
@@ -50,6 +51,7 @@ from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.report import tell
+from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
@@ -232,6 +234,8 @@ class Snapshot:
             counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
             if self._caller == "Snapshot":  # elastic.Run knows the ends of its steps itself
                 self._step_end.watch(counted)
+                if isinstance(counted, ElasticSampler):
+                    counted.check_sizes(functools.partial(check_batch_norm, objects))
         self._disk_saved_at = time.time()
         self._announced = False
         self._looked = False

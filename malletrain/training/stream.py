@@ -337,7 +337,7 @@ class ElasticStream(CountedEpochs):
                 f"{self.max_world_size} ranks the job may have. Raise global_batch_size or submit "
                 "the job with fewer nodes at most."
             )
-        tell_batch(self.rank, global_batch_size)
+        tell_batch(self.rank, global_batch_size, global_batch_size)
         self.shards = shards
         self.seed, self.shuffle = seed, shuffle
         self.num_workers = num_workers

@@ -44,6 +44,9 @@ class VirtualFlags:
     def expect_loss(self, in_s: float) -> None:
         """The worker makes nothing of it."""
 
+    def advise_batch(self, size: int) -> None:
+        """Nor of that."""
+
     def close(self) -> None:
         self.on_drain = lambda number: None
 

@@ -19,6 +19,8 @@ _RESTART = {
             "limited_before_step",
             "kept_open",
             "rows_of_all_ranks",
+            "batch_ramp",
+            "batch_of_next_epoch",
         ),
     ),
     "tricks": (
@@ -69,7 +71,7 @@ _LIVE = {
     "live_loops": (
         *("early_stopping", "best_model", "compiled", "persistent_workers", "counted_range"),
         *("early_stopping_first", "while_loop", "saved_each_epoch", "group_added", "kept_open"),
-        *("cut_short", "largest_step"),
+        *("cut_short", "largest_step", "batch_ramp", "batch_in_epoch"),
     ),
     "live_models": (
         *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),

@@ -22,6 +22,8 @@ SAMPLE = (
     ("restart/largest_step", "loss-of-all", "saved"),
     ("restart/scheduled_after_snapshot", "same", "step 0 6"),
     ("restart/rows_of_all_ranks", "shrink", "after an update #2"),
+    ("restart/batch_ramp", "grow", "step 1 8"),
+    ("live/batch_in_epoch", "grow", "before an update #3"),
     ("live/epoch_scheduler", "grow", "before an update #3"),
     ("live/plateau", "shrink-first", "tail of 0"),
     ("live/sam", "loss", "climbed #2"),

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from jpa import ProfileResult
 from malletrain.core.commands import (
+    AdviseBatch,
     Announce,
     Command,
     KeepScalingModel,
@@ -148,6 +149,9 @@ class Decisions:
         elif isinstance(command, LossExpected):
             for node in runs[command.job].rounds.members[:1]:
                 self._state.agents.tell(node, messages.ExpectLoss(command.job, command.in_s))
+        elif isinstance(command, AdviseBatch):
+            for node in runs[command.job].rounds.members[:1]:
+                self._state.agents.tell(node, messages.AdviseBatch(command.job, command.size))
         elif isinstance(command, Suspend):
             self._suspend(runs[command.job], command, now)
         else:

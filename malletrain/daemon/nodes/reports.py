@@ -13,7 +13,14 @@ from collections import OrderedDict
 import msgspec
 import structlog
 
-from malletrain.core.events import DataCached, JobState, ModelChanged, PriorSuggested
+from malletrain.core.events import (
+    BatchReported,
+    DataCached,
+    JobState,
+    ModelChanged,
+    PriorSuggested,
+)
+from malletrain.core.goodput import stated_batch
 from malletrain.core.reread import differs
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.service_values import ServiceValues
@@ -159,6 +166,9 @@ class AgentReports:
                 state.repository.save(run, snapshot=message.data)
             elif message.kind == "layout":
                 state.layouts.learned(run, message.data)
+            elif message.kind == "batch":
+                if (batch := stated_batch(message.data)) is not None:
+                    self._transactions.feed(BatchReported(run.row.id, batch))
             elif message.kind == "data":
                 state.data_reads.add(run.row.id, message.rank, message.data)
                 self._data_cached(run)

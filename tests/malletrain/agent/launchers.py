@@ -33,6 +33,8 @@ while True:
         number = flags.drain_request()
         if flags.loss_expected_ms():
             out.send(local.encode(local.ScriptMetric(who(), "loss", flags.loss_expected_ms())))
+        if flags.advised_batch():
+            out.send(local.encode(local.ScriptMetric(who(), "batch", flags.advised_batch())))
         if number and number != served:
             served = number
             out.send(local.encode(local.DrainDone(who(), number, True)))

@@ -326,12 +326,17 @@ def test_a_round_of_live_workers_takes_back_the_drain_that_it_overtakes(daemon, 
     daemon.expect("n0", messages.Phase, phase="running", generation=2)
 
 
-def test_the_worker_hears_how_soon_a_loss_is_expected(daemon, start, tmp_path):
+def test_the_worker_hears_how_soon_a_loss_is_expected_and_which_batch_suits_it(
+    daemon, start, tmp_path
+):
     start()
     running(daemon, tmp_path)
     daemon.send("n0", messages.ExpectLoss("another", 1.0))
     daemon.send("n0", messages.ExpectLoss("j1", 450.0))
     assert daemon.expect("n0", messages.Metric, name="loss").value == 450e3
+    daemon.send("n0", messages.AdviseBatch("another", 64))
+    daemon.send("n0", messages.AdviseBatch("j1", 512))
+    assert daemon.expect("n0", messages.Metric, name="batch").value == 512
 
 
 def test_a_drain_without_a_worker_that_can_is_answered_at_once(daemon, start, tmp_path):

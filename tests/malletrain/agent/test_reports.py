@@ -144,6 +144,16 @@ def test_facts_about_layouts_are_sent_for_jobs_that_look_for_one(reports, daemon
     ]
 
 
+def test_a_stated_batch_is_sent_for_every_job(reports, daemon):
+    reports.take(local.BatchFacts(sender(), 64, 64))
+    reports.take(local.BatchFacts(sender(), 128, 64, 512, 99.5))
+    reports.take(local.BatchFacts(sender()))  # each rank has a batch of its own
+    assert [(m.kind, m.data) for m in daemon.got] == [
+        ("batch", {"current": 64, "base": 64, "most": None, "noise_scale": None}),
+        ("batch", {"current": 128, "base": 64, "most": 512, "noise_scale": 99.5}),
+    ]
+
+
 def test_the_counts_of_a_data_cache_are_sent_with_their_process(reports, daemon):
     counts = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
     reports.take(local.DataCacheFacts(sender(generation=4), "images", "n1", *counts, 0.5))

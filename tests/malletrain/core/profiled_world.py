@@ -9,6 +9,7 @@ import heapq
 from allocator import RescaleCost
 from jpa import Advisor
 from malletrain.core.commands import (
+    AdviseBatch,
     Announce,
     KeepScalingModel,
     ReleaseLeases,
@@ -64,13 +65,15 @@ def settings(**profiling) -> ControllerSettings:
 
 
 class ProfiledWorld(World):
-    """As :class:`World`, and the jobs train: ``rates``, ``crashes`` (sizes) and ``silent`` (sizes)
-    by job. The main scheduler is polled while there is a gap, and grants every lease.
+    """As :class:`World`, and the jobs train: ``rates``, ``batches``, ``crashes`` (sizes) and
+    ``silent`` (sizes) by job. The main scheduler is polled while there is a gap, and grants every
+    lease.
     """
 
     def __init__(self, nodes: int, config: ControllerSettings | None = None):
         super().__init__(config or settings(), {f"n{i}": "default" for i in range(nodes)})
         self.rates = {}
+        self.batches = {}
         self.crashes = {}
         self.silent = {}
         self.samples = {}
@@ -78,6 +81,7 @@ class ProfiledWorld(World):
         self.sizes = {}
         self.announcements = []
         self.scaling_models = {}
+        self.advised = []
         self._due = []
         self._count = 0
         self._polling = False
@@ -139,6 +143,9 @@ class ProfiledWorld(World):
     def carry_out(self, command):
         if isinstance(command, Announce):
             self.announcements.append(command)
+            return
+        if isinstance(command, AdviseBatch):
+            self.advised.append(command)
             return
         if isinstance(command, KeepScalingModel):
             self.scaling_models[command.job] = command.scaling
@@ -210,7 +217,7 @@ class ProfiledWorld(World):
             if rate > 0:
                 count = round(rate * (self.now - began), 6)
                 self.samples[job] = self.samples.get(job, 0.0) + rate * REPORT
-                self.do(Progressed(job, size, self.now, count, 64.0))
+                self.do(Progressed(job, size, self.now, count, self.batches.get(job, 64.0)))
             self._at(self.now + REPORT, job, epoch, report)
 
         if self.epoch.get(job) == epoch:

@@ -32,6 +32,32 @@ def test_a_batch_per_node_is_one_phase_at_all_scales():
     assert feed(tracker, 2, 32.0 * 2) == "default"
 
 
+def test_a_global_batch_that_grows_while_the_scale_changes_is_another_phase():
+    tracker = PhaseTracker()
+    tracker.global_batch(1.0)
+    feed(tracker, 4, 256.0)  # four batches of 64 for each update
+    assert feed(tracker, 2, 512.0) == "batch x2"
+    assert feed(tracker, 3, 256.0) == "default"
+    again = PhaseTracker("batch x2")
+    again.global_batch(2.0)
+    assert feed(again, 3, 512.0) == "batch x2"
+    assert feed(again, 2, 1024.0) == "batch x4"
+
+
+def test_a_batch_that_the_script_states_is_another_phase_at_once():
+    tracker = PhaseTracker()
+    tracker.global_batch(1.0)
+    feed(tracker, 4, 256.0)
+    tracker.global_batch(2.0)
+    assert tracker.phase == "batch x2"
+    tracker.feed(4, 256.0)  # of a step before
+    assert feed(tracker, 4, 512.0) == "batch x2"
+    tracker.global_batch(1.0)
+    tracker.global_batch(2.0)  # a script that restarts states its first batch, too
+    assert tracker.phase == "batch x2"
+    assert feed(tracker, 4, 256.0) == "default", "the reports decide"
+
+
 def test_after_a_restart_it_goes_on_in_the_phase_it_was_in():
     tracker = PhaseTracker("batch x2")
     assert feed(tracker, 2, 64.0) == "batch x2"

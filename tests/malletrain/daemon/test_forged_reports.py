@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from malletrain.client import ClientError
+from malletrain.core.goodput import BatchState
 from malletrain.daemon.nodes.reports import MAX_METRICS, MAX_NAME_LENGTH, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
 from malletrain.protocol.discretion import FAILED_REASON
@@ -247,6 +248,18 @@ def test_names_that_are_the_same_in_the_store_are_one_metric(fresh):
     with fresh.daemon.client("ann") as client:
         metrics = client.job(job).job.metrics
     assert metrics == {"a\N{REPLACEMENT CHARACTER}": 2.0}
+
+
+def test_a_batch_that_a_script_states_changes_its_bids_and_an_invalid_one_nothing(world):
+    job = world.job["ann"]
+    facts = {"base": 64, "current": 128, "most": 512, "noise_scale": 99.5}
+    world.say(
+        messages.Notice(job, 0, "batch", "", facts),
+        messages.Notice(job, 0, "batch", "", {**facts, "base": -1}),
+        messages.Notice(job, 0, "batch", "", {"base": "64"}),
+    )
+    batch = world.daemon.components.state.controller.jobs[job].batch
+    assert batch == BatchState(64, 128, 512, 99.5)
 
 
 def test_metrics_are_kept_up_to_a_number_and_a_length_and_the_owner_is_told_once(world):

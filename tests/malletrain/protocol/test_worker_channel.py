@@ -40,6 +40,7 @@ EVERY_KIND = [
     Capable(SENDER),
     BatchFacts(SENDER, 256),
     BatchFacts(SENDER, None),
+    BatchFacts(SENDER, 256, 64, 4096, 511.5),
     DataCacheFacts(SENDER, "images", "n1", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0.5),
     DrainDone(SENDER, 7, False, "No space left on device"),
     ScriptMetric(SENDER, "log likelihood", -3.5),

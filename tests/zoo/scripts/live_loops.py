@@ -178,3 +178,34 @@ def largest_step(trace: Trace) -> None:
             break
         trace.note("evaluation", epoch, loss=evaluate(t.model))
     t.end()
+
+
+def batch_ramp(trace: Trace) -> None:
+    """The global batch grows from epoch to epoch."""
+    t = Training(trace)
+    t.begin()
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.sampler.set_global_batch_size(BATCH + 2 * epoch)
+        t.train_epoch(epoch)
+        trace.note("evaluation", epoch, loss=evaluate(t.model), batch=t.sampler.global_batch_size)
+    t.end()
+
+
+def batch_in_epoch(trace: Trace) -> None:
+    """The global batch changes within an epoch, by the run's count of steps: in a step and between
+    two steps.
+    """
+    t = Training(trace)
+    t.begin()
+
+    def in_step() -> None:
+        if t.run.steps_done == 1:
+            t.sampler.set_global_batch_size(4)
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        for x, y, numbers in t.run.batches(t.loader):
+            t.train_batch(epoch, x, y, numbers, in_step)
+            if t.run.steps_done >= 7:
+                t.sampler.set_global_batch_size(9)
+        trace.note("evaluation", epoch, loss=evaluate(t.model), batch=t.sampler.global_batch_size)
+    t.end()

@@ -391,3 +391,29 @@ def rows_of_all_ranks(trace: Trace) -> None:
         lines = [line for file in Path("rows").iterdir() for line in file.read_text().splitlines()]
         append("rows.txt", "\n".join(sorted(lines)))
     t.end()
+
+
+def batch_ramp(trace: Trace) -> None:
+    """The global batch grows from epoch to epoch."""
+    t = Training(trace)
+    t.prepare()
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.sampler.set_global_batch_size(BATCH + 2 * epoch)
+        t.train_epoch(epoch)
+        trace.note("evaluation", epoch, loss=evaluate(t.model), batch=t.sampler.global_batch_size)
+    t.end()
+
+
+def batch_of_next_epoch(trace: Trace) -> None:
+    """The global batch of the next epoch is set in a step of the second epoch."""
+    t = Training(trace)
+    t.prepare()
+
+    def after_step() -> None:
+        if (t.sampler.epoch, t.sampler.position) == (1, BATCH):
+            t.sampler.set_global_batch_size(9)
+
+    for epoch in t.sampler.epochs(EPOCHS):
+        t.train_epoch(epoch, after_step)
+        trace.note("evaluation", epoch, loss=evaluate(t.model), batch=t.sampler.global_batch_size)
+    t.end()

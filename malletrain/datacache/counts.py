@@ -1,16 +1,19 @@
 """Counts of a cache's reads, shared by the processes of one rank: the process itself, its prefetch
 thread and its loader workers.
 
-Each process has a slot of its own in a file in shared memory, so that no count is lost and no lock
-is needed. A later worker with the same number continues the slot.
+Each process has a slot in a file in shared memory. A later worker with the same number continues
+the slot, and may begin while the earlier one is still ending, so a slot is locked while a count is
+added.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
 import tempfile
+import threading
 from dataclasses import dataclass, fields
 from operator import add
 from pathlib import Path
@@ -75,14 +78,12 @@ class SharedCounts:
 
     def __init__(self, folder: Path) -> None:
         _remove_dead(folder)
-        file, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
-        try:
-            os.truncate(file, SLOTS * _SLOT_BYTES)
-            self._map = mmap.mmap(file, SLOTS * _SLOT_BYTES)
-        finally:
-            os.close(file)
+        self._file, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
+        os.truncate(self._file, SLOTS * _SLOT_BYTES)
+        self._map = mmap.mmap(self._file, SLOTS * _SLOT_BYTES)
         self.path = Path(name)
         self._owner = os.getpid()
+        self._use_lock_of_this_process()
 
     def __getstate__(self) -> dict[str, object]:
         return {"path": self.path}
@@ -90,16 +91,30 @@ class SharedCounts:
     def __setstate__(self, state: dict[str, Path]) -> None:
         self.path, self._owner = state["path"], 0
         try:
-            with open(self.path, "r+b") as file:
-                self._map = mmap.mmap(file.fileno(), SLOTS * _SLOT_BYTES)
+            self._file = os.open(self.path, os.O_RDWR)
+            self._map = mmap.mmap(self._file, SLOTS * _SLOT_BYTES)
         except OSError:  # gone: what this process reads is not counted
-            self._map = mmap.mmap(-1, SLOTS * _SLOT_BYTES)
+            self._file, self._map = -1, mmap.mmap(-1, SLOTS * _SLOT_BYTES)
+        self._use_lock_of_this_process()
+
+    def _use_lock_of_this_process(self) -> None:
+        # The lock of the parent may have been held by another thread when it forked.
+        self._pid, self._threads = os.getpid(), threading.Lock()
 
     def add(self, slot: int, counts: ReadCounts) -> None:
         """Add ``counts`` to a slot. ``slot``: number of the process, from 0."""
+        if self._pid != os.getpid():
+            self._use_lock_of_this_process()
         offset = min(slot, SLOTS - 1) * _SLOT_BYTES
-        old = ReadCounts(*_FIELDS.unpack_from(self._map, offset))
-        _FIELDS.pack_into(self._map, offset, *(old + counts).values)
+        with self._threads:
+            if self._file >= 0:  # the kernel's locks are those of a process, not of a thread
+                fcntl.lockf(self._file, fcntl.LOCK_EX, _SLOT_BYTES, offset)
+            try:
+                old = ReadCounts(*_FIELDS.unpack_from(self._map, offset))
+                _FIELDS.pack_into(self._map, offset, *(old + counts).values)
+            finally:
+                if self._file >= 0:
+                    fcntl.lockf(self._file, fcntl.LOCK_UN, _SLOT_BYTES, offset)
 
     def total(self) -> ReadCounts:
         """Return the sum over all processes."""
@@ -114,3 +129,5 @@ class SharedCounts:
     def __del__(self) -> None:
         if hasattr(self, "_owner"):
             self.close()
+            if self._file >= 0:
+                os.close(self._file)

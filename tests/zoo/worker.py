@@ -90,11 +90,11 @@ class JobGate(Gate):
             time.sleep(_LOOK_S)
 
     def _is_told(self) -> bool:
-        if _links:
-            newest = _links[0].newest()
-            return newest is not None and newest.generation > 1 and self._all_checked_in(newest)
         flags = report.open_flags()
-        return flags is not None and flags.drain_request() != 0
+        if flags is not None and flags.drain_request() != 0:
+            return True  # in live mode: the job is suspended until its new nodes are there
+        newest = _links[0].newest() if _links else None
+        return newest is not None and newest.generation > 1 and self._all_checked_in(newest)
 
     def _all_checked_in(self, place: Place) -> bool:
         """Whether the members of the next round have found one another: before, the change waits

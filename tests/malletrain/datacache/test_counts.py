@@ -4,6 +4,7 @@ before it was.
 
 import os
 import pickle
+import threading
 
 from malletrain.datacache.counts import SLOTS, ReadCounts, SharedCounts
 
@@ -35,6 +36,26 @@ def test_each_process_has_a_slot_and_the_sum_is_that_of_all(tmp_path):
     assert counts.path.exists()  # it is the creator's
     counts.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_and_threads_that_share_a_slot_lose_no_count(tmp_path):
+    counts, one, each = SharedCounts(tmp_path), ReadCounts(node_hits=1), 5000
+
+    def add():
+        for _ in range(each):
+            counts.add(3, one)
+
+    if (pid := os.fork()) == 0:
+        add()
+        os._exit(0)
+    threads = [threading.Thread(target=add) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert counts.total() == ReadCounts(node_hits=3 * each)
+    counts.close()
 
 
 def test_the_file_of_a_process_that_was_killed_goes_with_the_next_one(tmp_path):

@@ -11,6 +11,8 @@ repeat both are measured, in alternating order:
 * ``streams N``: N streams at once of ``--tokens`` tokens each: tokens per second of all, and the
   time between tokens.
 
+The processor time of the gateway is shown beside them: it depends less on what else runs.
+
 The ratio of a repeat compares two measurements that follow each other. The table has the median of
 the repeats, and the least and the largest.
 """
@@ -34,6 +36,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -75,8 +78,8 @@ class Row:
 
 
 @contextmanager
-def process(words: list[str], url: str) -> Iterator[None]:
-    """A process that answers at an URL."""
+def process(words: list[str], url: str) -> Iterator[int]:
+    """A process that answers at an URL; yields its id."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-m", *words], env=env) as running:
         try:
@@ -85,7 +88,7 @@ def process(words: list[str], url: str) -> Iterator[None]:
                 if running.poll() is not None or time.monotonic() > deadline:
                     sys.exit(f"{words[0]} does not answer at {url}; its output is above.")
                 time.sleep(0.1)
-            yield
+            yield running.pid
         finally:
             running.terminate()
             running.wait()
@@ -159,10 +162,18 @@ def rows_of(
     )
 
 
+def processor_s(pid: int) -> float:
+    """Processor time of a process, seconds."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def measure(
-    direct: Endpoint, gateway: Endpoint, repeats: int, counts: list[int], tokens: int
+    direct: Endpoint, gateway: Endpoint, pid: int, repeats: int, counts: list[int], tokens: int
 ) -> list[Row]:
-    """Measure both, in alternating order."""
+    """Measure both, in alternating order. ``pid``: of the gateway."""
+    request_ms: list[tuple[float, float]] = []
+    token_us: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     ttfts: list[tuple[float, float]] = []
     rates: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
     tbts: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
@@ -174,9 +185,13 @@ def measure(
 
     both(lambda end: streams(end, 4, 16), 0)  # connections, caches and imports
     for repeat in range(repeats):
+        began_s = processor_s(pid)
         ttfts.append(both(ttft_ms, repeat))
+        request_ms.append((0.0, (processor_s(pid) - began_s) / PROBES * 1000))
         for count in counts:
+            began_s = processor_s(pid)
             a, b = both(lambda end, count=count: streams(end, count, tokens), repeat)
+            token_us[count].append((0.0, (processor_s(pid) - began_s) / count / tokens * 1e6))
             rates[count].append((a[0], b[0]))
             tbts[count].append((a[1], b[1]))
     rows = [
@@ -188,7 +203,10 @@ def measure(
             meets=lambda value: value <= TTFT_TARGET_MS,
         )
     ]
+    rows.append(rows_of("processor time of a request, ms", request_ms, lambda a, b: b))
     for count in counts:
+        name = f"{count} streams, processor time of a token, µs"
+        rows.append(rows_of(name, token_us[count], lambda a, b: b))
         rows.append(
             rows_of(
                 f"{count} streams, tokens/s",
@@ -238,12 +256,12 @@ def main() -> None:
         stack.enter_context(process(words, f"http://{engine}/health"))
         words = ["llmserve.cli", "gateway", "--config", str(configuration)]
         url = f"http://127.0.0.1:{gateway_port}"
-        stack.enter_context(process(words, f"{url}/health"))
+        pid = stack.enter_context(process(words, f"{url}/health"))
         direct, gateway = (
             Endpoint(f"http://{engine}", "simulated"),
             Endpoint(url, "simulated", (key,)),
         )
-        rows = measure(direct, gateway, options.repeats, counts, options.tokens)
+        rows = measure(direct, gateway, pid, options.repeats, counts, options.tokens)
     if options.json:
         about = {"options": vars(options), "load": round(load, 1), "cores": os.cpu_count()}
         print(json.dumps({**about, "rows": [asdict(row) for row in rows]}, indent=1))

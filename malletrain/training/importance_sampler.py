@@ -117,7 +117,9 @@ class ImportanceSampler(ElasticSampler):
         """
         import torch
 
-        sizes, positions, position = [], [], self.position
+        sizes: list[int] = []
+        positions: list[int] = []
+        position = self.position
         while len(sizes) < batches and (batch := self._plan.batch_at(position)):
             sizes.append(batch)
             positions.append(position)

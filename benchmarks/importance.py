@@ -1,11 +1,12 @@
 """Training until a given accuracy with ImportanceSampler and with uniform sampling, both with a
 data cache.
 
-    python -m benchmarks.importance [--data FOLDER] [--seeds 5] [--epochs 8] [--batch 128]
-        [--fractions 0.25 1.0] [--noise 0.0] [--json FILE]
+    python -m benchmarks.importance [--data FOLDER] [--samples 10000] [--seeds 5] [--epochs 10]
+        [--batch 128] [--fractions 0.25 1.0] [--noise 0.0] [--json FILE]
 
-A network with one hidden layer learns Fashion-MNIST. Its accuracy on the test images is measured
-every ``--every`` steps. The contenders have the same initial weights for each seed:
+A network with one hidden layer learns the first ``--samples`` images of Fashion-MNIST. Its accuracy
+on the test images is measured every ``--every`` steps. The contenders have the same initial weights
+for each seed:
 
 * **uniform**: ElasticSampler, each sample once in an epoch;
 * **importance**: ImportanceSampler, losses weighted with ``sampler.weights``;
@@ -115,8 +116,10 @@ class VirtualCache:
         self.seconds += max(self._reading.step_s, read_s)
 
 
-def fashion_mnist(folder: Path) -> Images:
-    """Return the images of the data set in ``folder``."""
+def fashion_mnist(folder: Path, samples: int) -> Images:
+    """Return the first ``samples`` training images and all test images of the data set in
+    ``folder``.
+    """
 
     def numbers(name: str, header: int) -> Any:
         with gzip.open(folder / name) as file:
@@ -125,9 +128,9 @@ def fashion_mnist(folder: Path) -> Images:
     def rows(name: str) -> Any:
         return numbers(name, 16).reshape(-1, 784).float() / 127.5 - 1.0
 
-    labels = numbers("train-labels-idx1-ubyte.gz", 8).long()
+    labels = numbers("train-labels-idx1-ubyte.gz", 8).long()[:samples]
     return Images(
-        rows("train-images-idx3-ubyte.gz"),
+        rows("train-images-idx3-ubyte.gz")[:samples].clone(),
         labels,
         rows("t10k-images-idx3-ubyte.gz"),
         numbers("t10k-labels-idx1-ubyte.gz", 8).long(),
@@ -290,10 +293,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data/fashion_mnist"))
+    parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--every", type=int, default=40)
+    parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--fractions", type=float, nargs="+", default=[0.25, 1.0])
     parser.add_argument("--noise", type=float, default=0.0)
     parser.add_argument("--step-ms", type=float, default=20.0)
@@ -303,7 +307,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = existing(args.data, "--data", "Fashion-MNIST's train-images-idx3-ubyte.gz")
     torch.set_num_threads(1)
-    images = with_wrong_labels(fashion_mnist(folder), args.noise)
+    images = with_wrong_labels(fashion_mnist(folder, args.samples), args.noise)
     reading = ReadingModel(args.step_ms / 1e3, args.read_ms / 1e3, args.readers)
     curves: dict[str, list[Curve]] = {contender: [] for contender in CONTENDERS}
     for seed in range(args.seeds):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import signal
 import statistics
@@ -175,7 +176,7 @@ async def streams_case(item: str, streams: int, tokens: int, period_s: float) ->
             await asyncio.gather(*starts, return_exceptions=True)
         counts = live.counts()
     stalls = sorted(records.stalls_s) or [0.0]
-    p50, p99 = statistics.median(stalls), stalls[int(0.99 * (len(stalls) - 1))]
+    p50, p99 = statistics.median(stalls), stalls[math.ceil(0.99 * len(stalls)) - 1]
     again = counts.repeated_tokens / max(1, counts.generated_tokens)
     rows = [
         Measure(item, "replicas killed", kills),

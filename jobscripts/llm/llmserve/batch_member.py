@@ -11,7 +11,7 @@ from pathlib import Path
 from llmserve.batch_input import BatchInput
 from llmserve.batch_leader import BatchLeader
 from llmserve.batch_store import BatchFolder, BatchFolderError, Epoch, Manifest
-from llmserve.election import Heartbeat, should_dispatch
+from llmserve.election import DispatcherSilence, should_dispatch
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.model_tokenizer import tokenizer_of
 from llmserve.policies import Fcfs
@@ -57,7 +57,7 @@ class BatchMember:
         self._manifest: Manifest = manifest
         self._tokenizer: Tokenizer = tokenizer_of(options.tokenizer)
         self._requests: BatchInput | None = None
-        self._heartbeat = Heartbeat()
+        self._silence = DispatcherSilence()
 
     async def run(self) -> None:
         """Serve until the output is there.
@@ -98,7 +98,7 @@ class BatchMember:
         newest = self._folder.newest_epoch()
         owner, number = ("", 0) if newest is None else (newest.owner, newest.number)
         sign = (number, self._folder.status().get("at"))
-        silent_s = self._heartbeat.silent_s(sign, time.monotonic())
+        silent_s = self._silence.silent_s(sign, time.monotonic())
         if owner == group.me.address:
             owner = ""  # a process before this one at the same port, or this one before it resigned
         if not should_dispatch(group.members, group.me, owner, silent_s):

@@ -14,7 +14,7 @@ SILENCE_S = 60.0
 """Seconds after which a dispatcher that shows no progress is replaced."""
 
 
-class Heartbeat:
+class DispatcherSilence:
     """How long ago the dispatcher last showed that it works."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from llmserve.batch_command import BatchSubmission, status_lines, submit_batch
 from llmserve.batch_input import BatchInput, BatchInputError
 from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.batch_store import BatchFolder, BatchFolderError, BatchRecord, Manifest
-from llmserve.election import SILENCE_S, Heartbeat, should_dispatch
+from llmserve.election import SILENCE_S, DispatcherSilence, should_dispatch
 from llmserve.engines import PROFILES
 from llmserve.replica_process import ReplicaOptions
 from llmserve.simulated_model import complete_until, detokenize, digest_of, generate
@@ -201,19 +201,19 @@ def test_the_first_that_stays_dispatches_when_nobody_does(members, me, owner, di
 
 
 def test_a_dispatcher_that_stands_still_is_replaced():
-    view, heartbeat = [member(name) for name in "abc"], Heartbeat()
-    assert heartbeat.silent_s((1, 5.0), 100.0) == 0.0
-    assert heartbeat.silent_s((1, 5.0), 130.0) == 30.0
+    view, silence = [member(name) for name in "abc"], DispatcherSilence()
+    assert silence.silent_s((1, 5.0), 100.0) == 0.0
+    assert silence.silent_s((1, 5.0), 130.0) == 30.0
     assert not should_dispatch(view, member("b"), "a:1", 30.0)
-    silent_s = heartbeat.silent_s((1, 5.0), 100.0 + SILENCE_S)
+    silent_s = silence.silent_s((1, 5.0), 100.0 + SILENCE_S)
     assert should_dispatch(view, member("b"), "a:1", silent_s)
     assert not should_dispatch(view, member("c"), "a:1", silent_s)
     assert not should_dispatch(view, member("a"), "a:1", silent_s)
-    assert heartbeat.silent_s((2, 5.0), 100.0 + SILENCE_S) == 0.0
+    assert silence.silent_s((2, 5.0), 100.0 + SILENCE_S) == 0.0
 
 
-def options(folder: BatchFolder) -> MemberOptions:
-    replica = ReplicaOptions(PROFILES["simulated"], "simulated", "simulated", 8, 2_000)
+def options(folder: BatchFolder, command: tuple[str, ...] = PROFILES["simulated"]) -> MemberOptions:
+    replica = ReplicaOptions(command, "simulated", "simulated", 8, 2_000)
     return MemberOptions(folder.output, replica, "simulated", worth=1.0, max_nodes=2)
 
 
@@ -269,8 +269,9 @@ def test_a_process_that_is_ended_saves_what_it_has(tmp_path, importable):
     folder = created(tmp_path, [request(1, body={**request(1)["body"], "max_tokens": 1_000})])
 
     async def cut() -> None:
-        task = asyncio.create_task(BatchMember(options(folder)).run())
-        await until_async(lambda: folder.status().get("running"), "it runs")
+        slow = (*PROFILES["simulated"], "--step-s", "0.05")
+        task = asyncio.create_task(BatchMember(options(folder, slow)).run())
+        await until_async(lambda: folder.status().get("generated_tokens", 0) > 5, "it runs")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -36,6 +36,9 @@ def train(batch):
     values, numbers = batch
     assert torch.equal(values[:, 0], numbers.float()), "bytes of another sample"
     time.sleep(0.02)
+    for _ in range(400 if sampler.epoch == {EPOCHS - 1} else 0):  # it must not end by itself
+        if not os.path.exists("go"):
+            time.sleep(0.02)
     return [f"{{sampler.epoch}} {{number}}\\n" for number in numbers.tolist()]
 
 def note(lines):
@@ -105,9 +108,11 @@ def test_samples_stay_in_memory_while_nodes_come_and_go(tmp_path, mode):
         agent = embedded.agents()[embedded.job(job).nodes[-1]]
         agent.send_signal(signal.SIGTERM)
         embedded.until(lambda: gone(agent), "the agent has gone")
-        embedded.until(lambda: embedded.show(job).data, "the counts are known")
-        (view,) = embedded.show(job).data
-        assert view.memory_bytes > 0
+        embedded.until(
+            lambda: any(view.memory_bytes > 0 for view in embedded.show(job).data),
+            "samples are in memory, and the counts are known",
+        )
+        (embedded.work / "go").touch()
         done = embedded.until_state(job, "completed", "failed")
         assert done.state == "completed", embedded.show(job).failure
         every = {f"{epoch} {n}" for epoch in range(EPOCHS) for n in range(SAMPLES)}

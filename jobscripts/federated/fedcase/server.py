@@ -24,7 +24,7 @@ from typing import Any
 from fedcase.flower import FlowerMissingError, environment, program, split_arguments
 from fedcase.options import TrainingOptions
 from fedcase.ratio import RULES
-from fedcase.state import TrainingStateError, last_round, lock
+from fedcase.state import LOCK, TrainingStateError, end_holder, last_round, lock
 from fedcase.task import load_task
 from malletrain.launch.supervisor import die_with_parent
 
@@ -191,6 +191,7 @@ class FederatedServer:
     # --- the SuperLink ---
 
     def _start_superlink(self) -> None:
+        end_holder(self._folder / LOCK)
         parent = os.getpid()
         with self.log.open("ab") as log:
             self._superlink = subprocess.Popen(

@@ -7,10 +7,12 @@ of them never make the same round.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
 import os
+import signal
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +47,20 @@ def lock(path: Path) -> int:
             f"Another server trains with the state in {path.parent}. Wait until it has ended, or "
             "name another folder."
         ) from None
+    os.ftruncate(file, 0)
+    os.write(file, str(os.getpid()).encode())
     return file
+
+
+def end_holder(path: Path) -> None:
+    """Kill the process that has locked a file, if there is one, such as a run whose SuperLink has
+    died. What it has not saved does not count.
+    """
+    try:
+        os.close(lock(path))
+    except TrainingStateError:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 class StateFolder:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
-from fedcase.state import FILE, StateFolder, TrainingStateError, last_round, load
+from fedcase.state import FILE, LOCK, StateFolder, TrainingStateError, end_holder, last_round, load
 from fedcase.training_state import RoundRecord, new_state
+
+from tests.jobscripts.federated.flower_environment import environment
 
 
 def rounds(*numbers):
@@ -61,6 +66,24 @@ def test_one_server_at_a_time(tmp_path):
         pytest.raises(TrainingStateError, match="Another server trains with"),
     ):
         other.__enter__()
+    with StateFolder(tmp_path) as folder:
+        assert folder.load() is None
+
+
+def test_the_run_of_a_dead_superlink_is_ended(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from fedcase.state import lock; "
+        "lock(Path(sys.argv[1])); print('locked', flush=True); time.sleep(3600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / LOCK)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+    ) as process:
+        process.stdout.readline()
+        end_holder(tmp_path / LOCK)
+        assert process.wait() == -signal.SIGKILL
+    end_holder(tmp_path / LOCK)  # nobody has it
     with StateFolder(tmp_path) as folder:
         assert folder.load() is None
 

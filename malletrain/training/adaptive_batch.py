@@ -325,7 +325,8 @@ class AdaptiveBatch:
 
 
 def _squared_norm(values: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(values, dtype=torch.float64).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
+    return norm.square()
 
 
 def _from_successive(

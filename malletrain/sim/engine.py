@@ -471,9 +471,7 @@ class Simulation:
         if isinstance(command, KeepScalingModel):
             self._reports.keep(run.job, command)
             return []
-        if (
-            run.ended_at is not None
-        ):  # it ended at this instant, with the event that led to the command
+        if run.ended_at is not None:  # at this instant, with the event that led to the command
             return []
         if isinstance(command, LossExpected):
             run.expects_loss(command.in_s, self.now)

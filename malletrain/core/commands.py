@@ -105,7 +105,7 @@ class LossExpected:
 
 
 @dataclass(frozen=True)
-class AdviseBatch:
+class BatchAdvised:
     """The global batch, in samples, suits the job's nodes. Sent when it has changed, and after each
     change of nodes.
     """
@@ -133,5 +133,5 @@ Command = (
     | Announce
     | KeepScalingModel
     | LossExpected
-    | AdviseBatch
+    | BatchAdvised
 )

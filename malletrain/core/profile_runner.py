@@ -22,7 +22,7 @@ from jpa import (
     SetSize,
 )
 from jpa.costs import RESCALE_KINDS
-from malletrain.core.commands import AdviseBatch, Announce, Command, KeepScalingModel
+from malletrain.core.commands import Announce, BatchAdvised, Command, KeepScalingModel
 from malletrain.core.events import (
     BatchReported,
     JobState,
@@ -411,7 +411,7 @@ class ProfileRunner:
         if size == job.advised_batch and not again:
             return []
         self._state.advise(job, size)
-        return [AdviseBatch(job.submitted.job, size)]
+        return [BatchAdvised(job.submitted.job, size)]
 
 
 def _differs(before: ScalingCurve, after: ScalingCurve) -> bool:

@@ -19,8 +19,8 @@ from enum import IntEnum
 import numpy as np
 
 from malletrain.core.commands import (
-    AdviseBatch,
     Announce,
+    BatchAdvised,
     Command,
     KeepScalingModel,
     LossExpected,
@@ -464,19 +464,15 @@ class Simulation:
                 self._leased.discard(name)
                 self._offer(name)
             return []
-        # All simulated jobs have one owner, so no node is ever reclaimed.
-        if isinstance(command, Stop | ReclaimNodes):
+        # All simulated jobs have one owner, so no node is ever reclaimed. They keep their batch.
+        if isinstance(command, Stop | ReclaimNodes | BatchAdvised):
             return []
         run = self.runs[command.job]
         if isinstance(command, KeepScalingModel):
             self._reports.keep(run.job, command)
             return []
-        if (
-            run.ended_at is not None
-        ):  # it ended at this instant, with the event that led to the command
+        if run.ended_at is not None:  # at this instant, with the event that led to the command
             return []
-        if isinstance(command, AdviseBatch):
-            return []  # model jobs keep their batch
         if isinstance(command, LossExpected):
             run.expects_loss(command.in_s, self.now)
             self._schedule_end(run)

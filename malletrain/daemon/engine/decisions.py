@@ -12,8 +12,8 @@ from typing import Protocol
 
 from jpa import ProfileResult
 from malletrain.core.commands import (
-    AdviseBatch,
     Announce,
+    BatchAdvised,
     Command,
     KeepScalingModel,
     LossExpected,
@@ -149,7 +149,7 @@ class Decisions:
         elif isinstance(command, LossExpected):
             for node in runs[command.job].rounds.members[:1]:
                 self._state.agents.tell(node, messages.ExpectLoss(command.job, command.in_s))
-        elif isinstance(command, AdviseBatch):
+        elif isinstance(command, BatchAdvised):
             for node in runs[command.job].rounds.members[:1]:
                 self._state.agents.tell(node, messages.AdviseBatch(command.job, command.size))
         elif isinstance(command, Suspend):

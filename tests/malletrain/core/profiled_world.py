@@ -9,8 +9,8 @@ import heapq
 from allocator import RescaleCost
 from jpa import Advisor
 from malletrain.core.commands import (
-    AdviseBatch,
     Announce,
+    BatchAdvised,
     KeepScalingModel,
     ReleaseLeases,
     Rescale,
@@ -144,7 +144,7 @@ class ProfiledWorld(World):
         if isinstance(command, Announce):
             self.announcements.append(command)
             return
-        if isinstance(command, AdviseBatch):
+        if isinstance(command, BatchAdvised):
             self.advised.append(command)
             return
         if isinstance(command, KeepScalingModel):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allocator import NodeInfo, ScalingCurve
 from jpa import MeasuredCurve
-from malletrain.core.commands import AdviseBatch
+from malletrain.core.commands import BatchAdvised
 from malletrain.core.events import BatchReported
 from malletrain.core.goodput import (
     MIN_ADVANTAGE,
@@ -279,7 +279,7 @@ def test_another_batch_that_nobody_states_is_profiled():
 
 
 def advice(w, event):
-    return [c for c in w.controller.handle(event, w.now) if isinstance(c, AdviseBatch)]
+    return [c for c in w.controller.handle(event, w.now) if isinstance(c, BatchAdvised)]
 
 
 def test_the_bids_of_a_job_are_goodput_once_its_noise_is_known():
@@ -307,12 +307,12 @@ def test_the_batch_that_suits_its_nodes_is_advised_to_a_job():
     w.run(30)
     nodes = len(w.controller.jobs["a"].nodes)
     assert not advice(w, BatchReported("a", BatchState(BASE, BASE)))
-    assert advice(w, BatchReported("a", noisy(1e9))) == [AdviseBatch("a", MOST)]
+    assert advice(w, BatchReported("a", noisy(1e9))) == [BatchAdvised("a", MOST)]
     assert not advice(w, BatchReported("a", noisy(0.99e9)))
-    assert advice(w, BatchReported("a", noisy(0.0))) == [AdviseBatch("a", BASE)]
+    assert advice(w, BatchReported("a", noisy(0.0))) == [BatchAdvised("a", BASE)]
     w.do(BatchReported("a", noisy(1e9)))
     w.take(sorted(w.running["a"])[0])
     w.run(60, until=lambda: w.running["a"] and "a" not in w.rescaling)
     assert len(w.running["a"]) == nodes - 1
     again = [command for command in w.advised if command.job == "a"]
-    assert again[-1] == AdviseBatch("a", MOST), "its first node may be another one"
+    assert again[-1] == BatchAdvised("a", MOST), "its first node may be another one"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from malletrain.core.commands import AdviseBatch, LossExpected
+from malletrain.core.commands import BatchAdvised, LossExpected
 from malletrain.daemon.engine.decisions import Decisions
 from malletrain.protocol import messages, wire
 from scavenger.batch.gap_memory import GapMemory
@@ -43,7 +43,7 @@ def test_the_node_of_rank_0_hears_which_batch_suits_the_nodes():
     agents = Agents()
     runs = {"j1": SimpleNamespace(rounds=SimpleNamespace(members=("n3", "n1")))}
     decisions = Decisions(SimpleNamespace(runs=runs, agents=agents), None, None)
-    decisions.carry_out(AdviseBatch("j1", 512), 0.0)
+    decisions.carry_out(BatchAdvised("j1", 512), 0.0)
     message = messages.AdviseBatch("j1", 512)
     assert agents.messages == [("n3", message)]
     assert wire.decode(wire.encode(message)) == message

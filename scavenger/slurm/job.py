@@ -306,6 +306,7 @@ while [ -n "$later" ]; do
     while [ "$times" -gt 0 ]; do counts="$counts $count" times=$((times - 1)); done
 done
 set -- $counts
+exec 4>&1
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     cpus=${{1:-1}}
     if [ $# -gt 0 ]; then shift; fi
@@ -313,13 +314,15 @@ for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
 {CHOICE}
 export MALLETRAIN_NODE="$node"
 exec srun --nodes=1 --ntasks=1 --nodelist="$node" --cpus-per-task="$cpus" --cpu-bind=none --mem=0 \\
-    --input=none --unbuffered --quiet --export=ALL "$@"
+    --input=none --unbuffered --quiet --export=ALL "$@" 5>&1 >&4 4>&-
     ) &
-done
-wait
+done | cat >/dev/null
 """
 """Script of a block on its first node. It starts the agent of each node as a separate step, so that
 one of them can be signalled, and its node released, without the others.
+
+Each srun has the pipe to ``cat`` open until it ends. The script does not use ``wait``: Slurm 25.05
+starts it with SIGCHLD blocked, and the ``wait`` of dash then never returns.
 """
 
 

@@ -144,9 +144,11 @@ bound_memory = false
 
 def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
     slurm = cluster(2, **SHARED)
-    gpu = ("--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300")
-    main = slurm.submit("sleep 600", *gpu)
-    slurm.submit("sleep 600", "--nodelist=n2", "--gres=gpu:3", "--cpus-per-task=1", "--mem=1700")
+    # Their time limit of a minute would end them on a busy machine.
+    gpu = ("--nodelist=n1", "--gres=gpu:1", "--cpus-per-task=2", "--mem=300", "--time=60")
+    three = ("--nodelist=n2", "--gres=gpu:3", "--cpus-per-task=1", "--mem=1700", "--time=60")
+    main = slurm.submit("sleep 3600", *gpu)
+    slurm.submit("sleep 3600", *three)
     slurm.until(
         lambda: [state for state, _, _ in slurm.jobs().values()] == ["RUNNING"] * 2, "they run"
     )
@@ -156,7 +158,7 @@ def test_a_job_trains_on_the_idle_gpus_of_a_node_that_others_use(cluster, root):
         names = {"n1/gpu.0", "n1/gpu.1", "n1/gpu.2", "n2/gpu.0"}
         assert set(site.job(job).nodes) == names
         site.until_samples(job, 50)
-        second = slurm.submit("sleep 600", *gpu)
+        second = slurm.submit("sleep 3600", *gpu)
         slurm.until(lambda: slurm.jobs()[second][0] == "RUNNING", "the main job runs")
         site.until(lambda: len(site.job(job).nodes) == 3, "the job goes on with the others")
         site.until_samples(job, site.job(job).samples + 50)

@@ -37,7 +37,7 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
 
         job = client.submit(
             SERVE,
-            ["--model", "simulated", "--slots", "8"],
+            ["--model", "simulated", "--engine", "simulated", "--slots", "8"],
             service=True,
             value=value,
             nodes="1:2",

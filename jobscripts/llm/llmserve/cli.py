@@ -40,8 +40,7 @@ def add_replica_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--engine",
         choices=sorted(PROFILES),
-        default="simulated",
-        help="whose command is used if none is given (default: simulated)",
+        help="whose command is used if none is given; simulated answers with invented words",
     )
     options.add_argument("--slots", type=int, default=64, help="requests at once (default 64)")
     options.add_argument(
@@ -63,6 +62,11 @@ def replica_options(
     for name in ("slots", "kv_tokens", "loads_at_once"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1.")
+    if not command and options.engine is None:
+        parser.error(
+            "No engine is named. Use --engine vllm, or a command after --, or, to try llmserve "
+            "without a model, --engine simulated."
+        )
     return ReplicaOptions(
         tuple(command) or PROFILES[options.engine],
         options.model,

@@ -13,7 +13,7 @@ from llmserve.replica_process import ReplicaOptions
 @pytest.mark.parametrize(
     ("words", "command", "tokenizer"),
     [
-        ([], PROFILES["simulated"], "simulated"),
+        (["--engine", "simulated"], PROFILES["simulated"], "simulated"),
         (["--engine", "vllm"], PROFILES["vllm"], "/models/m"),
         (["--engine", "vllm", "--tokenizer", "/t"], PROFILES["vllm"], "/t"),
         (["--", "my-engine", "{socket}"], ("my-engine", "{socket}"), "/models/m"),
@@ -57,13 +57,16 @@ def test_a_batch_that_is_not_there_is_named(tmp_path, capsys):
     assert error == f"llmserve status: {tmp_path}/out.jsonl.parts has no batch.\n"
 
 
+SIMULATED = ("batch", "--model", "m", "--engine", "simulated")
+
+
 def test_an_output_of_something_else_is_not_overwritten(tmp_path, capsys):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(
         '{"custom_id": "a", "url": "/v1/completions", "body": {"model": "m", "prompt": "Hi"}}\n'
     )
     output.write_text("mine")
-    assert cli.main(["batch", "--model", "m", str(source), str(output)]) == 1
+    assert cli.main([*SIMULATED, str(source), str(output)]) == 1
     assert f"{output} is there already" in capsys.readouterr().err
     assert output.read_text() == "mine"
 
@@ -73,6 +76,13 @@ def test_a_number_below_one_is_refused(option, capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--model", "m", option, "0"])
     assert f"{option} must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["serve"], ["batch", "in.jsonl", "out.jsonl"]])
+def test_nobody_gets_the_words_of_the_simulated_engine_unasked(words, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--model", "/models/m"])
+    assert "No engine is named" in capsys.readouterr().err
 
 
 def test_a_command_without_a_socket_is_refused(capsys):

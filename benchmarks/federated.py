@@ -41,9 +41,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-# Each virtual node is one thread; more of them within one node would wait for each other.
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
 import numpy as np
 from fedcase.clients import after_round
 from fedcase.coordinator import Coordinator, NodeReport
@@ -354,9 +351,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.samples_per_s,
         options.seed,
     )
+    # Each virtual node is one thread; more of them within one node would wait for each other.
+    from threadpoolctl import threadpool_limits
+
     rows = []
     for contender in options.contenders:
-        rows.append(run(contender, task, setting))
+        with threadpool_limits(1):
+            rows.append(run(contender, task, setting))
         print(json.dumps(asdict(rows[-1])), file=sys.stderr, flush=True)
     print(show(rows))
     if options.json:

@@ -15,7 +15,7 @@ import pytest
 import benchmarks
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-NOT_FOR_PEOPLE = {"stub_launcher", "farm_task", "hyperqueue_farm"}
+NOT_FOR_PEOPLE = {"stub_launcher", "farm_task", "hyperqueue_farm", "train_batching"}
 """Started by the agent or by other benchmarks, with arguments of their own."""
 
 

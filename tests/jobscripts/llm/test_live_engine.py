@@ -128,6 +128,8 @@ def test_streams_survive_their_engines(has_notice):
         assert shell.ends[request.name].state is RequestState.DONE
         assert tuple(shell.streams[request.name]) == answer(request)
     if has_notice:
-        assert (shell.dispatcher.losses, shell.dispatcher.repeated_tokens) == (0, 0)
+        assert shell.dispatcher.losses == 0
+        # A token that is on its way while its stream moves is computed again.
+        assert shell.dispatcher.repeated_tokens <= shell.dispatcher.moves
     else:
         assert shell.dispatcher.losses > 0

@@ -13,24 +13,13 @@ import psutil
 import pytest
 from llmserve.batch_store import BatchFolder
 from llmserve.cli import main
+from llmserve.engines import PROFILES
 from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
 
 from tests.integration.embedded import Site, site
 
 LINES = 300
-ENGINE = (
-    "{python}",
-    "-m",
-    "llmserve.simulated_server",
-    "--socket",
-    "{socket}",
-    "--model",
-    "{name}",
-    "--slots",
-    "{slots}",
-    "--step-s",
-    "0.02",
-)
+ENGINE = (*PROFILES["simulated"], "--step-s", "0.02")
 
 
 def tokens(number: int) -> int:

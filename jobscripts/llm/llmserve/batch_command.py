@@ -65,6 +65,8 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
         RuntimeError: the daemon cannot be reached, or refuses the job.
     """
     tokenizer = tokenizer_of(options.tokenizer)
+    if not options.requests.is_file():
+        raise ValueError(f"There is no file {options.requests}; name the file with the requests.")
     requests = BatchInput(options.requests)
     try:
         requests.check((options.name,), tokenizer)

@@ -1,6 +1,4 @@
-"""The lines of a batch, as the OpenAI batch API has them: read, and checked before any node is
-asked for.
-"""
+"""The file of a batch's requests, read line by line and checked; names and errors of answers."""
 
 from __future__ import annotations
 
@@ -9,8 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from llmserve.batch_lines import BatchCheck, BatchLine, LineError, read_line
 from llmserve.client_bodies import PATHS, ClientOrder, read_client_body
 from llmserve.openai_messages import ApiRefusal
 from llmserve.text import Tokenizer
@@ -23,15 +20,6 @@ TOO_LONG = "context_length_exceeded"
 
 class BatchInputError(ValueError):
     """The input of a batch is wrong; the message names the lines."""
-
-
-class BatchLine(msgspec.Struct, kw_only=True):
-    """One line of the input."""
-
-    custom_id: str
-    method: str = "POST"
-    url: str
-    body: msgspec.Raw
 
 
 class BatchInput:
@@ -75,10 +63,10 @@ class BatchInput:
             index: from 0.
 
         Raises:
-            msgspec.DecodeError: the line is wrong.
+            LineError: it is none.
         """
         self._file.seek(self._offsets[index])
-        return msgspec.json.decode(self._file.readline(), type=BatchLine)
+        return read_line(self._file.readline())
 
     def order(
         self,
@@ -91,10 +79,11 @@ class BatchInput:
 
         Raises:
             ApiRefusal: it is wrong, or too long.
+            LineError: the line is no request.
         """
         line = self.line(index)
         order = read_client_body(
-            bytes(line.body),
+            line.body,
             line.url,
             models=models,
             tokenizer=tokenizer,
@@ -121,52 +110,22 @@ class BatchInput:
             raise BatchInputError(f"{self.path} is not submitted. Mend these lines:\n{text}")
 
     def _problems(self, models: Collection[str], tokenizer: Tokenizer) -> Iterator[str]:
-        seen: dict[str, int] = {}
+        lines = BatchCheck(PATHS, models)
         for index, number in enumerate(self.numbers):
             try:
                 line = self.line(index)
-                _check_line(line)
-                first = seen.setdefault(line.custom_id, number)
-                if first != number:
-                    sentence = f"custom_id {line.custom_id!r} is that of line {first} too."
-                    raise ApiRefusal(400, sentence, "duplicate_custom_id")
-                body = bytes(line.body)
-                order = read_client_body(body, line.url, models=models, tokenizer=tokenizer)
-                if order.stream:
-                    raise ApiRefusal(400, "stream is true; a batch has no streams.", "stream")
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                yield f"line {number}: {error}."
+                lines.check(number, line)
+                read_client_body(line.body, line.url, models=models, tokenizer=tokenizer)
+            except LineError as error:
+                yield f"Line {number}: {error}."
             except ApiRefusal as refusal:
-                yield f"line {number}: {refusal.sentence}"
-
-
-def _check_line(line: BatchLine) -> None:
-    if not line.custom_id:
-        raise ApiRefusal(400, "custom_id is empty.", "invalid_custom_id")
-    if line.method != "POST":
-        raise ApiRefusal(400, f"The method is {line.method!r}; it must be POST.", "invalid_method")
-    if line.url not in PATHS:
-        sentence = f"The url is {line.url!r}; possible: {', '.join(PATHS)}."
-        raise ApiRefusal(400, sentence, "invalid_url")
-
-
-def response_line(custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the line of an answer, as the OpenAI batch API has it. Its names depend on nothing
-    but ``custom_id``, so that a batch that was disturbed ends with the same lines.
-    """
-    name = _name(custom_id)
-    return {
-        "id": f"batch_req_{name}",
-        "custom_id": custom_id,
-        "response": {"status_code": 200, "request_id": f"req_{name}", "body": body},
-        "error": None,
-    }
+                yield f"Line {number}: {refusal.sentence}"
 
 
 def error_line(custom_id: str, code: str, sentence: str) -> dict[str, Any]:
     """Returns the line of a request that has no answer."""
     return {
-        "id": f"batch_req_{_name(custom_id)}",
+        "id": f"batch_req_{name_of(custom_id)}",
         "custom_id": custom_id,
         "response": None,
         "error": {"code": code, "message": sentence},
@@ -175,8 +134,11 @@ def error_line(custom_id: str, code: str, sentence: str) -> dict[str, Any]:
 
 def answer_name(custom_id: str, *, is_chat: bool) -> str:
     """Returns the name of an answer."""
-    return f"{'chatcmpl' if is_chat else 'cmpl'}-{_name(custom_id)}"
+    return f"{'chatcmpl' if is_chat else 'cmpl'}-{name_of(custom_id)}"
 
 
-def _name(custom_id: str) -> str:
+def name_of(custom_id: str) -> str:
+    """Returns the name of what answers a request. It depends on nothing else, so that a batch that
+    was disturbed ends with the same lines.
+    """
     return hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]

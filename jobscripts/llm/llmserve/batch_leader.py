@@ -15,13 +15,8 @@ from typing import Any
 import msgspec
 
 from llmserve.answers import AnswerResult, AnswerStream
-from llmserve.batch_input import (
-    BatchInput,
-    BatchLine,
-    answer_name,
-    error_line,
-    response_line,
-)
+from llmserve.batch_input import BatchInput, answer_name, error_line, name_of
+from llmserve.batch_lines import BatchLine, response_line
 from llmserve.batch_store import BatchFolder, BatchRecord, Epoch, Manifest
 from llmserve.client_bodies import ClientOrder
 from llmserve.live_dispatcher import LiveDispatcher
@@ -124,7 +119,7 @@ class BatchLeader:
                 await asyncio.sleep(FLUSH_S)
         except asyncio.CancelledError:
             # The process is to end. What is written now need not be generated again.
-            self._folder.append(self._epoch, [*self._records, *self._partial()])
+            self._folder.append(self._epoch, [*self._records, *self._partial()[0]])
             raise
         finally:
             feeder.cancel()
@@ -176,8 +171,9 @@ class BatchLeader:
         if result.state is RequestState.DONE:
             self._answered += 1
             body = result.body or self._body(line, order, result)
-            answer = msgspec.json.encode(response_line(line.custom_id, body))
-            self._records.append(BatchRecord(index, answer=msgspec.Raw(answer)))
+            answer = response_line(name_of(line.custom_id), line.custom_id, 200, body)
+            text = msgspec.json.encode(answer)
+            self._records.append(BatchRecord(index, answer=msgspec.Raw(text)))
         elif result.state is not RequestState.CANCELLED:
             code = result.refusal.limit if result.refusal is not None else "failed"
             self._fail(index, line.custom_id, code, result.sentence)
@@ -208,26 +204,33 @@ class BatchLeader:
     async def _write(self, *, is_last: bool) -> bool:
         """Write what there is. Returns whether this epoch is current."""
         now = time.monotonic()
-        records, self._records = self._records, []
+        ended, partial, saved = len(self._records), list[BatchRecord](), dict[int, int]()
         if is_last or now - self._saved_at >= SAVE_S:
             self._saved_at = now
-            records += self._partial()
+            partial, saved = self._partial()
         if is_last or now - self._status_at >= STATUS_S:
             self._status_at = now
             await asyncio.to_thread(self._folder.write_status, self._status())
-        return await asyncio.to_thread(self._folder.append, self._epoch, records)
+        records = [*self._records[:ended], *partial]
+        is_current = await asyncio.to_thread(self._folder.append, self._epoch, records)
+        # Only now: who is cancelled before writes them again, and a second record changes nothing.
+        del self._records[:ended]
+        self._saved.update({index: n for index, n in saved.items() if index in self._saved})
+        return is_current
 
-    def _partial(self) -> list[BatchRecord]:
-        """The ids that came since they were saved last."""
-        records = []
+    def _partial(self) -> tuple[list[BatchRecord], dict[int, int]]:
+        """Returns the ids that came since they were saved last, and the index of each request → the
+        number of its ids that are on disk afterwards.
+        """
+        records, saved = [], {}
         for index, count in self._saved.items():
             ids = self._live.generated(f"line-{index}")
             # After a loss fewer may be there than were saved: they are saved again from there.
             start = min(count, len(ids))
             if len(ids) != count:
                 records.append(BatchRecord(index, start=start, ids=list(ids[start:])))
-                self._saved[index] = len(ids)
-        return records
+                saved[index] = len(ids)
+        return records, saved
 
     def _status(self) -> dict[str, Any]:
         counts = self._live.counts()

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from llmserve import batch_leader
 from llmserve.batch_command import BatchSubmission, status_lines, submit_batch
 from llmserve.batch_input import BatchInput, BatchInputError
 from llmserve.batch_member import BatchMember, MemberOptions
@@ -22,6 +24,7 @@ from msgspec import Raw
 
 from malletrain.membership import Member
 from tests.jobscripts.llm.live import until_async
+from tests.waiting import PATIENCE_S
 
 TOKENIZER = SimulatedTokenizer()
 
@@ -63,19 +66,28 @@ def created(tmp_path: Path, lines: list[object]) -> BatchFolder:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"custom_id": ', "line 2: Input data was truncated"),
-        ("[1]", "line 2: Expected `object`"),
+        ('{"custom_id": ', "Line 2: it is no request: Input data was truncated"),
+        ("[1]", "Line 2: it is no request: Expected `object`"),
         (
             {"url": "/v1/completions", "body": {}},
-            "line 2: Object missing required field `custom_id`",
+            "Line 2: it is no request: Object missing required field `custom_id`",
         ),
-        (request(2, custom_id=""), "line 2: custom_id is empty"),
-        (request(1), "line 2: custom_id 'c1' is that of line 1 too"),
-        (request(2, url="/v1/embeddings"), "line 2: The url is '/v1/embeddings'"),
-        (request(2, method="GET"), "line 2: The method is 'GET'"),
-        (request(2, body={"model": "gpt"}), "line 2: There is no model 'gpt'; served: simulated"),
-        (request(2, body={"model": "simulated", "prompt": "a", "stream": True}), "line 2: stream"),
-        (request(2, body={"model": "simulated"}), "line 2: The body has no prompt"),
+        (request(2, custom_id=""), "Line 2: custom_id is empty"),
+        (request(1), "Line 2: custom_id 'c1' is that of line 1 too"),
+        (
+            request(2, url="/v1/embeddings"),
+            "Line 2: it is POST /v1/embeddings, and the batch is POST /v1/c",
+        ),
+        (
+            request(2, method="GET"),
+            "Line 2: it is GET /v1/completions, and the batch is POST /v1/c",
+        ),
+        (request(2, body={"model": "gpt"}), "Line 2: there is no model 'gpt'; served: simulated"),
+        (
+            request(2, body={"model": "simulated", "prompt": "a", "stream": True}),
+            "Line 2: stream is true",
+        ),
+        (request(2, body={"model": "simulated"}), "Line 2: The body has no prompt"),
     ],
 )
 def test_a_wrong_line_is_refused_before_any_node_is_asked_for(
@@ -87,17 +99,24 @@ def test_a_wrong_line_is_refused_before_any_node_is_asked_for(
     options = BatchSubmission(path, output, "simulated", "simulated", "simulated", "1:2", "")
     with pytest.raises(BatchInputError) as error:
         submit_batch(options, [])
-    assert [x for x in str(error.value).splitlines() if x.startswith("line")] == [
+    assert [x for x in str(error.value).splitlines() if x.startswith("Line")] == [
         x for x in str(error.value).splitlines()[1:] if x.startswith(sentence)
     ]
     assert not BatchFolder(output).path.exists()
+
+
+def test_requests_that_are_not_there_are_named(tmp_path):
+    path = tmp_path / "none.jsonl"
+    options = BatchSubmission(path, tmp_path / "out.jsonl", "m", "m", "simulated", "1:2", "")
+    with pytest.raises(ValueError, match=f"There is no file {path}; name the file"):
+        submit_batch(options, [])
 
 
 def test_only_so_many_wrong_lines_are_named(tmp_path):
     requests = BatchInput(written(tmp_path / "in.jsonl", ["{}"] * 30))
     with pytest.raises(BatchInputError, match="further lines") as error:
         requests.check(("simulated",), TOKENIZER)
-    assert str(error.value).count("line ") == 20
+    assert str(error.value).count("Line ") == 20
     with pytest.raises(BatchInputError, match="has no requests"):
         BatchInput(written(tmp_path / "empty.jsonl", [""])).check(("simulated",), TOKENIZER)
 
@@ -285,6 +304,33 @@ def test_a_process_that_is_ended_saves_what_it_has(tmp_path, importable):
     assert answer["response"]["body"]["choices"][0]["text"] == text
     assert folder.status()["generated_tokens"] == 1_000 - len(ids)
     assert folder.newest_epoch().number == 2
+
+
+def test_what_is_on_its_way_to_the_disk_is_saved_when_the_process_ends(tmp_path, importable):
+    folder = created(tmp_path, [request(1, body={**request(1)["body"], "max_tokens": 1_000})])
+    ended, write = threading.Event(), BatchFolder.write_status
+
+    async def cut() -> None:
+        slow = (*PROFILES["simulated"], "--step-s", "0.05")
+        task = asyncio.create_task(BatchMember(options(folder, slow)).run())
+        loop = asyncio.get_running_loop()
+
+        def write_and_end(of: BatchFolder, status: dict) -> None:
+            write(of, status)
+            if status["generated_tokens"] > 5 and not ended.is_set():
+                loop.call_soon_threadsafe(task.cancel)
+                assert ended.wait(PATIENCE_S)  # cancelled while it waits for this
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(BatchFolder, "write_status", write_and_end)
+            patch.setattr(batch_leader, "SAVE_S", 0.0)  # ids are saved whenever the status is
+            patch.setattr(batch_leader, "STATUS_S", 0.0)
+            await asyncio.gather(task, return_exceptions=True)
+            ended.set()
+
+    asyncio.run(cut())
+    [ids] = folder.progress().generated.values()
+    assert len(ids) >= folder.status()["generated_tokens"] > 5
 
 
 def test_a_changed_input_stops_a_batch(tmp_path, importable):

@@ -9,8 +9,8 @@ from collections import Counter
 
 import openai
 import pytest
+from llmserve.batch_lines import BatchLine, read_lines
 from llmserve.engine_model import EngineTimes
-from llmserve.gateway.batch_lines import LineRequest, read_lines
 from llmserve.gateway.database import (
     CANCELLED,
     CANCELLING,
@@ -241,7 +241,7 @@ def test_a_batch_waits_for_limits_and_all_its_lines_are_a_backlog(tmp_path):
         assert runner.backlog("simulated") == 0
 
 
-LINES = [LineRequest(f"line-{number}", "simulated", b"{}") for number in range(3)]
+LINES = [BatchLine(f"line-{number}", COMPLETIONS, "simulated", b"{}") for number in range(3)]
 
 
 @pytest.fixture

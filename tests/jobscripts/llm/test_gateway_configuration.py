@@ -127,7 +127,9 @@ def test_all_errors_are_reported_at_once(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"cannot be read: .*gateway.toml"):
+    with pytest.raises(
+        ConfigurationError, match=r"There is no file .*gateway.toml; name the gateway"
+    ):
         read(tmp_path / "gateway.toml")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
+
+from tests.jobscripts.imports import imports
 
 PACKAGE = Path(__file__).parents[3] / "jobscripts" / "llm" / "llmserve"
 GATEWAY = {
@@ -57,17 +58,6 @@ FORBIDDEN = {
     "uvicorn",
 }
 PUBLIC = {"malletrain", "malletrain.membership"}
-
-
-def imports(path: Path) -> set[str]:
-    """The modules that a file imports."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(str(node.module))
-    return names
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import UploadFile
 from starlette.types import Message
 
+from llmserve.batch_lines import check_endpoint, read_lines
 from llmserve.gateway.access import Access
 from llmserve.gateway.admission import Admission
 from llmserve.gateway.app import read_limited
-from llmserve.gateway.batch_lines import check_endpoint, read_lines
 from llmserve.gateway.batch_runner import BatchRunner
 from llmserve.gateway.database import GatewayDatabase, StoredBatch, StoredFile
 from llmserve.gateway.responses import json_response

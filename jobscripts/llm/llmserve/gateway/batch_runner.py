@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
+from llmserve.batch_lines import response_line
 from llmserve.gateway.access import Caller
 from llmserve.gateway.admission import Admission, OpenRequest
-from llmserve.gateway.batch_lines import answer_line, error_line
 from llmserve.gateway.database import (
     CANCELLING,
     GatewayDatabase,
@@ -152,14 +155,15 @@ class _BatchWork:
             line = lines.popleft()
             self._backlog[line.model] -= 1
             try:
-                body = await self._answer(line)
-                answer, failed = answer_line(line.custom_id, body), False
+                status, body = 200, await self._answer(line)
             except ApiRefusal as refusal:
                 if refusal.code in NO_ANSWER:
                     self._is_interrupted = True
                     return
-                answer, failed = error_line(line.custom_id, refusal), True
-            self._answers.append(LineAnswer(self._batch.id, line.number, answer, failed))
+                status, body = refusal.status, refusal.body()
+            answer = response_line(uuid.uuid4().hex, line.custom_id, status, body)
+            text = msgspec.json.encode(answer)
+            self._answers.append(LineAnswer(self._batch.id, line.number, text, status != 200))
 
     async def _answer(self, line: OpenLine) -> dict[str, object]:
         gateway_order = read_order(line.body, self._batch.endpoint, self._admission.models)

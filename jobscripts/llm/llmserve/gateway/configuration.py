@@ -297,8 +297,12 @@ def read(path: Path) -> GatewayConfiguration:
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"There is no file {path}; name the gateway's configuration with --config."
+        ) from None
     except OSError as error:
-        raise ConfigurationError(f"The configuration cannot be read: {error}.") from None
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from None
     try:

@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from llmserve.gateway.batch_lines import LineRequest
+from llmserve.batch_lines import BatchLine
 from llmserve.gateway.errors import GatewayError
 
 metadata = MetaData()
@@ -277,7 +277,7 @@ class GatewayDatabase:
         endpoint: str,
         input_file: str,
         window: str,
-        requests: Sequence[LineRequest],
+        requests: Sequence[BatchLine],
         more: dict[str, Any],
     ) -> StoredBatch:
         """Store a batch with its lines; returns it.

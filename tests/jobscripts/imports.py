@@ -1,0 +1,17 @@
+"""What a file of an example package imports."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    return names

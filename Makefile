@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo check test rewritten packages test-sites test-all test-gpu fuzz steady lint docs docs-version flower torch-matrix clean
+.PHONY: demo check test rewritten packages flower-for-tests test-sites test-all test-gpu fuzz steady lint docs docs-version flower torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -22,7 +22,7 @@ EVERY_CHANGE = not thorough and not sites and not gpu
 # More workers than cores: many tests wait for processes of their own.
 WORKERS ?= $(shell echo $$(( $$(nproc) * 4 )))
 test:
-	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages
+	$(MAKE) -j3 --output-sync=target --no-print-directory lint rewritten packages flower-for-tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 25 -m "$(EVERY_CHANGE)"
 
 # What pytest makes of the assertions of the tests is kept: it is made once, not by each worker.
@@ -74,8 +74,11 @@ docs-version: $(VENV)/.installed-test
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $(DOCS_VERSION) $(DOCS_ALIAS) $(ARGS)
 
 # Flower for the federated rounds of jobscripts/federated: its versions of protobuf and fastapi are not those of constraints.txt, so it has
-# an environment of its own. Without it their tests with Flower are skipped.
+# an environment of its own. Without it their tests with Flower are skipped. `make test` makes it where Python is new enough for Flower.
 flower: .venv-flower/.installed
+
+flower-for-tests: $(VENV)/.installed-test
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(MAKE) --no-print-directory flower; fi
 
 .venv-flower/.installed: jobscripts/federated/setup.cfg
 	$(PYTHON) -m venv .venv-flower

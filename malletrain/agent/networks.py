@@ -34,6 +34,7 @@ from malletrain.protocol.messages import (
     ProbeUp,
 )
 from malletrain.protocol.payloads import NodeNetwork, ProbeResult, ProbeTarget
+from malletrain.waits import time_limit
 
 MAX_NETWORKS = 64
 """Maximum number of networks that are reported."""
@@ -178,7 +179,8 @@ class Prober:
 
         async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                await asyncio.wait_for(_count_bytes(reader, writer, token), OPEN_S)
+                async with time_limit(OPEN_S):
+                    await _count_bytes(reader, writer, token)
             except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
                 pass  # the peer does not know the token, has disconnected or is silent
             finally:

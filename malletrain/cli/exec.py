@@ -181,7 +181,7 @@ def _raw_terminal(tty: bool) -> Iterator[None]:
         return
     before = termios.tcgetattr(0)
     try:
-        setraw(0)
+        setraw(0, termios.TCSADRAIN)  # what was typed already is kept
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -21,6 +21,7 @@ from malletrain.client.errors import UNAUTHENTICATED, ClientError
 from malletrain.client.exchange import BROKEN, TIMEOUT_S
 from malletrain.client.operations import Operation
 from malletrain.protocol import messages
+from malletrain.waits import time_limit
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ class AsyncConnection:
         timeout_s = self.timeout_s + wait_s
         try:
             await socket.send_multipart(frames)
-            answer = await asyncio.wait_for(future, timeout_s)
+            async with time_limit(timeout_s):
+                answer = await future
         except asyncio.TimeoutError:
             raise exchange.no_answer(self.address, timeout_s, changes) from None
         finally:

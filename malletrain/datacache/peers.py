@@ -17,6 +17,7 @@ from typing import Any
 from malletrain.datacache.serving import MAX_BATCH_BYTES, PROTOCOL
 from malletrain.datacache.store import DataSetIdentity, check_sum
 from malletrain.streams.connection import CallFailed, ConnectionLost, PeerConnections
+from malletrain.waits import time_limit
 
 ANSWER_S = 5.0
 """Time in which a node must answer, seconds."""
@@ -124,17 +125,15 @@ class SamplePeers:
         data, health = self._data, self._of(address)
         assert self._peers is not None
         try:
-            answer = await asyncio.wait_for(
-                self._peers.at(address).call(
+            async with time_limit(ANSWER_S):
+                answer = await self._peers.at(address).call(
                     op,
                     list(body),
                     name=data.name,
                     length=data.length,
                     first=data.first,
                     **arguments,
-                ),
-                ANSWER_S,
-            )
+                )
         except (ConnectionLost, CallFailed, OSError, asyncio.TimeoutError):
             health.pause_s = min(MAX_PAUSE_S, max(MIN_PAUSE_S, 2 * health.pause_s))
             health.asked_from = time.monotonic() + health.pause_s

@@ -24,6 +24,8 @@ from typing import Any
 
 import msgspec
 
+from malletrain.waits import time_limit
+
 Buffer = bytes | bytearray | memoryview
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"IC1\0"
@@ -315,9 +317,8 @@ class PeerConnection:
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             try:
-                await asyncio.wait_for(
-                    asyncio.get_running_loop().sock_connect(sock, (host, int(port))), CONNECT_S
-                )
+                async with time_limit(CONNECT_S):
+                    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
             except (OSError, ValueError, asyncio.TimeoutError) as error:
                 sock.close()
                 raise ConnectionLost(
@@ -334,7 +335,8 @@ class PeerConnection:
                 peer_name=self.address,
             )
             try:
-                await asyncio.wait_for(asyncio.shield(made.ready), CONNECT_S)
+                async with time_limit(CONNECT_S):
+                    await asyncio.shield(made.ready)
             except asyncio.TimeoutError:
                 made.close("no handshake in time")
                 raise ConnectionLost(

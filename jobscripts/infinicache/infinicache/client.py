@@ -27,6 +27,7 @@ from infinicache.near import NearCache, NearObject
 from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
+from malletrain.waits import time_limit
 
 ATTEMPTS = 3
 CALL_S = 30.0
@@ -347,7 +348,8 @@ class AsyncCache:
             call = self._peers.at(address).call(
                 "put", [chunk], index=index, crc=isal.crc64(chunk), **arguments
             )
-            await asyncio.wait_for(call, self._timeout_s)
+            async with time_limit(self._timeout_s):
+                await call
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
             return False
         return True

@@ -15,6 +15,7 @@ import msgspec
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.entries import Move
 from infinicache.table import Table
+from malletrain.waits import time_limit
 
 ANSWER_S = 2.0
 """How long a node may take to forget something."""
@@ -71,12 +72,14 @@ class Mover:
         """Have a node forget a chunk, if it answers."""
         call = self._peers.at(address).call("forget", key=key, version=version, index=index)
         with contextlib.suppress(ConnectionLost, CallFailed, asyncio.TimeoutError):
-            await asyncio.wait_for(call, ANSWER_S)
+            async with time_limit(ANSWER_S):
+                await call
 
     async def drop(self, node: str, items: list[tuple[str, int]]) -> bool:
         """Have a node drop objects (key, version); whether it answered."""
         try:
-            await asyncio.wait_for(self._peers.at(node).call("drop", items=items), ANSWER_S)
+            async with time_limit(ANSWER_S):
+                await self._peers.at(node).call("drop", items=items)
         except (ConnectionLost, CallFailed, asyncio.TimeoutError):
             return False
         return True

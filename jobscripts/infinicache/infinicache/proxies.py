@@ -13,6 +13,7 @@ from typing import Any
 from infinicache.connection import CallFailed, ConnectionLost, KeyRefused, Peers
 from infinicache.objects import CacheError, TooLarge, Unavailable
 from infinicache.ring import Ring
+from malletrain.waits import time_limit
 
 _RAISES = {"too large": TooLarge, "unavailable": Unavailable}
 
@@ -54,9 +55,8 @@ class Proxies:
     async def call(self, address: str, op: str, /, **arguments: Any) -> tuple[dict[str, Any], Any]:
         """A request to one member. Raises ConnectionLost, CallFailed."""
         try:
-            return await asyncio.wait_for(
-                self._peers.at(address).call(op, **arguments), self._timeout_s
-            )
+            async with time_limit(self._timeout_s):
+                return await self._peers.at(address).call(op, **arguments)
         except asyncio.TimeoutError:
             raise ConnectionLost(
                 f"{address} did not answer within {self._timeout_s:g} s."

@@ -29,6 +29,7 @@ from infinicache.mover import Mover
 from infinicache.objects import MAX_KEY, CacheError, StoredObject, Unavailable
 from infinicache.table import Table
 from infinicache.upkeep import Upkeep
+from malletrain.waits import happens
 
 SETTLE_S = 3.0
 """How long a new proxy waits for members that do not register."""
@@ -190,11 +191,8 @@ class Proxy:
         if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY:
             raise CacheError(f"The key has more than {MAX_KEY} bytes.")
         if not self._settled.is_set():
-            try:
-                await asyncio.wait_for(
-                    self._settled.wait(), max(0.05, self._settle_at - time.monotonic())
-                )
-            except asyncio.TimeoutError:
+            within_s = max(0.05, self._settle_at - time.monotonic())
+            if not await happens(self._settled, within_s):
                 self._settle()
 
     # --- objects ---

@@ -21,6 +21,7 @@ from infinicache.node import CacheNode
 from infinicache.objects import CacheError
 from infinicache.valuation import keep_telling
 from malletrain import membership
+from malletrain.waits import time_limit
 
 log = logging.getLogger("infinicache")
 
@@ -111,7 +112,8 @@ async def _follow(node: CacheNode, group: membership.Membership) -> None:
 async def _drain(node: CacheNode, group: membership.Membership) -> None:
     limit = group.me.seconds_left * SHARE_OF_NOTICE
     try:
-        moved = await asyncio.wait_for(node.drain(), limit)
+        async with time_limit(limit):
+            moved = await node.drain()
         print(f"drained: {moved} bytes handed over, {node.store.used} left behind", flush=True)
     except asyncio.TimeoutError:
         print(f"not drained within {limit:.1f} s: {node.store.used} bytes left behind", flush=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmserve.generation import FinishReason, RequestRefusal
 from llmserve.states import RequestState
+from malletrain.waits import time_limit
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class AnswerStream:
         Raises:
             asyncio.TimeoutError: there was none in time. No part is lost: ask again.
         """
-        part = await asyncio.wait_for(self._parts.get(), timeout_s)
+        async with time_limit(timeout_s):
+            part = await self._parts.get()
         if part is None:
             self._parts.put_nowait(None)
         return part

@@ -5,7 +5,6 @@ makes the output at the end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
 from llmserve.states import RequestState
 from malletrain import membership
+from malletrain.waits import happens
 
 FLUSH_S = 0.25
 """Seconds between two writes of answers."""
@@ -137,8 +137,7 @@ class BatchLeader:
         for index in waiting:
             while not self._has_room():
                 self._room.clear()
-                with contextlib.suppress(asyncio.TimeoutError):  # there may be more slots now
-                    await asyncio.wait_for(self._room.wait(), FLUSH_S)
+                await happens(self._room, FLUSH_S)  # there may be more slots then
             self._submit(index, generated.get(index, []))
             await asyncio.sleep(0)
 

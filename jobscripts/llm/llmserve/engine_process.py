@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from malletrain.waits import time_limit
+
 LAST_LINES = 20
 """Lines of an engine's output that are kept for people."""
 MAX_LINE_BYTES = 1 << 20
@@ -79,7 +81,8 @@ class EngineProcess:
         if process.returncode is None:
             _signal(process.pid, signal.SIGTERM)
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(process.wait(), STOP_S)
+                async with time_limit(STOP_S):
+                    await process.wait()
         _signal(process.pid, signal.SIGKILL)  # also children that outlive it
         await process.wait()
         if self._reader is not None:

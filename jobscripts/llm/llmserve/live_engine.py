@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from llmserve.engine_model import EngineReport, EngineTimes, SimulatedEngine
 from llmserve.replicas import Capacity
+from malletrain.waits import happens
 
 
 @dataclass(eq=False)
@@ -58,10 +59,7 @@ class LiveEngine:
             self._admit()
             due = self._engine.next_iteration()
             pause_s = None if due is None else max(0.0, due - self._clock())
-            try:
-                await asyncio.wait_for(self._changed.wait(), pause_s)
-            except asyncio.TimeoutError:
-                pass
+            await happens(self._changed, pause_s)
 
     async def generate(
         self, ids: Sequence[int], max_tokens: int

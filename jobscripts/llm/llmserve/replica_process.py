@@ -37,6 +37,7 @@ from llmserve.replica_life import LIFE_TRANSITIONS, LifeEvent, may_load
 from llmserve.replica_status import ReplicaStatus
 from llmserve.states import ReplicaState
 from malletrain import membership
+from malletrain.waits import happens
 
 log = logging.getLogger("llmserve")
 
@@ -254,11 +255,7 @@ class ReplicaProcess:
 
     async def _engine_ended(self) -> str:
         """For the front: why a connection to the engine broke."""
-        try:
-            await asyncio.wait_for(self._has_crashed.wait(), BROKEN_S)
-        except asyncio.TimeoutError:
-            return ""
-        return self.sentence
+        return self.sentence if await happens(self._has_crashed, BROKEN_S) else ""
 
     # --- the members ---
 

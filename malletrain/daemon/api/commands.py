@@ -150,7 +150,8 @@ class CommandOperations:
     async def _input(self, user: str, params: Mapping[str, Any]) -> int:
         """Forward input from ``offset`` on, as soon as the process has read enough of the earlier
         input. Returns the number of bytes that were accepted in total; fewer than offered if the
-        process did not read within ``wait_s``.
+        process did not read within ``wait_s``. Input of a command that has ended is accepted and
+        dropped.
         """
         command = self._command(user, params)
         offset = whole(params, "offset", 0, 0, MAX_BYTES)
@@ -166,9 +167,12 @@ class CommandOperations:
             and (remaining_s := deadline - self._state.clock.now()) > 0
         ):
             await command.change(remaining_s)
+        if command.ended:
+            command.accepted = max(command.accepted, offset + len(data))
+            return command.accepted
         new = data[max(0, command.accepted - offset) :]
         end = bool(params.get("end")) and not command.input_ended
-        if (new or end) and not command.ended and command.input_space >= len(new):
+        if (new or end) and command.input_space >= len(new):
             command.accepted += len(new)
             command.input_ended = end
             self._commands.tell(command, messages.CommandInput(command.name, new, end))

@@ -28,13 +28,14 @@ from malletrain.daemon.jobs.goals import JobGoals
 from malletrain.daemon.jobs.layouts import Layouts
 from malletrain.daemon.jobs.repository import ActiveJob, JobRepository
 from malletrain.daemon.site.audit_log import AuditLog
-from malletrain.daemon.site.clock import Clock, happens
+from malletrain.daemon.site.clock import Clock
 from malletrain.daemon.site.metrics import Metrics
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
 from malletrain.store.store import Store
+from malletrain.waits import happens
 from scavenger.interface import Gap, Lease
 
 

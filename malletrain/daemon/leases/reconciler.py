@@ -45,11 +45,11 @@ from malletrain.daemon.leases.silent_leases import (
 )
 from malletrain.daemon.leases.slot_prices import SlotPrices
 from malletrain.daemon.site.backends import output_dir
-from malletrain.daemon.site.clock import happens
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.store.records import LeaseRow
+from malletrain.waits import happens
 from scavenger.batch.lease_script import HOME_OUTPUT_DIR
 from scavenger.interface import (
     Lease,

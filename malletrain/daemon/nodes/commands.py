@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
-from malletrain.daemon.site.clock import happens
 from malletrain.protocol import messages
 from malletrain.protocol.commands import INPUT_WINDOW, OUTPUT_WINDOW, Terminal
 from malletrain.protocol.views import CommandPart, CommandView
+from malletrain.waits import happens
 
 CLIENT_TIMEOUT_S = 60.0
 """Time without a request of the client after which a command is killed, seconds."""

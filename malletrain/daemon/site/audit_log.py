@@ -9,11 +9,12 @@ from typing import Any
 
 import structlog
 
-from malletrain.daemon.site.clock import Clock, happens
+from malletrain.daemon.site.clock import Clock
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.views import EventView
 from malletrain.store.records import EventRow
 from malletrain.store.store import Store
+from malletrain.waits import happens
 
 log = structlog.get_logger(__name__)
 

@@ -15,7 +15,7 @@ from malletrain.protocol.commands import INPUT_WINDOW, MAX_CHUNK_BYTES, OUTPUT_W
 from malletrain.protocol.event_kinds import EventKind
 from tests.malletrain.daemon.forged import Imagined
 from tests.malletrain.daemon.test_other_users_agents import agent, lease_of, start  # noqa: F401
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CHUNK = b"x" * MAX_CHUNK_BYTES
 
@@ -228,6 +228,19 @@ def test_input_that_is_repeated_is_forwarded_once(running):
     assert [anns.hear(messages.CommandInput).data for _ in range(2)] == [b"abc", b"d"]
     with pytest.raises(ClientError, match="in order"):
         call(daemon, "ann", "command-input", command=name, offset=9, data=b"x")
+
+
+def test_input_of_a_command_that_has_ended_is_accepted_to_the_end(running):
+    daemon, job, anns = running
+    name = begin(daemon, job)["command"]
+    call(daemon, "ann", "command-input", command=name, offset=0, data=CHUNK)
+    anns.say(messages.CommandEnded(name, 0))
+    assert call(daemon, "ann", "command-output", command=name, cursor=0, wait_s=PATIENCE_S)["ended"]
+    # Else a client would offer the rest again and again.
+    for piece in range(1, 2 + INPUT_WINDOW // MAX_CHUNK_BYTES):
+        offset = piece * MAX_CHUNK_BYTES
+        accepted = call(daemon, "ann", "command-input", command=name, offset=offset, data=CHUNK)
+        assert accepted == offset + MAX_CHUNK_BYTES
 
 
 def test_a_user_has_a_limited_number_of_commands(running):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from llmserve.gateway.demand import Demand
+from malletrain.waits import happens
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +69,7 @@ class Scaler:
         while True:
             self._wake.clear()
             await self.look()
-            try:
-                await asyncio.wait_for(self._wake.wait(), self._interval_s)
-            except asyncio.TimeoutError:
-                pass
-            else:
+            if await happens(self._wake, self._interval_s):
                 await asyncio.sleep(0)  # requests that arrive together are one change
 
     async def look(self) -> None:

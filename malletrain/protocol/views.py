@@ -161,7 +161,8 @@ class JobView(View, frozen=True):
 
 class MemberView(View, frozen=True):
     """One member of a service. ``gone_in_s``: seconds until it leaves, None if no end is known;
-    ``loading``: it has joined and is not ready to serve yet.
+    ``loading``: it has joined and is not ready to serve yet; ``expected_remaining_s``: expected
+    remaining time of its node, seconds, None if there is no forecast.
     """
 
     node: str
@@ -169,6 +170,7 @@ class MemberView(View, frozen=True):
     address: str
     gone_in_s: float | None = None
     loading: bool = False
+    expected_remaining_s: float | None = None
 
 
 class MembersView(View, frozen=True):

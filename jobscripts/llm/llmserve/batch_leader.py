@@ -20,6 +20,7 @@ from llmserve.batch_store import BatchFolder, BatchRecord, Epoch, Manifest
 from llmserve.client_bodies import ClientOrder
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
+from llmserve.service_members import ReplicaFollower, ServiceMember
 from llmserve.states import RequestState
 from malletrain import membership
 from malletrain.waits import happens
@@ -73,8 +74,7 @@ class BatchLeader:
         self._answered = self._failed = 0
         self._resumed_tokens = 0
         """Ids that were taken from earlier epochs."""
-        self._addresses: dict[str, str] = {}
-        """Replica → its address."""
+        self._follower = ReplicaFollower(live)
         self._ended_before = 0
         """Requests that had ended before this epoch."""
         self._useful = 0
@@ -255,17 +255,12 @@ class BatchLeader:
     # --- the members ---
 
     def _follow_members(self) -> None:
-        members = {member.node: member for member in self._group.members if member.address}
-        for name, address in list(self._addresses.items()):
-            if name not in members or members[name].address != address:
-                self._live.remove_replica(name)
-                del self._addresses[name]
-        for name, member in members.items():
-            if name not in self._addresses:
-                self._addresses[name] = member.address
-                self._live.add_replica(name, member.address)
-            if member.expected_remaining_s is not None:
-                self._live.expect_end(name, member.expected_remaining_s)
+        self._follower.apply(
+            ServiceMember(
+                m.node, m.address, m.seconds_left if m.leaving else None, m.expected_remaining_s
+            )
+            for m in self._group.members
+        )
 
     def _tell_worth(self, requests: int) -> None:
         """Report how many nodes have work."""

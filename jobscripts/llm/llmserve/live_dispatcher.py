@@ -103,6 +103,8 @@ class _Replica:
     attempts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     is_known: bool = False
     """Whether it is in the dispatcher."""
+    lasts_until: float | None = None
+    """Time at which its node is expected to end; None: no forecast."""
     had_notice: bool = False
     """Whether its front has said that it drains."""
     sentence: str = ""
@@ -275,10 +277,15 @@ class LiveDispatcher:
             self._carry_out(self._dispatcher.notice(name, now + seconds, now))
 
     def expect_end(self, name: str, seconds: float) -> None:
-        """A forecast: the node of a replica is expected to last so many seconds."""
+        """A forecast: the node of a replica is expected to last so many seconds. It may load. No
+        effect on one that is not there.
+        """
         replica = self._replicas.get(name)
-        if replica is not None and replica.is_known:
-            self._dispatcher.expect_end(name, self._clock() + seconds)
+        if replica is None:
+            return
+        replica.lasts_until = self._clock() + seconds
+        if replica.is_known:
+            self._dispatcher.expect_end(name, replica.lasts_until)
 
     def remove_replica(self, name: str) -> None:
         """A replica is gone for good. No effect on one that is not there."""
@@ -516,6 +523,8 @@ class LiveDispatcher:
         replica.is_known, replica.had_notice = True, False
         capacity = Capacity(status.slots, status.kv_tokens, status.token_s)
         self._dispatcher.add_replica(replica.name, capacity)
+        if replica.lasts_until is not None:
+            self._dispatcher.expect_end(replica.name, replica.lasts_until)
         self._carry_out(self._dispatcher.replica_loaded(replica.name, now))
 
     def _lose(self, replica: _Replica) -> None:

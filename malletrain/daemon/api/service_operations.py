@@ -102,7 +102,10 @@ class ServiceOperations:
         return MembersView(
             row.id,
             generation,
-            tuple(MemberView(p.node, p.host, p.address, p.gone_in_s, p.loading) for p in peers),
+            tuple(
+                MemberView(p.node, p.host, p.address, p.gone_in_s, p.loading, p.lasts_s)
+                for p in peers
+            ),
             state.rounds.job_key_of(row.id) if user == row.owner else "",
             version,
             newest.state,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from llmserve.gateway.demand import RATE_WINDOW_S, Demand, DemandLimits
-from llmserve.gateway.members import ReplicaFollower, ServiceMember
 from llmserve.gateway.scaling import EXPIRES_INTERVALS, Scaler
+from llmserve.service_members import ReplicaFollower, ServiceMember
 
 
 async def become(condition):
@@ -130,6 +130,9 @@ class Replicas:
     def notice(self, name, seconds):
         self.calls.append(("notice", name, seconds))
 
+    def expect_end(self, name, seconds):
+        self.calls.append(("expect", name, seconds))
+
     def remove_replica(self, name):
         self.calls.append(("remove", name))
 
@@ -151,6 +154,24 @@ def test_replicas_are_the_members_of_the_service():
     assert replicas.take() == [("remove", "a"), ("remove", "b"), ("add", "b", "b:2")]
     follower.apply([ServiceMember("a", "a:1", 5.0), ServiceMember("b", "b:2")])
     assert replicas.take() == [("add", "a", "a:1"), ("notice", "a", 5.0)]
+
+
+def test_a_notice_that_is_withdrawn_may_come_again():
+    replicas = Replicas()
+    follower = ReplicaFollower(replicas)
+    for gone_in_s in (30.0, None, 20.0):
+        follower.apply([ServiceMember("a", "a:1", gone_in_s)])
+    assert replicas.take() == [("add", "a", "a:1"), ("notice", "a", 30.0), ("notice", "a", 20.0)]
+
+
+def test_a_forecast_counts_from_the_view_that_it_came_with():
+    replicas = Replicas()
+    follower = ReplicaFollower(replicas)
+    for expected_s in (None, 600.0, 600.0, 480.0):
+        follower.apply([ServiceMember("a", "a:1", None, expected_s)])
+    assert replicas.take() == [("add", "a", "a:1"), ("expect", "a", 600.0), ("expect", "a", 480.0)]
+    follower.apply([ServiceMember("a", "a:2", None, 480.0)])
+    assert replicas.take() == [("remove", "a"), ("add", "a", "a:2"), ("expect", "a", 480.0)]
 
 
 def test_members_are_followed_through_errors():

@@ -149,6 +149,19 @@ async def test_a_notice_moves_what_would_not_end_in_time(tmp_path):
         assert (live.counts().moves, live.counts().losses) == (1, 0)
 
 
+@pytest.mark.parametrize("lasting", [0, 1])
+@run
+async def test_a_forecast_before_a_replica_is_ready_counts(tmp_path, lasting):
+    capacity = Capacity(8, 100_000, token_s=1.0)
+    async with engines(tmp_path, 2) as made, dispatching() as live:
+        for index, engine in enumerate(made):
+            live.add_replica(f"n{index}", engine.address, capacity)
+            live.expect_end(f"n{index}", 3_000.0 if index == lasting else 300.0)
+        await until_async(lambda: all(replica.slots for replica in live.replicas()), "ready")
+        await is_running(live.submit(order("long", 600)))
+        assert live.replicas()[lasting].running == 1
+
+
 @run
 async def test_a_cancelled_request_frees_its_slot(tmp_path):
     async with engines(tmp_path, slots=1) as [engine], dispatching() as live:

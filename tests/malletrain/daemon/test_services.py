@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
@@ -13,6 +14,7 @@ from malletrain.client import ClientError, operations
 from malletrain.client.address import Address
 from malletrain.client.aio import AsyncConnection
 from malletrain.core.start_costs import StartCost
+from malletrain.core.state import ControllerState
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from tests.malletrain.daemon.forged import USERS, Agent, Imagined, RunningDaemon
@@ -98,6 +100,16 @@ def service(tmp_path):
 
 def values_events(service, kind=EventKind.NODES_VALUED):
     return [event for event in service.daemon.events() if event.kind == kind]
+
+
+def test_members_have_the_forecasts_of_their_nodes(tmp_path, monkeypatch):
+    forecasts = {"n0": 600.0}
+    monkeypatch.setattr(ControllerState, "lasts_s", lambda _, node: forecasts.get(node))
+    with closing(Service(tmp_path)) as service:
+        for index in range(2):
+            service.say(index)
+        view = until(lambda: (v := service.members()) and len(v.members) == 2 and v, "both")
+        assert {m.node: m.expected_remaining_s for m in view.members} == {"n0": 600.0, "n1": None}
 
 
 def test_its_owner_values_nodes_and_the_audit_log_says_so(service):

@@ -22,13 +22,13 @@ from llmserve.gateway.configuration import ConfigurationError, GatewayConfigurat
 from llmserve.gateway.database import GatewayDatabase
 from llmserve.gateway.demand import Demand, DemandLimits
 from llmserve.gateway.keys import KeyFile
-from llmserve.gateway.members import ReplicaFollower
 from llmserve.gateway.models import ServedModel
 from llmserve.gateway.request_log import RequestLog
 from llmserve.gateway.scaling import Scaler
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.model_tokenizer import SIMULATED, tokenizer_of
 from llmserve.replicas import Capacity
+from llmserve.service_members import ReplicaFollower
 from llmserve.text import Tokenizer
 from malletrain import AsyncClient
 

@@ -24,6 +24,8 @@ class ServiceMember:
     address: str
     gone_in_s: float | None = None
     """Seconds until its node is taken; None: no end is known."""
+    expected_remaining_s: float | None = None
+    """Expected remaining time of its node, seconds, when the view was made; None: no forecast."""
 
 
 class ReplicaSet(Protocol):
@@ -34,6 +36,9 @@ class ReplicaSet(Protocol):
 
     def notice(self, name: str, seconds: float) -> None:
         """The node of a replica will be taken."""
+
+    def expect_end(self, name: str, seconds: float) -> None:
+        """A forecast: the node of a replica is expected to last so many seconds."""
 
     def remove_replica(self, name: str) -> None:
         """A replica is gone for good."""
@@ -57,6 +62,8 @@ class ReplicaFollower:
         self._replicas = replicas
         self._addresses: dict[str, str] = {}
         self._warned: set[str] = set()
+        self._expected: dict[str, float | None] = {}
+        """Replica → its expected remaining time, as it was reported last."""
 
     def apply(self, members: Iterable[ServiceMember]) -> None:
         """The service has these members now."""
@@ -66,11 +73,18 @@ class ReplicaFollower:
                 self._replicas.remove_replica(node)
                 del self._addresses[node]
                 self._warned.discard(node)
+                self._expected.pop(node, None)
         for node, member in present.items():
             if node not in self._addresses:
                 self._replicas.add_replica(node, member.address)
                 self._addresses[node] = member.address
-            if member.gone_in_s is not None and node not in self._warned:
+            expected_s = member.expected_remaining_s
+            if expected_s is not None and expected_s != self._expected.get(node):
+                self._replicas.expect_end(node, expected_s)
+            self._expected[node] = expected_s
+            if member.gone_in_s is None:
+                self._warned.discard(node)  # a notice was withdrawn
+            elif node not in self._warned:
                 self._replicas.notice(node, member.gone_in_s)
                 self._warned.add(node)
 
@@ -95,8 +109,8 @@ class ReplicaFollower:
                 continue
             failure, version = "", view.version
             self.apply(
-                ServiceMember(member.node, member.address, member.gone_in_s)
-                for member in view.members
+                ServiceMember(m.node, m.address, m.gone_in_s, m.expected_remaining_s)
+                for m in view.members
             )
             if not version:  # the service has ended; one of this name may begin
                 await asyncio.sleep(RETRY_S)

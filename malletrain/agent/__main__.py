@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 
 from malletrain.agent.config import AgentConfig, parse_config
@@ -27,6 +28,9 @@ def main() -> int:
     """Run the agent. Exit codes: 0 the lease was served, 1 an error occurred, 2 wrong options.
     After the agent has run, this function ends the process.
     """
+    # Slurm 25.05 starts jobs with SIGCHLD blocked. With it, dash's `wait` never returns in a health
+    # check or a user's script.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     level = os.environ.get(env.LOG_LEVEL, "INFO").upper()
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s malletrain agent: %(message)s"

@@ -1,5 +1,8 @@
 """The configuration of an agent at its start."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +87,19 @@ def test_the_key_of_the_lease_must_be_there(options, environment, words):
 )
 def test_gpus_that_may_be_used(visible, count):
     assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_what_an_agent_starts_can_wait_for_its_children():
+    """Slurm 25.05 starts jobs with SIGCHLD blocked, and programs inherit what is blocked."""
+    program = (
+        "import os, signal, sys; from malletrain.agent.__main__ import main; code = main();"
+        "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, []); print(code, len(blocked))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD}),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == "2 0\n"  # it has no options

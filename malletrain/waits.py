@@ -26,11 +26,11 @@ async def happens(event: asyncio.Event, within_s: float | None) -> bool:
         within_s: maximum time to wait, seconds; None: without limit.
 
     Returns:
-        Whether it is set.
+        Whether it came, even if it is not set any more.
     """
     waiting = asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait({waiting}, timeout=within_s)
+        done, _ = await asyncio.wait({waiting}, timeout=within_s)
     finally:
         waiting.cancel()
-    return event.is_set()
+    return bool(done)

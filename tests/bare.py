@@ -21,7 +21,7 @@ from malletrain.protocol import env
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = shutil.ignore_patterns(
-    *(".git", ".venv", "__pycache__", "*.egg-info", "build", "dist", "demo-output"),
+    *(".git", ".venv*", "__pycache__", "*.egg-info", "build", "dist", "demo-output"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".import_linter_cache"),
 )
 OURS = ("malletrain", "fedcase", "infinicache", "llmserve", "windsr", "__editable__", "__pycache__")

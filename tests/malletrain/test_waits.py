@@ -57,6 +57,20 @@ def test_it_says_whether_the_event_came(within_s, happened):
     assert asyncio.run(scene()) is happened
 
 
+def test_an_event_that_is_cleared_at_once_has_come():
+    async def scene():
+        event = asyncio.Event()
+        waiting = asyncio.ensure_future(happens(event, NEVER_S))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        event.set()
+        await asyncio.sleep(0)
+        event.clear()
+        return await waiting
+
+    assert asyncio.run(scene())
+
+
 def test_a_wait_for_an_event_lets_other_tasks_run():
     async def scene():
         event = asyncio.Event()

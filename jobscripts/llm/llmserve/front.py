@@ -18,7 +18,7 @@ from aiohttp import web
 
 from llmserve.credentials import is_authorized
 from llmserve.openai_messages import MAX_BODY_BYTES, ApiRefusal
-from llmserve.replica_status import ENGINE_ENDED, ReplicaStatus
+from llmserve.replica_status import ENGINE_ENDED, ENGINE_LOADS, ReplicaStatus
 from llmserve.states import ReplicaState
 
 CHUNK_BYTES = 1 << 16
@@ -101,7 +101,9 @@ class Front:
         if status.state == ReplicaState.FAILED:
             return _error(ApiRefusal(502, status.sentence, ENGINE_ENDED))
         if status.state == ReplicaState.LOADING:
-            return _error(ApiRefusal(503, "The model is being loaded; try again later.", "loading"))
+            return _error(
+                ApiRefusal(503, "The model is being loaded; try again later.", ENGINE_LOADS)
+            )
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +104,8 @@ class _Replica:
     attempts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     is_known: bool = False
     """Whether it is in the dispatcher."""
+    lost_at: float = -math.inf
+    """When it was lost last. What was asked before is not true any more."""
     lasts_until: float | None = None
     """Time at which its node is expected to end; None: no forecast."""
     had_notice: bool = False
@@ -481,8 +484,9 @@ class LiveDispatcher:
         """Ask a replica how it is, until it is removed."""
         replica.answered_at = self._clock()
         while True:
+            asked_at = self._clock()
             try:
-                self._apply(replica, await _ask(replica))
+                self._apply(replica, await _ask(replica), asked_at)
             except (ReplicaUnreachable, ValueError) as error:
                 replica.sentence = str(error)
                 if self._clock() - replica.answered_at >= SILENCE_S:
@@ -491,16 +495,17 @@ class LiveDispatcher:
 
     async def _is_there(self, replica: _Replica) -> bool:
         """Whether a replica answers after a connection to it broke."""
+        asked_at = self._clock()
         try:
-            self._apply(replica, await _ask(replica, PROBE_S))
+            self._apply(replica, await _ask(replica, PROBE_S), asked_at)
         except ReplicaUnreachable:
             return False
         return replica.is_known
 
-    def _apply(self, replica: _Replica, status: ReplicaStatus) -> None:
-        """A replica has said how it is."""
+    def _apply(self, replica: _Replica, status: ReplicaStatus, asked_at: float) -> None:
+        """A replica that was asked at ``asked_at`` has said how it is."""
         now = replica.answered_at = self._clock()
-        if self._replicas.get(replica.name) is not replica:
+        if self._replicas.get(replica.name) is not replica or asked_at < replica.lost_at:
             return
         replica.status, replica.sentence = status, status.sentence
         if status.state == ReplicaState.FAILED:
@@ -541,7 +546,7 @@ class LiveDispatcher:
         self._carry_out(self._dispatcher.replica_failed(replica.name, sentence, self._clock()))
 
     def _forget(self, replica: _Replica) -> None:
-        replica.is_known = False
+        replica.is_known, replica.lost_at = False, self._clock()
         current = asyncio.current_task()
         for task in list(replica.attempts.values()):
             if task is not current:

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from llmserve.generation import FinishReason
-from llmserve.replica_status import ENGINE_ENDED, ReplicaStatus
+from llmserve.replica_status import ENGINE_ENDED, ENGINE_LOADS, ReplicaStatus
 
 CONNECT_S = 5.0
 """Seconds after which a connection that is not made counts as broken."""
@@ -45,7 +45,7 @@ class EngineCrash(Exception):
 
 
 class ReplicaUnreachable(Exception):
-    """The connection to a replica is broken, or was not made."""
+    """The connection to a replica is broken, or was not made, or its engine is not ready."""
 
 
 @dataclass(frozen=True)
@@ -248,4 +248,6 @@ async def _check(response: aiohttp.ClientResponse) -> None:
 def _raise(error: _Error, *, may_repeat: bool) -> None:
     if error.code == ENGINE_ENDED:
         raise EngineCrash(error.message)
+    if error.code == ENGINE_LOADS:
+        raise ReplicaUnreachable(error.message)
     raise EngineRefusal(error.message, may_repeat=may_repeat)

@@ -6,6 +6,8 @@ import msgspec
 
 ENGINE_ENDED = "engine_ended"
 """Code of an error: the engine behind a front ended by itself."""
+ENGINE_LOADS = "loading"
+"""Code of an error: the engine behind a front is not ready."""
 
 
 class ReplicaStatus(msgspec.Struct, kw_only=True):

@@ -294,9 +294,9 @@ users = ["alice"]
         made.wait_for_replica()
         for user in ("alice", "bob"):
             headers = {"X-Application": "chat", "X-Interaction-Id": "1"}
-            made.client(user, default_headers=headers).completions.create(
-                **COMPLETION, max_tokens=10, stream=True
-            ).response.read()
+            client = made.client(user, default_headers=headers)  # closes what it opened at its end
+            stream = client.completions.create(**COMPLETION, max_tokens=10, stream=True)
+            stream.response.read()
         until(lambda: len(made.gateway.admission) == 0, "the requests are observed")
         values = Samples(made)
         for user, application in (("alice", "chat"), ("bob", "")):

@@ -16,7 +16,7 @@ from llmserve.live_dispatcher import SILENCE_S, LiveDispatcher
 from llmserve.policies import Fcfs
 from llmserve.policies.interface import SchedulingPolicy
 from llmserve.policies.rpm import RequestsPerMinute
-from llmserve.replica_status import ENGINE_ENDED
+from llmserve.replica_status import ENGINE_ENDED, ENGINE_LOADS
 from llmserve.replicas import Capacity
 from llmserve.states import ReplicaState, RequestState
 from llmserve.text import SimulatedTokenizer
@@ -270,6 +270,8 @@ class Front:
         self.headers: list[str] = []
         self.posts = 0
         self.silent = asyncio.Event()
+        self.held: asyncio.Event | None = None
+        """Answers of how it is are as they were, and come once it is set."""
 
     async def start(self, path) -> str:
         app = web.Application()
@@ -288,7 +290,10 @@ class Front:
         if self.silent.is_set():
             await asyncio.Event().wait()
         self.headers.append(request.headers.get("Authorization", ""))
-        return web.json_response(self.status)
+        status = self.status
+        if self.held is not None:
+            await self.held.wait()
+        return web.json_response(status)
 
     async def _completions(self, request: web.Request) -> web.Response:
         self.posts += 1
@@ -333,6 +338,45 @@ async def test_a_request_that_ends_three_engines_fails_and_others_go_on(tmp_path
         live.remove_replica("n1")
         live.add_replica("n2", engine.address, engine.capacity)
         assert (await live.submit(order("r2")).result()).state is RequestState.DONE
+    await front.stop()
+
+
+@run
+async def test_an_engine_that_loads_again_is_no_fault_of_a_request(tmp_path):
+    front = Front()
+    address = await front.start(tmp_path / "front")
+    front.answer = {"error": {"message": "Try again later.", "code": ENGINE_LOADS}}
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", address)
+        await until_async(lambda: live.load.slots == 4, "it is ready")
+        front.status = {"state": "loading"}  # it was idle, and nobody has asked it since
+        request = order("r1")
+        stream = live.submit(request)
+        await until_async(lambda: front.posts, "it is posted")
+        live.add_replica("n2", engine.address, engine.capacity)
+        result = await stream.result()
+        assert (result.text, result.attempts) == (text_of(request), 2)
+    await front.stop()
+
+
+@run
+async def test_what_a_replica_said_before_its_engine_ended_counts_no_more(tmp_path):
+    front = Front()
+    address = await front.start(tmp_path / "front")
+    async with engines(tmp_path) as [engine], dispatching() as live:
+        live.add_replica("n1", address)
+        await until_async(lambda: live.load.slots == 4, "it is ready")
+        front.held, asked = asyncio.Event(), len(front.headers)
+        await until_async(lambda: len(front.headers) > asked, "it is asked")
+        request = order("r1")
+        stream = live.submit(request)
+        await until_async(lambda: live.counts().losses == 1, "its engine ends")
+        front.status = {"state": "loading"}
+        front.held.set()  # it was ready when it was asked
+        await until_async(lambda: len(front.headers) > asked + 1, "it is asked again")
+        live.add_replica("n2", engine.address, engine.capacity)
+        result = await stream.result()
+        assert (result.text, result.attempts, front.posts) == (text_of(request), 2, 1)
     await front.stop()
 
 

@@ -16,7 +16,6 @@ GATEWAY = {
     "batch_runner.py",
     "commands.py",
     "database.py",
-    "members.py",
     "metrics.py",
     "models.py",
     "request_log.py",
@@ -41,6 +40,7 @@ SHELLS = {
     "replica_client.py",
     "replay.py",
     "replica_process.py",
+    "service_members.py",
     "simulated_server.py",
 }
 """Run on the real clock."""
@@ -57,7 +57,7 @@ FORBIDDEN = {
     "time",
     "uvicorn",
 }
-PUBLIC = {"malletrain", "malletrain.membership"}
+PUBLIC = {"malletrain", "malletrain.membership", "malletrain.waits"}
 
 
 @pytest.mark.parametrize(

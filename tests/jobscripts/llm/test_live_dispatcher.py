@@ -270,7 +270,7 @@ class Front:
         self.headers: list[str] = []
         self.posts = 0
         self.silent = asyncio.Event()
-        self.held: asyncio.Event | None = None
+        self.release: asyncio.Event | None = None
         """Answers of how it is are as they were, and come once it is set."""
 
     async def start(self, path) -> str:
@@ -291,8 +291,8 @@ class Front:
             await asyncio.Event().wait()
         self.headers.append(request.headers.get("Authorization", ""))
         status = self.status
-        if self.held is not None:
-            await self.held.wait()
+        if self.release is not None:
+            await self.release.wait()
         return web.json_response(status)
 
     async def _completions(self, request: web.Request) -> web.Response:
@@ -366,14 +366,14 @@ async def test_what_a_replica_said_before_its_engine_ended_counts_no_more(tmp_pa
     async with engines(tmp_path) as [engine], dispatching() as live:
         live.add_replica("n1", address)
         await until_async(lambda: live.load.slots == 4, "it is ready")
-        front.held, asked = asyncio.Event(), len(front.headers)
-        await until_async(lambda: len(front.headers) > asked, "it is asked")
+        front.release, count = asyncio.Event(), len(front.headers)
+        await until_async(lambda: len(front.headers) > count, "it is asked")
         request = order("r1")
         stream = live.submit(request)
         await until_async(lambda: live.counts().losses == 1, "its engine ends")
         front.status = {"state": "loading"}
-        front.held.set()  # it was ready when it was asked
-        await until_async(lambda: len(front.headers) > asked + 1, "it is asked again")
+        front.release.set()  # it was ready when it was asked
+        await until_async(lambda: len(front.headers) > count + 1, "it is asked again")
         live.add_replica("n2", engine.address, engine.capacity)
         result = await stream.result()
         assert (result.text, result.attempts, front.posts) == (text_of(request), 2, 1)

@@ -43,8 +43,8 @@ class SubmitOptions(TypedDict, total=False):
     none.
     """
     data_memory: str
-    """Memory of each node for the script's DataCache, such as ``"25%"`` or ``"8G"``. Default: what
-    the script says.
+    """Memory of each node for the script's DataCache, such as ``"25%"`` or ``"8G"``, unless the
+    script itself says ``memory=``. Default: 25 %.
     """
     weight: float
     """How much the job counts beside the others. Default: 1."""

@@ -142,8 +142,8 @@ def _file_of(params: dict[str, Any]) -> str:
 @click.option(
     "--data-memory",
     metavar="PERCENT|SIZE",
-    help="Memory of each node for the script's malletrain.DataCache, such as 25% or 8G. Default: "
-    "what the script says, else 25%.",
+    help="Memory of each node for the script's malletrain.DataCache, such as 25% or 8G, unless "
+    "the script itself says memory=. Default: 25%.",
 )
 @weight_option
 @click.option(

@@ -93,14 +93,16 @@ ADVICE: tuple[tuple[Bottleneck, float, str], ...] = (
     (
         Bottleneck.DATA,
         0.1,
-        "{share} of a step waits for data. Give the loader more workers (num_workers), or keep the "
-        "data in the memory of the nodes (infinicache).",
+        "{share} of a step waits for data. Give the loader more workers (num_workers, or submit "
+        "with --loader-workers auto), or keep the data in the memory of the nodes "
+        "(malletrain.DataCache).",
     ),
     (
         Bottleneck.SLOW_RANK,
         0.1,
-        "{share} of a step waits for {place}, which computes longer than the others. Look at that "
-        'node; with [nodes] slow_nodes = "swap" the job goes on without it.',
+        "{share} of a step waits for {place}, which computes longer than the others. Tell the "
+        "operator of that node. Where it pays, the job moves off it, unless the site has turned "
+        "that off ([nodes] slow_nodes).",
     ),
     (
         Bottleneck.SNAPSHOT,
@@ -147,8 +149,8 @@ def advice_with_measured_loaders(data_share: float) -> str:
     """
     return (
         f"{percent(data_share)} of a step waits for data, with the number of loader workers that "
-        "was measured to be the fastest. Keep the data in the memory of the nodes (infinicache), "
-        "or prepare them before the training."
+        "was measured to be the fastest. Keep the data in the memory of the nodes "
+        "(malletrain.DataCache), or prepare them before the training."
     )
 
 

@@ -307,7 +307,7 @@ def _checked_length(dataset: Any, name: str, sampler: Any) -> int:
     if type(sampler).__name__ == "ElasticStream":
         raise TypeError(
             "DataCache caches data sets with indices. An ElasticStream reads shards one after "
-            "another; docs/data-cache.md (whole shards) says how to cache them."
+            "another; the page 'Training data in memory' says how to cache whole shards."
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(

@@ -42,6 +42,8 @@ _SUMMED = struct.Struct("<QQ")
 """Number and length of a sample, the first bytes of its check sum."""
 _TAIL_OFFSET = 64
 ENTRY = struct.Struct("<QII")
+MAX_SAMPLE_BYTES = 2**32 - 1
+"""Maximum size of a packed sample, bytes. A larger one is read from the data set each time."""
 """Offset of a sample, its length, its check sum; an offset of 0: absent."""
 _MAGIC = b"MTDATA1\0"
 _CHECK_BYTES = 16 << 20
@@ -245,13 +247,16 @@ class NodeStore:
             total: their check sum; None to compute it.
 
         Returns:
-            Whether the store has the sample now. It has not if there is no memory for it, or if
-            another process is stopped in the middle of a write.
+            Whether the store has the sample now. It has not if there is no memory for it, if it is
+            larger than :data:`MAX_SAMPLE_BYTES`, or if another process is stopped in the middle of
+            a write.
         """
         if not 0 <= sample < self.length:
             return False
         if sample in self:
             return True
+        if len(data) > MAX_SAMPLE_BYTES:
+            return False
         if self.full or time.monotonic() < self._blocked_until:
             return False
         if total is None:

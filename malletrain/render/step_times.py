@@ -16,7 +16,7 @@ from malletrain.render.text import plain
 WORDS = {
     "data": "waiting for data",
     "computing": "computing",
-    "others": "for other ranks",
+    "others": "waiting for other ranks",
     "transfer": "exchanging gradients",
     "snapshot": "in snapshots",
 }
@@ -52,8 +52,8 @@ def step_times(detail: JobDetail) -> list[RenderableType]:
 
 
 def sentence(shares: Mapping[str, float]) -> str:
-    """Returns the shares of a step as text: ``41 % waiting for data, 48 % computing, 11 % for other
-    ranks``. Parts below half a percent are left out.
+    """Returns the shares of a step as text: ``41 % waiting for data, 48 % computing, 11 % waiting
+    for other ranks``. Parts below half a percent are left out.
     """
     return ", ".join(
         f"{100 * shares[part]:.0f} % {words}"

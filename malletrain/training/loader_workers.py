@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
+from importlib import import_module
 from typing import Any
 
 from malletrain.protocol import env
@@ -24,7 +24,7 @@ def loader_workers() -> int:
     has given by ``--loader-workers``; 0 if there is none, and outside MalleTrain.
 
     DataLoaders over map-style datasets without ``num_workers`` use it by themselves, from the
-    import of malletrain or torch on, whichever is later. Pass it to others yourself:
+    import of malletrain on. Pass it to others yourself:
     ``DataLoader(data, num_workers=malletrain.loader_workers())``.
     """
     install()
@@ -37,13 +37,18 @@ def _number() -> int:
 
 
 def install() -> None:
-    """Make torch's DataLoader use the number, once. Does nothing if there is no number, or if torch
-    is not imported.
+    """Make torch's DataLoader use the number, once. Imports torch if there is a number. Does
+    nothing without one, or without torch.
     """
-    module = sys.modules.get("torch.utils.data")
+    if not _number():
+        return
+    try:
+        module = import_module("torch.utils.data")
+    except ImportError:
+        return
     loader_class = getattr(module, "DataLoader", None)
     iterable_class = getattr(module, "IterableDataset", None)
-    if not _number() or loader_class is None or iterable_class is None:
+    if loader_class is None or iterable_class is None:  # torch imports malletrain just now
         return
     original = loader_class.__init__
     if hasattr(original, _MARK):

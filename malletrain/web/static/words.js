@@ -111,7 +111,7 @@ export const STANDS = {
 export const PARTS = {
   data: "waiting for data",
   computing: "computing",
-  others: "for other ranks",
+  others: "waiting for other ranks",
   transfer: "exchanging gradients",
   snapshot: "in snapshots",
 };

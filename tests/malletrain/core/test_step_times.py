@@ -96,8 +96,9 @@ def test_the_advice_names_the_share_and_the_place():
     result = breakdown([rank(0, 1.0, 0.0, 0.5), rank(1, 1.0, 0.0, 0.1)])
     assert result is not None
     assert result.advice() == (
-        "40 % of a step waits for rank 1 on n1, which computes longer than the others. Look at "
-        'that node; with [nodes] slow_nodes = "swap" the job goes on without it.'
+        "40 % of a step waits for rank 1 on n1, which computes longer than the others. Tell "
+        "the operator of that node. Where it pays, the job moves off it, unless the site has "
+        "turned that off ([nodes] slow_nodes)."
     )
 
 

@@ -1,6 +1,7 @@
 """The store of a node: bounded, shared by processes, right after any kill, private to its user."""
 
 import fcntl
+import mmap
 import multiprocessing
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from malletrain.datacache import store as store_module
 from malletrain.datacache.store import (
+    MAX_SAMPLE_BYTES,
     DataCacheRefusalError,
     DataSetIdentity,
     NodeStore,
@@ -139,6 +141,13 @@ def test_memory_that_runs_out_later_ends_admission_and_nothing_else(folder, monk
     assert store.full
     assert store.why_full == "the node's free memory is used up"
     assert all(bytes(store.get(sample)) == body(sample) for sample in admitted)
+
+
+def test_a_sample_too_large_for_an_entry_is_not_kept(folder):
+    with mmap.mmap(-1, MAX_SAMPLE_BYTES + 1, mmap.MAP_PRIVATE | 0x4000) as huge:  # MAP_NORESERVE
+        store = attach(folder, DATA, MIB)
+        assert not store.put(0, huge)
+    assert store.put(0, b"small")
 
 
 def test_a_store_that_no_process_uses_goes_when_another_needs_its_memory(folder, monkeypatch):

@@ -154,8 +154,8 @@ STEPS_OF_16 = StepTimesView(
 STEPS_OF_3 = StepTimesView(
     0.21,
     {"data": 0.18, "computing": 0.7, "others": 0.07, "transfer": 0.04, "snapshot": 0.01},
-    "18 % of a step waits for data. Give the loader more workers (num_workers), or keep the data "
-    "in the memory of the nodes (infinicache).",
+    "18 % of a step waits for data. Give the loader more workers (num_workers, or submit with "
+    "--loader-workers auto), or keep the data in the memory of the nodes (malletrain.DataCache).",
     (
         RankTimesView(0, "n64", 0.21, 0.0378, 0.0231, 0.0021, 0.147),
         RankTimesView(1, "n65", 0.21, 0.0378, 0.0084, None, 0.1638),

@@ -8,7 +8,7 @@ from malletrain.render.step_times import WORDS, seconds, sentence
 
 def test_the_shares_are_a_sentence():
     shares = {"data": 0.41, "computing": 0.48, "others": 0.11, "transfer": 0.004}
-    expected = "41 % waiting for data, 48 % computing, 11 % for other ranks"
+    expected = "41 % waiting for data, 48 % computing, 11 % waiting for other ranks"
     assert sentence(shares) == expected
 
 

@@ -46,6 +46,17 @@ def test_a_loader_that_names_no_number_has_the_chosen_one(imports):
     assert printed(program, "") == "0 [0, 1, 2, 3, 4, 5, 6, 7]"
 
 
+@pytest.mark.parametrize("imports", IMPORTS)
+def test_the_import_of_malletrain_is_enough(imports):
+    assert printed(f"{imports}{HEAD}print(DataLoader(Numbers()).num_workers)") == "2"
+    environment = {**os.environ, "RANK": "0", "MALLETRAIN_SOCKET": "/nowhere"}
+    environment.pop("MALLETRAIN_LOADER_WORKERS", None)
+    program = "import sys, malletrain; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n", "without a number torch is the script's to import"
+
+
 @pytest.mark.parametrize(
     ("loader", "workers"),
     [

@@ -269,17 +269,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--task", required=True, metavar="MODULE:FACTORY", help="what is trained")
     add("--task-options", default="{}", metavar="JSON", help="arguments of the factory")
     add("--name", default="fedcase", help="name of the training in the nodes' memory")
-    add("--rounds", type=int, default=default["rounds"])
+    add("--rounds", type=int, default=default["rounds"], help="rounds (default %(default)s)")
     add("--clients", type=int, default=default["clients"], help="clients of a round (default 20)")
     add("--epochs", type=int, default=1, help="epochs of a client in a round (default 1)")
-    add("--cold-share", type=float, default=default["cold_share"], metavar="SHARE")
-    add("--cache-share", type=float, default=default["cache_share"], metavar="SHARE")
-    add("--cache-bytes", type=int, default=default["cache_bytes"], metavar="BYTES")
+    cold = "share of a client's samples outside memory that an epoch reads (default %(default)s)"
+    add("--cold-share", type=float, default=default["cold_share"], metavar="SHARE", help=cold)
+    hot = "share of a client's samples that is kept in memory (default %(default)s)"
+    add("--cache-share", type=float, default=default["cache_share"], metavar="SHARE", help=hot)
+    size = "memory of each node for samples, bytes (default %(default)s)"
+    add("--cache-bytes", type=int, default=default["cache_bytes"], metavar="BYTES", help=size)
     add("--rule", choices=sorted(RULES), default=default["rule"], help="the ratio rule")
-    add("--answer", type=float, default=default["answer_s"], metavar="SECONDS")
-    add("--seed", type=int, default=0)
+    limit = "maximum time for a node's answer (default %(default)s)"
+    add("--answer", type=float, default=default["answer_s"], metavar="SECONDS", help=limit)
+    add("--seed", type=int, default=0, help="seed of all random draws (default 0)")
     add("--host", default="127.0.0.1", help="address on which the SuperLink listens")
-    add("--port", type=int, default=9091)
+    add("--port", type=int, default=9091, help="its port, for nodes and users (default 9091)")
     add("--flower", default="", metavar="FOLDER", help="folder of Flower's programs")
     add("--authority", default="", metavar="FILE", help="certificate of the SuperLink's authority")
     own, security = split_arguments(sys.argv[1:] if arguments is None else arguments)

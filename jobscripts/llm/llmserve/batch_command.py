@@ -60,7 +60,7 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
     Raises:
         BatchInputError: lines of the input are wrong.
         BatchFolderError: the output is another's, or a job works on it.
-        ValueError: there is no tokeniser, or an option of the job is wrong.
+        ValueError: there is no tokenizer, or an option of the job is wrong.
         OSError: a file cannot be read or written.
         RuntimeError: the daemon cannot be reached, or refuses the job.
     """
@@ -153,11 +153,14 @@ def show_status(output: Path, *, follow: bool) -> int:
         manifest = folder.manifest()
         if manifest is None:
             raise BatchFolderError(f"{folder.path} has no batch.")
-        is_done = folder.is_done
-        lines = status_lines(manifest, folder.status(), is_done=is_done, now=time.time())
+        state = "" if folder.is_done else _end_of(manifest.job)
+        is_done = folder.is_done  # perhaps since then
+        lines = status_lines(
+            manifest, folder.status(), is_done=is_done, now=time.time(), ended=state
+        )
         if not follow:
             print("\n".join(lines))
-            return 0
+            return 1 if state and not is_done else 0
         if lines[0] != shown:
             shown = lines[0]
             width = shutil.get_terminal_size().columns
@@ -169,19 +172,19 @@ def show_status(output: Path, *, follow: bool) -> int:
         if is_done:
             print("" if is_terminal else f"{output} is complete.")
             return 0
-        state = _end_of(manifest.job)
-        if state and not folder.is_done:
-            print(
-                f"\nJob {manifest.job} has ended ({state}) before the batch was complete. See why: "
-                f"malletrain show {manifest.job}. Answers are kept: give the same command again.",
-                file=sys.stderr,
-            )
+        if state:
+            print("\n".join(["", *lines[1:]]), file=sys.stderr)
             return 1
         time.sleep(FOLLOW_S)
 
 
 def status_lines(
-    manifest: Manifest, status: Mapping[str, Any], *, is_done: bool, now: float
+    manifest: Manifest,
+    status: Mapping[str, Any],
+    *,
+    is_done: bool,
+    now: float,
+    ended: str = "",
 ) -> list[str]:
     """Returns how far a batch is, for people.
 
@@ -190,6 +193,7 @@ def status_lines(
         status: the newest one that its dispatcher wrote; empty: none.
         is_done: whether the output is there.
         now: seconds since the epoch.
+        ended: state in which the job ended; empty: it has not.
     """
     answered, failed = int(status.get("answered", 0)), int(status.get("failed", 0))
     part = (answered + failed) / max(1, manifest.requests)
@@ -199,19 +203,30 @@ def status_lines(
     lines = [f"{bar} {part:4.0%}  {answered} of {manifest.requests} answered{errors}, {state}"]
     if is_done:
         return lines
+    job = manifest.job or "(none)"
+    if ended:
+        lines.append(
+            f"Job {job} has ended ({ended}) before the batch was complete. See why: malletrain "
+            f"show {job}. Answers are kept: give the same command again."
+        )
     if not status:
-        return [*lines, f"Job {manifest.job or '(none)'} has no node yet."]
+        return lines if ended else [*lines, f"Job {job} has no node yet."]
     age = now - float(status.get("at", 0.0))
     seconds = max(1e-6, float(status.get("seconds", 0.0)))
     rate = float(status.get("generated_tokens", 0)) / seconds
     lines.append(
-        f"job {manifest.job}, dispatcher {status.get('dispatcher')}, epoch {status.get('epoch')}, "
+        f"job {job}, dispatcher {status.get('dispatcher')}, epoch {status.get('epoch')}, "
         f"{rate:,.0f} tokens/s"
     )
-    if age > FRESH_S:
-        lines.append(f"Nobody has dispatched for {age:.0f} s: the job has no nodes.")
-        return lines
+    is_fresh = age <= FRESH_S and not ended
+    if not is_fresh and not ended:
+        lines.append(
+            f"No node has dispatched for {age:.0f} s. See whether the job has nodes: malletrain "
+            f"show {job}"
+        )
     for replica in status.get("replicas", ()):
+        if not is_fresh and not replica.get("sentence"):
+            continue  # only what went wrong there still matters
         loaded = replica.get("load_s")
         load = "" if loaded is None else f", loaded in {loaded:.1f} s"
         lines.append(

@@ -44,7 +44,7 @@ class BatchMember:
 
     Raises:
         BatchFolderError: there is no batch, or its input has changed.
-        ValueError: there is no tokeniser.
+        ValueError: there is no tokenizer.
         OSError: the input cannot be read.
     """
 

@@ -49,7 +49,9 @@ def add_replica_options(options: argparse.ArgumentParser) -> None:
         default=65_536,
         help="tokens of all requests at once: prompts and answers (default 65536)",
     )
-    options.add_argument("--port", type=int, default=0, help="of the front (default: any)")
+    options.add_argument(
+        "--port", type=int, default=0, help="port at which the engine is reached (default: any)"
+    )
     options.add_argument(
         "--loads-at-once", type=int, default=4, metavar="N", help="replicas that load at a time"
     )

@@ -1,4 +1,4 @@
-"""What clients of the doors ask for: bodies of the OpenAI API, checked and made ids. Pure.
+"""What clients ask for: bodies of the OpenAI API, checked and made ids. Pure.
 
 The bodies of engines are those of ``openai_messages``. Here, fields that only an engine understands
 are passed on as they are.

@@ -1,4 +1,4 @@
-"""The tokeniser of a real model, from its folder. Needs ``transformers`` (extra ``models``)."""
+"""The tokenizer of a real model, from its folder. Needs ``transformers`` (extra ``models``)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from llmserve.text import AnswerDecoder, SimulatedTokenizer, Tokenizer
 
 SIMULATED = "simulated"
-"""Name of the tokeniser of the simulated engine."""
+"""Name of the tokenizer of the simulated engine."""
 INCOMPLETE = "\ufffd"
-"""What tokenisers make of bytes that are no whole character."""
+"""What tokenizers make of bytes that are no whole character."""
 
 
 class ModelTokenizer:
-    """The tokeniser of a model.
+    """The tokenizer of a model.
 
     Args:
-        folder: of the model, with its tokeniser's files. Nothing is downloaded.
+        folder: of the model, with its tokenizer's files. Nothing is downloaded.
 
     Raises:
-        ValueError: there is no tokeniser, or ``transformers`` is not installed.
+        ValueError: there is no tokenizer, or ``transformers`` is not installed.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -29,12 +29,13 @@ class ModelTokenizer:
             from transformers import AutoTokenizer
         except ImportError:
             raise ValueError(
-                "The tokeniser of a model needs transformers: pip install 'llmserve[models]'."
+                "The tokenizer of a model needs transformers. In the clone: "
+                "pip install -e 'jobscripts/llm[models]'"
             ) from None
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{folder} has no tokeniser that can be read: {error}") from None
+            raise ValueError(f"{folder} has no tokenizer that can be read: {error}") from None
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a prompt, with those that every prompt begins with."""
@@ -101,7 +102,7 @@ class _WindowDecoder:
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """Returns a tokeniser: ``simulated``, or the folder of a model.
+    """Returns a tokenizer: ``simulated``, or the folder of a model.
 
     Raises:
         ValueError: there is none.

@@ -2,7 +2,7 @@
 
 So an answer that was continued can be compared with the undisturbed one byte by byte, and one that
 was continued from the wrong id differs in all ids that follow. Some ids are the first half of a
-character, as the tokens of a byte-level tokeniser may be: the text is complete only after the id
+character, as the tokens of a byte-level tokenizer may be: the text is complete only after the id
 that follows.
 
 The text of an id is its number after a space, that of a character of two ids ``first·second``. So

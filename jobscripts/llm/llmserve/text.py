@@ -1,4 +1,4 @@
-"""Between text and ids: what a dispatcher needs of a tokeniser, and strings that end an answer.
+"""Between text and ids: what a dispatcher needs of a tokenizer, and strings that end an answer.
 
 Pure. :class:`SimulatedTokenizer` is that of the simulated engine; ``model_tokenizer`` has that of
 real models.
@@ -32,7 +32,7 @@ class AnswerDecoder(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The tokeniser of a model. Used in one thread."""
+    """The tokenizer of a model. Used in one thread."""
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a prompt."""
@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
 
 
 class SimulatedTokenizer:
-    """The tokeniser of the simulated engine."""
+    """The tokenizer of the simulated engine."""
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a prompt."""

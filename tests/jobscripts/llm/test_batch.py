@@ -367,6 +367,20 @@ def test_status_says_what_is_wrong(tmp_path):
         "    The engine ended.",
         "    no memory",
     ]
-    assert status_lines(manifest, status, is_done=False, now=190.0)[2] == (
-        "Nobody has dispatched for 100 s: the job has no nodes."
+    status["replicas"].append({**replica, "name": "n2", "state": "ready"})
+    assert status_lines(manifest, status, is_done=False, now=190.0)[2:] == [
+        "No node has dispatched for 100 s. See whether the job has nodes: malletrain show j3",
+        "  n1: failed, 0 of 8 slots",
+        "    The engine ended.",
+        "    no memory",
+    ]
+    lines = status_lines(manifest, status, is_done=False, now=91.0, ended="failed")
+    assert lines[1] == (
+        "Job j3 has ended (failed) before the batch was complete. See why: malletrain show j3. "
+        "Answers are kept: give the same command again."
     )
+    assert lines[3:] == ["  n1: failed, 0 of 8 slots", "    The engine ended.", "    no memory"]
+    assert status_lines(manifest, {}, is_done=False, now=0.0, ended="cancelled")[1:] == [
+        "Job j3 has ended (cancelled) before the batch was complete. See why: malletrain show j3. "
+        "Answers are kept: give the same command again."
+    ]

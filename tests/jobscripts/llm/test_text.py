@@ -1,4 +1,4 @@
-"""Between text and ids: decoders, strings that end an answer, and tokenisers of models."""
+"""Between text and ids: decoders, strings that end an answer, and tokenizers of models."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_chat_has_the_form_of_the_model(byte_model):
         tokenizer.encode_chat([{"role": "tool", "content": "Hi"}])
 
 
-def test_a_folder_without_a_tokeniser_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"{tmp_path} has no tokeniser"):
+def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} has no tokenizer"):
         tokenizer_of(str(tmp_path))
     assert isinstance(tokenizer_of("simulated"), SimulatedTokenizer)
 

@@ -59,8 +59,8 @@ def carry_out(options: argparse.Namespace) -> int:
         return 1
     except ModuleNotFoundError as error:
         print(
-            f"llmserve {options.command}: the package {error.name} is missing; install the gateway "
-            "with `pip install 'llmserve[gateway]'`.",
+            f"llmserve {options.command}: the package {error.name} is missing. In the clone: "
+            "pip install -e 'jobscripts/llm[gateway]'",
             file=sys.stderr,
         )
         return 1
@@ -173,8 +173,16 @@ def _add_trace(commands: Commands) -> None:
     _add_config(parser)
     parser.add_argument("--form", choices=FORMS, default="vtc-arena", help="default: vtc-arena")
     parser.add_argument("--model", default="", help="requests of this model only")
-    parser.add_argument("--since", type=_time, default=0.0, metavar="DATE", help="ISO 8601, or UTC")
-    parser.add_argument("--until", type=_time, default=math.inf, metavar="DATE")
+    parser.add_argument(
+        "--since",
+        type=_time,
+        default=0.0,
+        metavar="DATE",
+        help="from this time on (ISO 8601; without a zone: UTC)",
+    )
+    parser.add_argument(
+        "--until", type=_time, default=math.inf, metavar="DATE", help="requests before this time"
+    )
     parser.add_argument(
         "--anonymous", action="store_true", help="users are numbers in the order of appearance"
     )

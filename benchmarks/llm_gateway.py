@@ -57,6 +57,7 @@ listen = "127.0.0.1:{port}"
 engines = ["{engine}"]
 engine_slots = {slots}
 engine_kv_tokens = 1000000
+tokenizer = "simulated"
 [users.benchmark]
 """
 

@@ -49,7 +49,7 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
         shared.until(lambda: not members(), "no node is worth anything")
         configuration.write_text(
             'listen = "127.0.0.1:0"\ncomment_interval_s = 0.05\n[users.alice]\n'
-            f'[models.simulated]\njob = "{job}"\n'
+            f'[models.simulated]\njob = "{job}"\ntokenizer = "simulated"\n'
             "[scaling]\nidle_s = 3600\nrequests_per_node = 1\nmax_nodes = 2\ninterval_s = 0.2\n"
         )
         _, key = KeyFile(shared.work / "keys.json").add("alice")

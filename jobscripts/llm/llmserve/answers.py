@@ -39,6 +39,8 @@ class AnswerResult:
     """What went wrong; empty if nothing did."""
     refusal: RequestRefusal | None = None
     """The limit, if it was refused: status 429 if it has ``retry_after_s``, else 400."""
+    engine_status: int = 0
+    """HTTP status with which an engine refused the request for good; 0: none has."""
     body: dict[str, Any] | None = None
     """The answer of the engine as it is, of :meth:`LiveDispatcher.submit_body` only."""
     attempts: int = 0

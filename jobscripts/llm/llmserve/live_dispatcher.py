@@ -68,6 +68,7 @@ class _Answer:
     unshown: list[str] = field(default_factory=list)
     """Text that comes with the next part."""
     body: dict[str, Any] | None = None
+    engine_status: int = 0
     attempts: int = 0
     first_token_at: float | None = None
 
@@ -402,6 +403,7 @@ class LiveDispatcher:
                 end.reason,
                 end.sentence,
                 end.refusal,
+                answer.engine_status,
                 answer.body,
                 answer.attempts,
                 answer.submitted_at,
@@ -419,6 +421,7 @@ class LiveDispatcher:
             else:
                 await self._read_ids(post, answer, replica)
         except EngineRefusal as refusal:
+            answer.engine_status = 0 if refusal.may_repeat else refusal.status
             self._fail_attempt(post, refusal.sentence, may_repeat=refusal.may_repeat)
         except EngineCrash as error:
             self._crash(replica, str(error))

@@ -33,11 +33,12 @@ class EngineRefusal(Exception):
     Args:
         sentence: what it said.
         may_repeat: whether another attempt may succeed.
+        status: HTTP status of its answer; 0: it broke off an answer that had begun.
     """
 
-    def __init__(self, sentence: str, *, may_repeat: bool) -> None:
+    def __init__(self, sentence: str, *, may_repeat: bool, status: int = 0) -> None:
         super().__init__(sentence)
-        self.sentence, self.may_repeat = sentence, may_repeat
+        self.sentence, self.may_repeat, self.status = sentence, may_repeat, status
 
 
 class EngineCrash(Exception):
@@ -242,12 +243,12 @@ async def _check(response: aiohttp.ClientResponse) -> None:
         error = _Error(f"The engine answers with status {response.status}.")
     # 401 and 404 are about this replica, 408 and 429 about now; other replicas may do better.
     may_repeat = response.status >= 500 or response.status in (401, 404, 408, 429)
-    _raise(error, may_repeat=may_repeat)
+    _raise(error, may_repeat=may_repeat, status=response.status)
 
 
-def _raise(error: _Error, *, may_repeat: bool) -> None:
+def _raise(error: _Error, *, may_repeat: bool, status: int = 0) -> None:
     if error.code == ENGINE_ENDED:
         raise EngineCrash(error.message)
     if error.code == ENGINE_LOADS:
         raise ReplicaUnreachable(error.message)
-    raise EngineRefusal(error.message, may_repeat=may_repeat)
+    raise EngineRefusal(error.message, may_repeat=may_repeat, status=status)

@@ -36,6 +36,7 @@ comment_interval_s = 0.05
 engines = {engines}
 engine_slots = 8
 engine_kv_tokens = 100000
+tokenizer = "simulated"
 [users.alice]
 [users.bob]
 [users.operator]

@@ -97,6 +97,12 @@ def test_a_chat_that_is_not_streamed_and_one_with_ids(gateway):
     assert [number for part in parts for number in part["token_ids"]] == ids
 
 
+def test_what_an_engine_refuses_is_the_clients_error(gateway):
+    with pytest.raises(openai.BadRequestError, match="has no response_format") as caught:
+        gateway.client().chat.completions.create(**CHAT, response_format={"type": "json_object"})
+    assert caught.value.code == "engine_refused"
+
+
 def test_a_stop_string_ends_the_answer(gateway):
     text = answer_to(tokenize("Hello"), 20)
     stop = text[len(text) // 2 :][:4]

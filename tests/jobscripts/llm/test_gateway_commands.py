@@ -21,7 +21,7 @@ from tests.jobscripts.llm.gateways import running, site
 from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[3]
-MODEL = '[models.simulated]\nengines = ["unix:engine"]\n'
+MODEL = '[models.simulated]\nengines = ["unix:engine"]\ntokenizer = "simulated"\n'
 
 
 @pytest.fixture
@@ -178,6 +178,7 @@ def test_a_gateway_that_is_killed_goes_on_with_its_batches(tmp_path):
         configuration.write_text(
             'listen = "127.0.0.1:0"\n[users.alice]\n'
             f"[models.simulated]\nengines = {made.sockets}\nengine_slots = 8\n"
+            'tokenizer = "simulated"\n'
         )
         _, key = KeyFile(tmp_path / "keys.json").add("alice")
         with running(configuration, key) as (process, client):

@@ -19,7 +19,7 @@ from llmserve.gateway.configuration import (
 from llmserve.generation import GenerationRequest
 from llmserve.policies import FairServe, Fcfs, Load, RequestsPerMinute, VirtualTokenCounter
 
-MODEL = '[models.llama]\njob = "serve"\n'
+MODEL = '[models.llama]\njob = "serve"\ntokenizer = "simulated"\n'
 FULL = (
     MODEL
     + """
@@ -91,6 +91,7 @@ def test_paths_are_relative_to_the_file(tmp_path):
         ("models = {}", "models: "),
         ("[models.llama]\n", "models.llama: set job or engines, one of them"),
         (MODEL + 'engines = ["a:1"]', "models.llama: set job or engines, one of them"),
+        ('[models.llama]\njob = "serve"', "models.llama: set tokenizer, the folder of the model's"),
         (MODEL + "[users.alice]\nshre = 1", "there is no key users.alice.shre; correct or remove"),
         ('listen = "8300"\n' + MODEL, "listen: write an address and a port, .*it is '8300'"),
         ('policy = "lifo"\n' + MODEL, "policy: Input should be 'fairserve', "),

@@ -223,6 +223,7 @@ async def test_what_an_engine_refuses_fails_with_its_sentence(tmp_path):
         stream = live.submit(order("r1"), {"response_format": {"type": "json_object"}})
         result = await stream.result()
         assert (result.state, result.attempts) == (RequestState.FAILED, 1)
+        assert result.engine_status == 400
         assert "has no response_format" in result.sentence
 
 

@@ -159,8 +159,10 @@ class ModelSection(_Section):
     """Maximum number of tokens of all its requests."""
     engine_model: str = ""
     """What the engines call the model; empty: as here."""
-    tokenizer: str = "simulated"
-    """Folder with a tokenizer of Hugging Face; ``simulated``: that of the simulated engine."""
+    tokenizer: str = ""
+    """Folder with the model's tokenizer (Hugging Face); ``simulated``: that of the simulated
+    engine. It has to be set: ids of another model's tokenizer would give wrong answers.
+    """
     max_request_tokens: int | None = Field(default=None, ge=2)
     """Maximum of prompt and answer together; absent: what the replicas hold."""
 
@@ -170,6 +172,11 @@ class ModelSection(_Section):
             raise ValueError("set job or engines, one of them")
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines names an address twice")
+        if not self.tokenizer:
+            raise ValueError(
+                'set tokenizer, the folder of the model\'s tokenizer, or "simulated" for the '
+                "simulated engine"
+            )
         return self
 
 

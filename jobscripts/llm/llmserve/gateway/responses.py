@@ -61,6 +61,8 @@ def failure(opened: OpenRequest, result: AnswerResult) -> ApiRefusal | None:
         return opened.interruption
     if result.state is RequestState.DONE:
         return None
+    if 400 <= result.engine_status < 500:
+        return ApiRefusal(result.engine_status, result.sentence, "engine_refused")
     if result.state is RequestState.FAILED:
         return ApiRefusal(502, result.sentence, "failed")
     return ApiRefusal(CLIENT_GONE, "The request was cancelled.", "cancelled")

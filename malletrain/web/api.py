@@ -138,6 +138,8 @@ class SubmitForm(BaseModel):
     """Threads of each process."""
     loader_workers: Annotated[int, Field(ge=0, le=4096)] | Literal["auto"] | None = None
     """Loader workers of each process, for DataLoaders that name no number."""
+    data_memory: Annotated[str, Field(max_length=40)] | None = None
+    """Memory of each node for the script's DataCache, such as `25%` or `8G`."""
     venv: Text | None = None
     conda: Text | None = None
     container: Text | None = None
@@ -165,6 +167,7 @@ class SubmitForm(BaseModel):
             nproc_per_node=self.nproc_per_node,
             threads=self.threads,
             loader_workers=self.loader_workers,
+            data_memory=self.data_memory,
             software=software,
         )
         return with_snapshots_bound(spec)

@@ -281,9 +281,7 @@ class LiveDispatcher:
             self._carry_out(self._dispatcher.notice(name, now + seconds, now))
 
     def expect_end(self, name: str, seconds: float) -> None:
-        """A forecast: the node of a replica is expected to last so many seconds. It may load. No
-        effect on one that is not there.
-        """
+        """A forecast: the node of a replica, which may load, is to last so many seconds."""
         replica = self._replicas.get(name)
         if replica is None:
             return

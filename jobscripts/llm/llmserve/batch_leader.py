@@ -256,10 +256,7 @@ class BatchLeader:
 
     def _follow_members(self) -> None:
         self._follower.apply(
-            ServiceMember(
-                m.node, m.address, m.seconds_left if m.leaving else None, m.expected_remaining_s
-            )
-            for m in self._group.members
+            ServiceMember(m.node, m.address, m.expected_remaining_s) for m in self._group.members
         )
 
     def _tell_worth(self, requests: int) -> None:

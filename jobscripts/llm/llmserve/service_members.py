@@ -22,8 +22,6 @@ class ServiceMember:
 
     node: str
     address: str
-    gone_in_s: float | None = None
-    """Seconds until its node is taken; None: no end is known."""
     expected_remaining_s: float | None = None
     """Expected remaining time of its node, seconds, when the view was made; None: no forecast."""
 
@@ -33,9 +31,6 @@ class ReplicaSet(Protocol):
 
     def add_replica(self, name: str, address: str) -> None:
         """A replica is there."""
-
-    def notice(self, name: str, seconds: float) -> None:
-        """The node of a replica will be taken."""
 
     def expect_end(self, name: str, seconds: float) -> None:
         """A forecast: the node of a replica is expected to last so many seconds."""
@@ -52,7 +47,8 @@ class MembersClient(Protocol):
 
 
 class ReplicaFollower:
-    """Keeps the replicas of a dispatcher those of a service.
+    """Keeps the replicas of a dispatcher those of a service. Notices are not its business: the
+    front of a replica says that it drains, and that it does no more.
 
     Args:
         replicas: of the dispatcher.
@@ -61,7 +57,6 @@ class ReplicaFollower:
     def __init__(self, replicas: ReplicaSet) -> None:
         self._replicas = replicas
         self._addresses: dict[str, str] = {}
-        self._warned: set[str] = set()
         self._expected: dict[str, float | None] = {}
         """Replica → its expected remaining time, as it was reported last."""
 
@@ -72,7 +67,6 @@ class ReplicaFollower:
             if node not in present or present[node].address != address:
                 self._replicas.remove_replica(node)
                 del self._addresses[node]
-                self._warned.discard(node)
                 self._expected.pop(node, None)
         for node, member in present.items():
             if node not in self._addresses:
@@ -82,11 +76,6 @@ class ReplicaFollower:
             if expected_s is not None and expected_s != self._expected.get(node):
                 self._replicas.expect_end(node, expected_s)
             self._expected[node] = expected_s
-            if member.gone_in_s is None:
-                self._warned.discard(node)  # a notice was withdrawn
-            elif node not in self._warned:
-                self._replicas.notice(node, member.gone_in_s)
-                self._warned.add(node)
 
     async def run(self, client: MembersClient, job: str) -> None:
         """Follow a service until it is cancelled. Without the daemon replicas stay as they are: the
@@ -109,8 +98,7 @@ class ReplicaFollower:
                 continue
             failure, version = "", view.version
             self.apply(
-                ServiceMember(m.node, m.address, m.gone_in_s, m.expected_remaining_s)
-                for m in view.members
+                ServiceMember(m.node, m.address, m.expected_remaining_s) for m in view.members
             )
             if not version:  # the service has ended; one of this name may begin
                 await asyncio.sleep(RETRY_S)

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from llmserve import batch_leader
+from llmserve import batch_command, batch_leader
 from llmserve.batch_command import BatchSubmission, status_lines, submit_batch
 from llmserve.batch_input import BatchInput, BatchInputError
 from llmserve.batch_member import BatchMember, MemberOptions
@@ -340,6 +340,16 @@ def test_a_changed_input_stops_a_batch(tmp_path, importable):
         asyncio.run(BatchMember(options(folder)).run())
     with pytest.raises(BatchFolderError, match="submit it first"):
         BatchMember(options(BatchFolder(tmp_path / "other.jsonl")))
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_status_fails_if_the_job_has_ended_before_the_batch(tmp_path, monkeypatch, capsys, follow):
+    folder = created(tmp_path, [request(n) for n in range(4)])
+    folder.set_job("j3")
+    monkeypatch.setattr(batch_command, "_end_of", lambda job: "failed")
+    assert batch_command.show_status(folder.output, follow=follow) == 1
+    printed = capsys.readouterr()
+    assert "Job j3 has ended (failed)" in (printed.err if follow else printed.out)
 
 
 def test_status_says_what_is_wrong(tmp_path):

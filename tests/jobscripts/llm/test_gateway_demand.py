@@ -127,9 +127,6 @@ class Replicas:
     def add_replica(self, name, address):
         self.calls.append(("add", name, address))
 
-    def notice(self, name, seconds):
-        self.calls.append(("notice", name, seconds))
-
     def expect_end(self, name, seconds):
         self.calls.append(("expect", name, seconds))
 
@@ -147,30 +144,21 @@ def test_replicas_are_the_members_of_the_service():
     a, b = ServiceMember("a", "a:1"), ServiceMember("b", "b:1")
     follower.apply([a, b, ServiceMember("c", "")])
     assert replicas.take() == [("add", "a", "a:1"), ("add", "b", "b:1")]
-    follower.apply([ServiceMember("a", "a:1", 30.0), b])
-    follower.apply([ServiceMember("a", "a:1", 29.0), b])
-    assert replicas.take() == [("notice", "a", 30.0)]
+    follower.apply([a, b])
+    assert replicas.take() == []
     follower.apply([ServiceMember("b", "b:2")])  # another process on the same node
     assert replicas.take() == [("remove", "a"), ("remove", "b"), ("add", "b", "b:2")]
-    follower.apply([ServiceMember("a", "a:1", 5.0), ServiceMember("b", "b:2")])
-    assert replicas.take() == [("add", "a", "a:1"), ("notice", "a", 5.0)]
-
-
-def test_a_notice_that_is_withdrawn_may_come_again():
-    replicas = Replicas()
-    follower = ReplicaFollower(replicas)
-    for gone_in_s in (30.0, None, 20.0):
-        follower.apply([ServiceMember("a", "a:1", gone_in_s)])
-    assert replicas.take() == [("add", "a", "a:1"), ("notice", "a", 30.0), ("notice", "a", 20.0)]
+    follower.apply([a, ServiceMember("b", "b:2")])
+    assert replicas.take() == [("add", "a", "a:1")]
 
 
 def test_a_forecast_counts_from_the_view_that_it_came_with():
     replicas = Replicas()
     follower = ReplicaFollower(replicas)
     for expected_s in (None, 600.0, 600.0, 480.0):
-        follower.apply([ServiceMember("a", "a:1", None, expected_s)])
+        follower.apply([ServiceMember("a", "a:1", expected_s)])
     assert replicas.take() == [("add", "a", "a:1"), ("expect", "a", 600.0), ("expect", "a", 480.0)]
-    follower.apply([ServiceMember("a", "a:2", None, 480.0)])
+    follower.apply([ServiceMember("a", "a:2", 480.0)])
     assert replicas.take() == [("remove", "a"), ("add", "a", "a:2"), ("expect", "a", 480.0)]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from llmserve.batch_command import BatchSubmission, show_status, submit_batch
 from llmserve.batch_member import BatchMember, MemberOptions
-from llmserve.engines import PROFILES
+from llmserve.engines import PROFILES, engine_command
 from llmserve.gateway import commands as gateway_commands
 from llmserve.model_tokenizer import SIMULATED
 from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
@@ -69,8 +69,13 @@ def replica_options(
             "No engine is named. Use --engine vllm, or a command after --, or, to try llmserve "
             "without a model, --engine simulated."
         )
+    words = tuple(command) or PROFILES[options.engine]
+    try:
+        engine_command(words, {})
+    except ValueError as error:
+        parser.error(str(error))
     return ReplicaOptions(
-        tuple(command) or PROFILES[options.engine],
+        words,
         options.model,
         options.served_name or options.model,
         options.slots,

@@ -85,6 +85,9 @@ def test_nobody_gets_the_words_of_the_simulated_engine_unasked(words, capsys):
     assert "No engine is named" in capsys.readouterr().err
 
 
-def test_a_command_without_a_socket_is_refused(capsys):
-    assert cli.main(["serve", "--model", "m", "--", "my-engine"]) == 1
+@pytest.mark.parametrize("words", [["serve"], ["batch", "in.jsonl", "out.jsonl"]])
+def test_a_command_without_a_socket_is_refused_before_any_node_is_asked_for(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--model", "m", "--", "my-engine"])
+    assert ended.value.code == 2
     assert "needs {socket}" in capsys.readouterr().err

@@ -54,12 +54,16 @@ async def measure_throughput(client: ReplicaClient, model: str, slots: int) -> d
 
 
 async def _rate(client: ReplicaClient, body: dict[str, Any]) -> float:
-    """Tokens per second of one request, without the time to the first one."""
-    count, first_at = 0, 0.0
+    """Tokens per second of one request, without the time to the first ones. If all come at once,
+    with that time.
+    """
+    started, first_at, count, later = time.monotonic(), 0.0, 0, 0
     async with contextlib.aclosing(client.generate(body)) as chunks:
         async for chunk in chunks:
-            if not count:
-                first_at, count = time.monotonic(), 1
-                continue
+            if count:
+                later += len(chunk.ids)
+            else:
+                first_at = time.monotonic()
             count += len(chunk.ids)
-    return (count - 1) / max(1e-6, time.monotonic() - first_at)
+    tokens, since = (later, first_at) if later else (count, started)
+    return tokens / max(1e-6, time.monotonic() - since)

@@ -16,6 +16,7 @@ import msgspec
 
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.farm import TaskOptions, build_farm
+from malletrain.submission.options import JobOptions, ScriptOptions
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build, parse_nodes
 
@@ -220,7 +221,7 @@ def farm_of(
     of_tasks = {name: values.pop(name) for name in _TASK_OPTIONS if name in values}
     tasks = TaskOptions(cpus=values.pop("cpus", 1), output=output, log=log, **of_tasks)
     software, values = _plain(values)
-    return build_farm(command, columns, total, tasks, software=software, **values)[0]
+    return build_farm(command, columns, total, tasks, JobOptions(software=software, **values))[0]
 
 
 def _plain(values: dict[str, Any]) -> tuple[SoftwareOptions, dict[str, Any]]:
@@ -274,7 +275,7 @@ def spec_of(
     if "value" in values:
         values["value"] = Path(values["value"])
     arguments = [str(arg) for arg in args]
-    spec = build(os.fspath(script), arguments, software=software, **values)
+    spec = build(os.fspath(script), arguments, ScriptOptions(software=software, **values))
     return spec if rates is None else msgspec.structs.replace(spec, curve=rates)
 
 

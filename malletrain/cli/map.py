@@ -286,6 +286,7 @@ def map_(
     """
     from malletrain.submission.error import SpecError
     from malletrain.submission.farm import TaskOptions, build_farm
+    from malletrain.submission.options import JobOptions
     from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.task_lists import TaskList
 
@@ -301,9 +302,8 @@ def map_(
             if source.columns == ("index",) and array is not None:
                 of_tasks["array_range"] = _range_of(rows)
             task_options = TaskOptions(**of_tasks)
-            spec, notes = build_farm(
-                command, rows.columns, rows.count, task_options, software=software, **options
-            )
+            job_options = JobOptions(software=software, **options)
+            spec, notes = build_farm(command, rows.columns, rows.count, task_options, job_options)
             for note in notes:
                 say(note)
             if dry_run:

@@ -288,13 +288,15 @@ def submit(
     """
     from malletrain.submission.array import indices, one_of
     from malletrain.submission.error import SpecError
+    from malletrain.submission.options import ScriptOptions
     from malletrain.submission.resuming import file_of, resuming, with_snapshots_bound
     from malletrain.submission.software import SoftwareOptions
     from malletrain.submission.spec import build
 
     software = {field.name: options.pop(field.name) for field in fields(SoftwareOptions)}
     try:
-        spec = build(script, args, software=SoftwareOptions(**software), **options)
+        given = ScriptOptions(software=SoftwareOptions(**software), **options)
+        spec = build(script, args, given)
         file = file_of(resume_from) if resume_from is not None else None
         numbers = indices(array) if array is not None else None
     except SpecError as error:

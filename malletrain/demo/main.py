@@ -36,6 +36,7 @@ from malletrain.render.moving import moving
 from malletrain.render.tables import ENDED
 from malletrain.render.timeline import Timeline, draw
 from malletrain.shipped import shipped
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from scavenger.interface import SchedulerError
 from scavenger.trace import files, lengths, replay, synthesis, trace
@@ -274,9 +275,7 @@ def submit(
         build(
             str(script),
             arguments,
-            name=job.name,
-            nodes=job.nodes(options.nodes),
-            workdir=str(snapshots),
+            ScriptOptions(name=job.name, nodes=job.nodes(options.nodes), workdir=str(snapshots)),
         )
     )
 

@@ -22,10 +22,10 @@ from malletrain.protocol.messages import JobSpec, SoftwareEnvironment
 from malletrain.protocol.task_template import OUTPUT, escaped, expand, problems
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline
-from malletrain.submission.software import SoftwareOptions, software_of
+from malletrain.submission.options import JobOptions
+from malletrain.submission.software import software_of
 from malletrain.submission.spec import (
     MAX_TIME_LIMIT_S,
-    NO_SOFTWARE,
     checked_name,
     checked_weight,
     default_name,
@@ -36,6 +36,7 @@ from malletrain.submission.spec import (
     working_directory,
 )
 
+NO_OPTIONS = JobOptions()
 LOGS = "malletrain-logs"
 """Folder of the logs of farms, in the working directory."""
 LARGEST_SCRIPT_BYTES = 1024 * 1024
@@ -81,20 +82,7 @@ def build_farm(
     columns: Sequence[str],
     total: int,
     tasks: TaskOptions,
-    *,
-    name: str | None = None,
-    nodes: str | None = None,
-    kind: str | None = None,
-    weight: float = 1.0,
-    setup: str | None = None,
-    env: Sequence[str] = (),
-    workdir: str | None = None,
-    after: Sequence[str] = (),
-    time_limit: str | None = None,
-    notify: Sequence[str] = (),
-    software: SoftwareOptions = NO_SOFTWARE,
-    deadline: str | None = None,
-    budget: str | None = None,
+    options: JobOptions = NO_OPTIONS,
 ) -> tuple[JobSpec, list[str]]:
     """Returns the checked farm, and notes for the person who submits it.
 
@@ -103,19 +91,19 @@ def build_farm(
         columns: names of the values of a task.
         total: number of tasks.
         tasks: what a task needs and writes.
-        name, nodes, kind, weight, setup, env, workdir, after, time_limit, notify, software,
-            deadline, budget: as for ``malletrain submit``.
+        options: the other options of ``malletrain map``.
 
     Raises:
         SpecError: an option or the command is invalid.
     """
+    o = options
     with about("nodes"):
-        low, high = parse_nodes(nodes or "1")
-    environment = software_of(software)
-    directory = working_directory(workdir)
-    program, notes = program_of(command[0], environment, bool(setup))
+        low, high = parse_nodes(o.nodes or "1")
+    environment = software_of(o.software)
+    directory = working_directory(o.workdir)
+    program, notes = program_of(command[0], environment, bool(o.setup))
     words = (program, *command[1:])
-    farm_name = default_name(Path(_named_by(command))) if name is None else checked_name(name)
+    farm_name = default_name(Path(_named_by(command))) if o.name is None else checked_name(o.name)
     named = {} if "name" in columns else {"name": farm_name}
     [log] = _with_name([tasks.log or _default_log(farm_name)], columns, named)
     patterns = {
@@ -164,7 +152,7 @@ def build_farm(
         max_running=min(_count(tasks.max_running, "max_running"), MAX_TASKS),
     )
     with about("env"):
-        variables = parse_env(env)
+        variables = parse_env(o.env)
     spec = JobSpec(
         name=farm_name,
         owner=user_name(),
@@ -172,20 +160,20 @@ def build_farm(
         workdir=str(directory),
         python="python",
         env=variables,
-        setup=setup or None,
+        setup=o.setup or None,
         min_nodes=low,
         max_nodes=high,
         nproc_per_node=1,
-        weight=checked_weight(weight),
+        weight=checked_weight(o.weight),
         mode="farm",
         profile=False,
         software=environment,
-        after=tuple(after),
-        time_limit_s=time_limit_of(time_limit),
-        notify=tuple(notification(text) for text in notify),
-        deadline=None if deadline is None else parse_deadline(deadline),
-        budget_nh=None if budget is None else parse_budget(budget)[0],
-        node_class=kind or "",
+        after=tuple(o.after),
+        time_limit_s=time_limit_of(o.time_limit),
+        notify=tuple(notification(text) for text in o.notify),
+        deadline=None if o.deadline is None else parse_deadline(o.deadline),
+        budget_nh=None if o.budget is None else parse_budget(o.budget)[0],
+        node_class=o.kind or "",
         farm=farm,
     )
     return spec, notes

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from malletrain.config.units import UnitError, parse_duration
@@ -23,9 +23,10 @@ from malletrain.submission.curve_file import AUTO, VALUE_HELP, read_curve, read_
 from malletrain.submission.data_memory import with_data_memory
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
-from malletrain.submission.layout import Choice, layout_choice
+from malletrain.submission.layout import layout_choice
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.script import module_of, script_of
-from malletrain.submission.software import SoftwareOptions, software_of
+from malletrain.submission.software import software_of
 
 NOTIFY_EVENTS = ("start", "end", "failure", "at-risk")
 NOTIFY_HELP = (
@@ -103,9 +104,9 @@ def start_cost_of(text: str | None, *, service: bool) -> tuple[float | None, boo
     return seconds, measured
 
 
+NO_OPTIONS = ScriptOptions()
 NODES_HELP = "N or MIN:MAX with 1 <= MIN <= MAX, such as 4 or 1:16"
 SIZES_HELP = "numbers of nodes with commas between them, such as 8,4,2,1"
-NO_SOFTWARE = SoftwareOptions()
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -166,31 +167,25 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
     return variables
 
 
-def _service_value(
-    service: bool,
-    value: Path | None,
-    *,
-    live: bool,
-    launcher: str,
-    curve: Path | None,
-    nproc: Choice,
-) -> dict[str, float] | None:
-    """Returns the value of nodes to a service; None for other jobs."""
-    if not service:
-        if value is not None:
+def _service_value(options: ScriptOptions) -> dict[str, float] | None:
+    """Returns the value of nodes to a service; None for other jobs, empty for ``auto``."""
+    o = options
+    if not o.service:
+        if o.value is not None:
             raise SpecError(
                 "--value is for services; give --service too, or --curve for a training job."
             )
         return None
-    if value is None:
+    if o.value is None:
         raise SpecError(
             f"A service says what nodes are worth to it: --value FILE; accepted is {VALUE_HELP}."
         )
-    if live or launcher != "builtin" or curve is not None or nproc not in (None, 1, "1"):
+    one_process = o.nproc_per_node in (None, 1, "1")
+    if o.live or o.launcher != "builtin" or o.curve is not None or not one_process:
         raise SpecError("A service runs one process on each node and is valued by --value; "
                         "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
-    return {} if str(value) == AUTO else read_value(value)
+    return {} if str(o.value) == AUTO else read_value(o.value)
 
 
 def default_name(path: Path) -> str:
@@ -273,121 +268,83 @@ def parse_model_size(text: str) -> tuple[float, float | None]:
     return numbers[0], numbers[1] if len(numbers) == 2 else None
 
 
-def build(
-    script: str,
-    args: Sequence[str],
-    *,
-    name: str | None = None,
-    nodes: str | None = None,
-    kind: str | None = None,
-    nproc_per_node: Choice = None,
-    threads: Choice = None,
-    loader_workers: Choice = None,
-    data_memory: str | None = None,
-    weight: float = 1.0,
-    goal: str | None = None,
-    curve: Path | None = None,
-    setup: str | None = None,
-    env: Sequence[str] = (),
-    workdir: str | None = None,
-    launcher: str = "builtin",
-    live: bool = False,
-    profile: bool = True,
-    profile_sizes: str | None = None,
-    profile_key: str | None = None,
-    service: bool = False,
-    value: Path | None = None,
-    start_cost: str | None = None,
-    after: Sequence[str] = (),
-    time_limit: str | None = None,
-    notify: Sequence[str] = (),
-    software: SoftwareOptions = NO_SOFTWARE,
-    deadline: str | None = None,
-    budget: str | None = None,
-    work: str | None = None,
-    on_hang: str = "tell",
-    model_size: str | None = None,
-    as_module: bool = False,
-) -> JobSpec:
+def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS) -> JobSpec:
     """Returns the checked job. By default it has the script's name without suffix, the current
-    directory and the site's objective. The parameters are the options of ``malletrain submit``.
+    directory and the site's objective.
 
     A service has one process on each node. Its ``value`` file states the value of nodes, and by
-    default the service requests the sizes of that file. Raises SpecError.
+    default the service requests the sizes of that file.
+
+    Args:
+        script: the script's file, or the name of a module.
+        args: its arguments.
+        options: the options of ``malletrain submit``.
+
+    Raises:
+        SpecError: the script or an option is invalid.
     """
+    o = options
     with about("value", "service", "live", "launcher", "curve", "nproc_per_node"):
-        worth = _service_value(
-            service, value, live=live, launcher=launcher, curve=curve, nproc=nproc_per_node
-        )
+        worth = _service_value(o)
     with about("start_cost", "service"):
-        start_cost_s, start_cost_measured = start_cost_of(start_cost, service=service)
-    if worth == {} and nodes is None:
-        raise SpecError(
-            "--value auto says nothing of how many nodes the service is to have; give --nodes "
-            "MIN:MAX too.",
-            "nodes",
-            "value",
-        )
-    if nodes is None:
-        nodes = span(worth) if worth else "1"
-    with about("nodes"):
-        low, high = parse_nodes(nodes)
+        start_cost_s, start_cost_measured = start_cost_of(o.start_cost, service=o.service)
+    low, high = _limits(o.nodes, worth)
     with about("conda", "venv", "container", "no_container", "container_bind", "module"):
-        environment = software_of(software)
+        environment = software_of(o.software)
     python = _python_of(environment)
     own_python = python == sys.executable
     with about("as_module", "workdir"):
-        file = str(module_of(script, workdir, own_python)) if as_module else script
+        file = str(module_of(script, o.workdir, own_python)) if o.as_module else script
     path = script_of(file, own_python=own_python)
-    if name is None:
-        name = default_name(Path(script.rpartition(".")[2] + ".py") if as_module else path)
+    if o.name is None:
+        name = default_name(Path(script.rpartition(".")[2] + ".py") if o.as_module else path)
     else:
-        name = checked_name(name, path.stem)
-    weight = checked_weight(weight)
-    if live and launcher != "builtin":
+        name = checked_name(o.name, path.stem)
+    weight = checked_weight(o.weight)
+    if o.live and o.launcher != "builtin":
         raise SpecError(
             "--live needs the builtin launcher: torchrun starts its workers anew in every round.",
             "live",
             "launcher",
         )
-    directory = working_directory(workdir)
+    directory = working_directory(o.workdir)
     with about("env"):
-        variables = parse_env(env)
-    variables = with_data_memory(variables, data_memory)
-    mode = "service" if service else "live" if live else "restart"
+        variables = parse_env(o.env)
+    variables = with_data_memory(variables, o.data_memory)
+    mode = "service" if o.service else "live" if o.live else "restart"
     layout = layout_choice(
-        *(nproc_per_node, threads, loader_workers),
+        *(o.nproc_per_node, o.threads, o.loader_workers),
         mode=mode,
-        launcher=launcher,
-        has_curve=curve is not None,
+        launcher=o.launcher,
+        has_curve=o.curve is not None,
         variables=variables,
     )
     with about("time_limit"):
-        limit_s = time_limit_of(time_limit)
+        limit_s = time_limit_of(o.time_limit)
     with about("notify"):
-        notifications = tuple(notification(text) for text in notify)
+        notifications = tuple(notification(text) for text in o.notify)
     with about("profile_sizes"):
-        sizes = None if profile_sizes is None else parse_sizes(profile_sizes, low, high)
+        sizes = None if o.profile_sizes is None else parse_sizes(o.profile_sizes, low, high)
     with about("deadline"):
-        due = None if deadline is None else parse_deadline(deadline)
+        due = None if o.deadline is None else parse_deadline(o.deadline)
     with about("budget"):
-        hours = None if budget is None else parse_budget(budget)[0]
+        hours = None if o.budget is None else parse_budget(o.budget)[0]
     with about("work"):
-        samples = None if work is None else parse_work(work)
-    if service and (due is not None or samples is not None):
+        samples = None if o.work is None else parse_work(o.work)
+    if o.service and (due is not None or samples is not None):
         raise SpecError(
             "A service has no end, so that it can have a --budget but no --deadline and no --work.",
             "deadline",
             "work",
         )
     with about("model_size"):
-        parameters, flops = (None, None) if model_size is None else parse_model_size(model_size)
-    if on_hang not in ("tell", "restart"):
+        model = (None, None) if o.model_size is None else parse_model_size(o.model_size)
+    if o.on_hang not in ("tell", "restart"):
         raise SpecError(
-            f'What is done at a hang is "tell" or "restart", not "{on_hang}".', "on_hang"
+            f'What is done at a hang is "tell" or "restart", not "{o.on_hang}".', "on_hang"
         )
     with about("curve"):
-        rates = worth or (read_curve(curve) if curve else None)
+        rates = worth or (read_curve(o.curve) if o.curve else None)
     if worth == {}:  # until its process reports a value
         rates = {str(low): 1.0}
     return JobSpec(
@@ -398,33 +355,54 @@ def build(
         python=python,
         args=tuple(args),
         env=variables,
-        setup=setup or None,
+        setup=o.setup or None,
         min_nodes=low,
         max_nodes=high,
-        nproc_per_node=1 if service else layout.processes,
+        nproc_per_node=1 if o.service else layout.processes,
         weight=weight,
-        goal="throughput" if service else goal or "",
+        goal="throughput" if o.service else o.goal or "",
         curve=rates,
-        launcher=launcher,
+        launcher=o.launcher,
         mode=mode,
-        profile=profile and not service,
+        profile=o.profile and not o.service,
         profile_sizes=sizes,
-        profile_key=profile_key or "",
+        profile_key=o.profile_key or "",
         software=environment,
-        after=tuple(after),
+        after=tuple(o.after),
         time_limit_s=limit_s,
         notify=notifications,
         deadline=due,
         budget_nh=hours,
         work=samples,
-        on_hang=on_hang,
-        parameters=parameters,
-        flops=flops,
-        module=script if as_module else "",
-        node_class=kind or "",
+        on_hang=o.on_hang,
+        parameters=model[0],
+        flops=model[1],
+        module=script if o.as_module else "",
+        node_class=o.kind or "",
         threads=layout.threads,
         loader_workers=layout.loader_workers,
         tuned=layout.tuned,
         start_cost_s=start_cost_s,
         start_cost_measured=start_cost_measured,
     )
+
+
+def _limits(nodes: str | None, worth: Mapping[str, float] | None) -> tuple[int, int]:
+    """Returns the smallest and largest number of nodes.
+
+    Args:
+        nodes: the text of ``--nodes``.
+        worth: the value of nodes to a service, empty if its process reports it.
+
+    Raises:
+        SpecError: the text is invalid, or a service says nothing of how many nodes it is to have.
+    """
+    if worth == {} and nodes is None:
+        raise SpecError(
+            "--value auto says nothing of how many nodes the service is to have; give --nodes "
+            "MIN:MAX too.",
+            "nodes",
+            "value",
+        )
+    with about("nodes"):
+        return parse_nodes(nodes or (span(worth) if worth else "1"))

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from malletrain.protocol import env
 from malletrain.protocol.messages import JobSpec
 from malletrain.submission.error import SpecError
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.output_folders import OPTION, output_folders
 from malletrain.submission.resuming import snapshot_paths
 from malletrain.submission.software import SoftwareOptions
@@ -51,9 +52,7 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
         module=tuple(job.module), conda=job.conda, venv=job.venv, container=job.container
     )
     try:
-        spec = build(
-            str(job.script),
-            trial_arguments(job.args, values, number),
+        options = ScriptOptions(
             name=name,
             nodes=job.nodes,
             kind=job.kind,
@@ -73,6 +72,7 @@ def build_job(sweep: Sweep, name: str, values: dict[str, Value], number: int) ->
             model_size=_model_size(sweep, values),
             software=software,
         )
+        spec = build(str(job.script), trial_arguments(job.args, values, number), options)
     except SpecError as error:
         raise SweepError(f"The trials of {sweep.sweep.name} cannot be jobs: {error}") from None
     variables = {env.TRIAL: str(number)}

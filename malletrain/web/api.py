@@ -47,6 +47,7 @@ from malletrain.protocol.views import (
     TasksView,
     UsageView,
 )
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.resuming import with_snapshots_bound
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
@@ -153,9 +154,7 @@ class SubmitForm(BaseModel):
             conda=self.conda,
             container=self.container,
         )
-        spec = build(
-            self.script,
-            self.args,
+        options = ScriptOptions(
             nodes=self.nodes,
             name=self.name,
             workdir=self.workdir,
@@ -170,7 +169,7 @@ class SubmitForm(BaseModel):
             data_memory=self.data_memory,
             software=software,
         )
-        return with_snapshots_bound(spec)
+        return with_snapshots_bound(build(self.script, self.args, options))
 
 
 class ScaleForm(BaseModel):

@@ -15,6 +15,7 @@ import pytest
 from fedcase.flower import free_port
 from fedcase.state import TrainingStateError, load
 
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from tests.integration.embedded import site
 from tests.jobscripts.federated.flower_environment import PACKAGE, ROOT, environment, flower
@@ -103,11 +104,9 @@ def _kill_one_after_another(s, server):
     spec = build(
         str(s.script("node.py", NODE.format(package=str(PACKAGE), root=str(ROOT)))),
         ("--superlink", f"127.0.0.1:{server.port}", "--flower", str(flower()), "--", "--insecure"),
-        name="federated",
-        nodes="1:3",
-        service=True,
-        value=value,
-        workdir=str(s.work),
+        ScriptOptions(
+            name="federated", nodes="1:3", service=True, value=value, workdir=str(s.work)
+        ),
     )
     with s.client() as client:
         job = client.submit(spec).id

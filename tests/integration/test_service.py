@@ -10,6 +10,7 @@ import signal
 
 import pytest
 
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from tests.integration.embedded import site
 
@@ -50,11 +51,9 @@ def submit(site, nodes="1:3"):
     spec = build(
         str(script),
         (),
-        name="service",
-        nodes=nodes,
-        service=True,
-        value=value,
-        workdir=str(site.work),
+        ScriptOptions(
+            name="service", nodes=nodes, service=True, value=value, workdir=str(site.work)
+        ),
     )
     with site.client() as client:
         return client.submit(spec).id

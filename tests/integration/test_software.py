@@ -14,6 +14,7 @@ from rich.console import Console
 
 from benchmarks.host_image import host_binds, make_image
 from malletrain.render import tables
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.software import SoftwareOptions
 from malletrain.submission.spec import build
 from tests.integration.embedded import site
@@ -36,7 +37,9 @@ def test_the_sites_image_and_an_environment_without_malletrain(tmp_path):
         inside = s.submit(script, name="inside")
         s.until_state(inside, "completed", "failed")
         options = SoftwareOptions(venv=str(bare))
-        spec = build(str(script), (), name="bare", workdir=str(s.work), software=options)
+        spec = build(
+            str(script), (), ScriptOptions(name="bare", workdir=str(s.work), software=options)
+        )
         with s.client() as client:
             outside = client.submit(spec).id
         s.until_state(outside, "completed", "failed")

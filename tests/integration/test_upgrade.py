@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from malletrain import __version__
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 from tests.integration import farms
 from tests.integration.embedded import Site, gone
@@ -64,11 +65,7 @@ def train(site: Installed, name: str, text: str, **spec: object) -> str:
     made = build(
         str(site.script(f"{name}.py", text)),
         (),
-        name=name,
-        nodes="1:2",
-        workdir=str(site.work),
-        profile=False,
-        **spec,
+        ScriptOptions(name=name, nodes="1:2", workdir=str(site.work), profile=False, **spec),
     )
     with site.client() as client:
         return client.submit(msgspec.structs.replace(made, python=site.python)).id

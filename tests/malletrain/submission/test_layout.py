@@ -4,6 +4,7 @@ import pytest
 
 from malletrain.submission.error import SpecError
 from malletrain.submission.layout import layout_choice
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 
 PLAIN = {"mode": "restart", "launcher": "builtin", "has_curve": False, "variables": {}}
@@ -50,7 +51,9 @@ def test_what_is_refused_says_what_to_do(options, others, words):
 def test_a_job_has_them_in_its_specification(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
-    spec = build(str(script), (), nproc_per_node="auto", threads="2", loader_workers=1)
+    spec = build(
+        str(script), (), ScriptOptions(nproc_per_node="auto", threads="2", loader_workers=1)
+    )
     assert (spec.nproc_per_node, spec.threads, spec.loader_workers) == (0, 2, 1)
     assert spec.tuned == ("processes",)
     plain = build(str(script), ())

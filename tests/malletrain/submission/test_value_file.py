@@ -8,6 +8,7 @@ import pytest
 
 from malletrain.submission.curve_file import read_value, span
 from malletrain.submission.error import SpecError
+from malletrain.submission.options import ScriptOptions
 from malletrain.submission.spec import build
 
 
@@ -68,20 +69,22 @@ def test_the_sizes_that_are_worth_something():
 
 def test_submit(tmp_path):
     script = write(tmp_path, "nodes,value\n2,0\n4,10\n8,11\n")
-    spec = build(str(script), (), service=True, value=script)
+    spec = build(str(script), (), ScriptOptions(service=True, value=script))
     assert (spec.mode, spec.min_nodes, spec.max_nodes, spec.nproc_per_node) == ("service", 4, 8, 1)
     assert (spec.curve, spec.profile, spec.goal) == (
         {"2": 0.0, "4": 10.0, "8": 11.0},
         False,
         "throughput",
     )
-    assert build(str(script), (), service=True, value=script, nodes="5").max_nodes == 5
+    assert (
+        build(str(script), (), ScriptOptions(service=True, value=script, nodes="5")).max_nodes == 5
+    )
 
 
 def test_auto_is_worth_a_little_until_its_process_says_more(tmp_path):
     script = tmp_path / "script.py"
     script.touch()
-    spec = build(str(script), (), service=True, value=Path("auto"), nodes="2:16")
+    spec = build(str(script), (), ScriptOptions(service=True, value=Path("auto"), nodes="2:16"))
     assert (spec.mode, spec.min_nodes, spec.max_nodes) == ("service", 2, 16)
     assert spec.curve == {"2": 1.0}
 
@@ -104,7 +107,7 @@ def test_options_that_do_not_go_together(tmp_path, options, sentence):
     if "value" in options:
         options = {**options, "value": write(tmp_path, options["value"])}
     with pytest.raises(SpecError) as caught:
-        build(str(script), (), **options)
+        build(str(script), (), ScriptOptions(**options))
     assert sentence in str(caught.value)
 
 
@@ -112,7 +115,7 @@ def test_auto_needs_to_know_how_many_nodes(tmp_path):
     script = tmp_path / "script.py"
     script.touch()
     with pytest.raises(SpecError, match="give --nodes MIN:MAX too"):
-        build(str(script), (), service=True, value=Path("auto"))
+        build(str(script), (), ScriptOptions(service=True, value=Path("auto")))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_the_start_cost_of_a_service(tmp_path, text, expected):
     script = tmp_path / "serve.py"
     script.touch()
     value = write(tmp_path, "nodes,value\n1,10\n")
-    spec = build(str(script), (), service=True, value=value, start_cost=text)
+    spec = build(str(script), (), ScriptOptions(service=True, value=value, start_cost=text))
     assert (spec.start_cost_s, spec.start_cost_measured) == expected
 
 
@@ -151,4 +154,4 @@ def test_a_wrong_start_cost(tmp_path, text, service, says):
     script.touch()
     value = write(tmp_path, "nodes,value\n1,10\n") if service else None
     with pytest.raises(SpecError, match=says):
-        build(str(script), (), service=service, value=value, start_cost=text)
+        build(str(script), (), ScriptOptions(service=service, value=value, start_cost=text))

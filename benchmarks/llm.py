@@ -278,7 +278,7 @@ def batch_case(requests: int, nodes: int, period_s: float) -> list[Measure]:
         source, output = Path(root) / "in.jsonl", Path(root) / "out.jsonl"
         write_batch(source, requests)
         folder = BatchFolder(output)
-        with site(Path(root) / "site", nodes=nodes, config="max_tries = 1000\n") as running:
+        with site(Path(root) / "site", nodes=nodes, config="[jobs]\nmax_tries = 1000\n") as running:
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(HOME), *sys.path]),

@@ -3,7 +3,9 @@
 ``python -m benchmarks.web_pictures --minutes 60`` plays a trace of a busy machine on an embedded
 cluster of twelve virtual nodes, submits jobs of several sizes and a sweep to a real daemon, waits,
 and writes ``web-machine.png``, ``web-jobs.png``, ``web-job.png`` and ``web-sweep.png``. Needs
-Chromium and its driver. The jobs sleep instead of training, so that one laptop is enough.
+Chromium and its driver. The jobs sleep instead of training, so that one laptop is enough. The
+pictures show the paths of the scripts: ``--work /scratch/wind`` gives the jobs that working
+directory, which must not exist.
 """
 
 from __future__ import annotations
@@ -135,6 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--output", type=Path, default=Path("docs/images"))
+    parser.add_argument("--work", type=Path, help="working directory of the jobs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="malletrain-", dir="/tmp") as name:
         root = Path(name)
@@ -152,6 +155,9 @@ def main() -> int:
             browser(root / "profile") as tab,
         ):
             tab.open(web.url)
+            if options.work is not None:
+                made.work = options.work
+                made.work.mkdir(parents=True)
             submit(made)
             os.makedirs(options.output, exist_ok=True)
             time.sleep(60 * options.minutes)

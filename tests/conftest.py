@@ -30,6 +30,8 @@ from tests.last_words import (  # noqa: F401 (hooks)
 )
 from tests.waiting import PATIENCE_S
 
+pytest_plugins = ("tests.processor_time",)
+
 # Whoever starts the tests in the background may have SIGINT ignored, which every process inherits;
 # Ctrl-C is a part of what is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)

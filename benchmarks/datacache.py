@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import benchmarks.datacache_node as node_module
+from benchmarks import end_in_order
 from benchmarks.datacache_node import (
     BenchmarkSetting,
     Segment,
@@ -256,6 +257,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Measure, and print the tables."""
+    end_in_order()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -35,7 +35,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.integration.embedded import Site, site
+from benchmarks import end_in_order
+from tests.integration.embedded import LIMITS, Site
 
 from llmserve.batch_store import BatchFolder  # isort: skip
 from llmserve.engines import PROFILES  # isort: skip
@@ -212,6 +213,12 @@ def write_batch(path: Path, requests: int) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+class BatchSite(Site):
+    """A site whose jobs are not given up because many of their processes are killed."""
+
+    limits = LIMITS.replace("max_tries = 2", "max_tries = 1000")
+
+
 class BatchFaults:
     """Kills one thing after another until the batch is complete.
 
@@ -278,7 +285,10 @@ def batch_case(requests: int, nodes: int, period_s: float) -> list[Measure]:
         source, output = Path(root) / "in.jsonl", Path(root) / "out.jsonl"
         write_batch(source, requests)
         folder = BatchFolder(output)
-        with site(Path(root) / "site", nodes=nodes, config="[jobs]\nmax_tries = 1000\n") as running:
+        running = BatchSite(Path(root) / "site", nodes=nodes)
+        with contextlib.ExitStack() as stack:
+            stack.callback(running.stop)
+            running.start_daemon()
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(HOME), *sys.path]),
@@ -324,7 +334,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4, help="of the batch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    end_in_order()
     measures: list[Measure] = []
     for item in options.items.split(","):
         if item == "batch":

@@ -404,5 +404,7 @@ def _limits(nodes: str | None, worth: Mapping[str, float] | None) -> tuple[int, 
             "nodes",
             "value",
         )
+    if nodes is None:
+        nodes = span(worth) if worth else "1"
     with about("nodes"):
-        return parse_nodes(nodes or (span(worth) if worth else "1"))
+        return parse_nodes(nodes)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -14,10 +15,13 @@ from typing import Any
 
 from llmserve.batch_command import BatchSubmission, show_status, submit_batch
 from llmserve.batch_member import BatchMember, MemberOptions
+from llmserve.engine_check import check_engine
 from llmserve.engines import PROFILES, engine_command
 from llmserve.gateway import commands as gateway_commands
+from llmserve.job_options import add_job_options, job_options_of, python_of
 from llmserve.model_tokenizer import SIMULATED
 from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
+from malletrain.submission.error import SpecError
 
 REPLICA_OPTIONS = (
     "model",
@@ -129,6 +133,10 @@ def _tokenizer(options: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
+    job = job_options_of(options)
+    python = python_of(job)
+    if python is not None and not command:
+        check_engine(options.engine, *python)
     batch = BatchSubmission(
         options.input.resolve(),
         options.output.resolve(),
@@ -137,6 +145,7 @@ def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
         _tokenizer(options, command),
         options.nodes,
         options.job_name,
+        job,
     )
     print(submit_batch(batch, _member_words(options, command)), flush=True)
     return show_status(options.output.resolve(), follow=True) if options.wait else 0
@@ -182,6 +191,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         )
     batch.add_argument("--job-name", default="", help="default: batch-OUTPUT")
     batch.add_argument("--wait", action="store_true", help="show a bar until the output is there")
+    add_job_options(batch)
     gateway_commands.add_commands(commands)
     status = commands.add_parser("status", help="how far a batch is")
     status.add_argument("output", type=Path)
@@ -204,11 +214,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "batch":
             return _batch(options, command)
         if options.command == "serve":
+            if not command:
+                check_engine(options.engine, sys.executable, os.environ)
             asyncio.run(_until_signal(_serve(replica)))
         else:
             most = int(options.nodes.rpartition(":")[2])
             member = MemberOptions(options.output, replica, options.tokenizer, options.worth, most)
             asyncio.run(_batch_member(member))
+    except SpecError as error:
+        parser.error(str(error))
     except (OSError, ValueError, RuntimeError, EngineNeverLoads) as error:
         print(f"llmserve {options.command}: {error}", file=sys.stderr)
         return 1

@@ -34,6 +34,16 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Name → words of the command, with the fields of :func:`engine_command`."""
+REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
+    "simulated": ("fastapi", "uvicorn"),
+    "vllm": ("vllm",),
+}
+"""Name → packages that the Python of a node needs for it, beside llmserve."""
+INSTALLATIONS: Mapping[str, str] = {
+    "simulated": "pip install -e 'jobscripts/llm[serve]' (in the clone)",
+    "vllm": "pip install vllm",
+}
+"""Name → how they are installed."""
 
 
 def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]:

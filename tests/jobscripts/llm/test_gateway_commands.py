@@ -52,6 +52,19 @@ def test_a_key_is_made_listed_and_revoked(configuration, tmp_path, capsys):
     assert "hash" not in row
 
 
+def test_a_user_is_revoked(configuration, capsys):
+    config = ["--config", str(configuration)]
+    for _ in range(2):
+        assert main(["key", "add", "alice", *config]) == 0
+    capsys.readouterr()
+    assert main(["key", "revoke", "alice", *config]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith(" of user alice is revoked.") for line in lines)
+    assert main(["key", "revoke", "alice", *config]) == 0
+    assert capsys.readouterr().out == "User alice has no valid key.\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -118,8 +118,8 @@ def _add_keys(commands: Commands) -> None:
     add.add_argument("--application", default="", help="that all requests with this key belong to")
     listed = actions.add_parser("list", help="show the keys, without their secrets")
     listed.add_argument("--json", action="store_true", help="as JSON")
-    revoke = actions.add_parser("revoke", help="make a key invalid")
-    revoke.add_argument("key", help="its id, or the whole key")
+    revoke = actions.add_parser("revoke", help="make a key, or all keys of a user, invalid")
+    revoke.add_argument("key", help="its id, the whole key, or a user, for all keys of that user")
     for action, run in ((add, _add_key), (listed, _list_keys), (revoke, _revoke_key)):
         _add_config(action)
         action.set_defaults(run=run)
@@ -156,8 +156,11 @@ def _list_keys(options: argparse.Namespace) -> None:
 
 
 def _revoke_key(options: argparse.Namespace) -> None:
-    key = _key_file(_configuration(options)).revoke(options.key)
-    print(f"Key {key.id} of user {key.user} is revoked.")
+    keys = _key_file(_configuration(options)).revoke(options.key)
+    for key in keys:
+        print(f"Key {key.id} of user {key.user} is revoked.")
+    if not keys:
+        print(f"User {options.key} has no valid key.")
 
 
 # --- trace and replay ---

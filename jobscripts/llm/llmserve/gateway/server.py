@@ -129,7 +129,7 @@ async def open_gateway(
             _add_engines(dispatcher, section)
         access = Access(configuration, KeyFile(configuration.keys))
         admission = Admission(configuration, access, models)
-        runner = BatchRunner(database, admission)
+        runner = BatchRunner(database, admission, access)
         gateway = Gateway(configuration, access, admission, database, runner)
         if configuration.keep_requests_days:
             requests = RequestLog(configuration.database, configuration.keep_requests_days)

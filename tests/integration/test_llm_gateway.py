@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from llmserve.cli import main
 from llmserve.gateway.keys import KeyFile
 from llmserve.simulated_model import detokenize, digest_of, generate
 
@@ -54,6 +55,7 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
         )
         _, key = KeyFile(shared.work / "keys.json").add("alice")
         state = ("--state-dir", str(shared.state))
+        assert main(["gateway", "--check", "--config", str(configuration), *state]) == 0
         with running(configuration, key, *state) as (_, openai):
             body = {"model": "simulated", "prompt": PROMPT, "max_tokens": TOKENS}
             stream = openai.completions.create(**body, stream=True)

@@ -20,7 +20,12 @@ from llmserve.engines import PROFILES, engine_command
 from llmserve.gateway import commands as gateway_commands
 from llmserve.job_options import add_job_options, job_options_of, python_of
 from llmserve.model_tokenizer import SIMULATED
-from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
+from llmserve.replica_process import (
+    DEFAULT_KV_TOKENS,
+    EngineNeverLoads,
+    ReplicaOptions,
+    ReplicaProcess,
+)
 from malletrain.submission.error import SpecError
 
 REPLICA_OPTIONS = (
@@ -50,8 +55,8 @@ def add_replica_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--kv-tokens",
         type=int,
-        default=65_536,
-        help="tokens of all requests at once: prompts and answers (default 65536)",
+        help="tokens of all requests at once: prompts and answers (default: what the engine's KV "
+        f"cache holds, as vLLM says it; else {DEFAULT_KV_TOKENS})",
     )
     options.add_argument(
         "--port", type=int, default=0, help="port at which the engine is reached (default: any)"
@@ -66,7 +71,8 @@ def replica_options(
 ) -> ReplicaOptions:
     """The options of a replica, checked."""
     for name in ("slots", "kv_tokens", "loads_at_once"):
-        if getattr(options, name) < 1:
+        value = getattr(options, name)
+        if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1.")
     if not command and options.engine is None:
         parser.error(

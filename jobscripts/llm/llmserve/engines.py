@@ -31,6 +31,8 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
         "{name}",
         "--max-num-seqs",
         "{slots}",
+        "--tensor-parallel-size",
+        "{gpus}",
     ),
 }
 """Name → words of the command, with the fields of :func:`engine_command`."""
@@ -52,7 +54,7 @@ def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]
     Args:
         words: of the command.
         fields: ``socket``, ``model`` (path or name), ``name`` (as clients call it), ``slots``,
-            ``kv_tokens`` and ``python`` → value.
+            ``kv_tokens``, ``gpus`` (of the lease on this node, at least 1) and ``python`` → value.
 
     Raises:
         ValueError: the command has no ``{socket}``, so that the engine could not be reached.

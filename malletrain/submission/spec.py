@@ -19,7 +19,14 @@ from malletrain.config.units import UnitError, parse_duration
 from malletrain.identity.keys import user_name
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
-from malletrain.submission.curve_file import AUTO, VALUE_HELP, read_curve, read_value, span
+from malletrain.submission.curve_file import (
+    AUTO,
+    NOTHING,
+    VALUE_HELP,
+    read_curve,
+    read_value,
+    span,
+)
 from malletrain.submission.data_memory import with_data_memory
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
@@ -190,6 +197,8 @@ def _service_value(
         raise SpecError("A service runs one process on each node and is valued by --value; "
                         "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
+    if str(value) == NOTHING:
+        return {"1": 0.0}
     return {} if str(value) == AUTO else read_value(value)
 
 
@@ -313,7 +322,8 @@ def build(
     directory and the site's objective. The parameters are the options of ``malletrain submit``.
 
     A service has one process on each node. Its ``value`` file states the value of nodes, and by
-    default the service requests the sizes of that file. Raises SpecError.
+    default the service requests the sizes of that file. With ``auto`` or ``0`` in place of a file,
+    ``nodes`` says the sizes. Raises SpecError.
     """
     with about("value", "service", "live", "launcher", "curve", "nproc_per_node"):
         worth = _service_value(
@@ -321,9 +331,9 @@ def build(
         )
     with about("start_cost", "service"):
         start_cost_s, start_cost_measured = start_cost_of(start_cost, service=service)
-    if worth == {} and nodes is None:
+    if str(value) in (AUTO, NOTHING) and nodes is None:
         raise SpecError(
-            "--value auto says nothing of how many nodes the service is to have; give --nodes "
+            f"--value {value} says nothing of how many nodes the service is to have; give --nodes "
             "MIN:MAX too.",
             "nodes",
             "value",

@@ -1,4 +1,4 @@
-"""The simulated engine with the metrics of another one: ``FILE [options of the simulated server]``."""
+"""The simulated engine with metrics of another one: ``FILE [options of the simulated server]``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from llmserve.model_tokenizer import tokenizer_of
 from malletrain import Client
 
 if TYPE_CHECKING:
-    from malletrain.api.options import SubmitOptions
+    from malletrain.cli.for_argparse import SubmitOptions
 
 FRESH_S = 15.0
 """Seconds after which a status is old: nobody dispatches."""
@@ -66,7 +66,7 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
     Raises:
         BatchInputError: lines of the input are wrong.
         BatchFolderError: the output is another's, or a job works on it.
-        malletrain.submission.error.SpecError: an option of the job is wrong.
+        malletrain.cli.for_argparse.SpecError: an option of the job is wrong.
         ValueError: there is no tokenizer, or no input.
         OSError: a file cannot be read or written.
         RuntimeError: the daemon cannot be reached, or refuses the job.

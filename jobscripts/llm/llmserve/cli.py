@@ -18,7 +18,7 @@ from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.engine_check import check_engine
 from llmserve.engines import PROFILES, engine_command
 from llmserve.gateway import commands as gateway_commands
-from llmserve.job_options import add_job_options, job_options_of, python_of
+from llmserve.job_options import NAMES, python_of
 from llmserve.model_tokenizer import SIMULATED
 from llmserve.replica_process import (
     DEFAULT_KV_TOKENS,
@@ -26,7 +26,7 @@ from llmserve.replica_process import (
     ReplicaOptions,
     ReplicaProcess,
 )
-from malletrain.submission.error import SpecError
+from malletrain.cli.for_argparse import SpecError, add_submit_options, submit_options_of
 
 REPLICA_OPTIONS = (
     "model",
@@ -139,7 +139,7 @@ def _tokenizer(options: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
-    job = job_options_of(options)
+    job = submit_options_of(options, NAMES)
     python = python_of(job)
     if python is not None and not command:
         check_engine(options.engine, *python)
@@ -197,7 +197,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         )
     batch.add_argument("--job-name", default="", help="default: batch-OUTPUT")
     batch.add_argument("--wait", action="store_true", help="show a bar until the output is there")
-    add_job_options(batch)
+    add_submit_options(batch, NAMES)
     gateway_commands.add_commands(commands)
     status = commands.add_parser("status", help="how far a batch is")
     status.add_argument("output", type=Path)

@@ -38,7 +38,6 @@ from llmserve.replica_life import LIFE_TRANSITIONS, LifeEvent, may_load
 from llmserve.replica_status import ReplicaStatus
 from llmserve.states import ReplicaState
 from malletrain import membership
-from malletrain.agent.config import count_gpus
 from malletrain.waits import happens
 
 log = logging.getLogger("llmserve")
@@ -341,7 +340,7 @@ def command_of(options: ReplicaOptions, engine_socket: Path) -> list[str]:
         "name": options.name,
         "slots": str(options.slots),
         "kv_tokens": str(options.kv_tokens or DEFAULT_KV_TOKENS),
-        "gpus": str(max(1, count_gpus())),
+        "gpus": str(max(1, membership.gpu_count())),
         "python": sys.executable,
     }
     return engine_command(options.command, fields)

@@ -11,16 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmserve.batch_input import BatchInput
 from llmserve.batch_store import BatchFolder, BatchFolderError, Manifest
 from llmserve.job_options import OTHER_PYTHON
 from llmserve.model_tokenizer import tokenizer_of
 from malletrain import Client
-
-if TYPE_CHECKING:
-    from malletrain.cli.for_argparse import SubmitOptions
+from malletrain.cli.for_argparse import SubmitOptions
 
 FRESH_S = 15.0
 """Seconds after which a status is old: nobody dispatches."""
@@ -52,7 +50,7 @@ class BatchSubmission:
     """``MIN:MAX``."""
     job_name: str
     """Empty: after the output."""
-    job: SubmitOptions = field(default_factory=dict)
+    job: SubmitOptions = field(default_factory=SubmitOptions)
     """Further options of the job, as of ``malletrain.Client.submit``."""
 
 

@@ -184,8 +184,8 @@ class ReplicaProcess:
     @property
     def kv_tokens(self) -> int:
         """Maximum number of tokens of all requests at once."""
-        known = [n for n in (self.options.kv_tokens, self.cache_tokens) if n is not None]
-        return min(known, default=DEFAULT_KV_TOKENS)
+        limits = [n for n in (self.options.kv_tokens, self.cache_tokens) if n is not None]
+        return min(limits, default=DEFAULT_KV_TOKENS)
 
     # --- the engine ---
 

@@ -79,7 +79,7 @@ def engine(folder: Path, text: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "tokens"),
+    ("text", "option", "tokens"),
     [
         (RECORDED, None, 9270 * 16 - 8 * 15),
         (RECORDED, 5_000, 5_000),
@@ -90,10 +90,10 @@ def engine(folder: Path, text: str) -> tuple[str, ...]:
 )
 @run
 async def test_a_replica_says_what_the_cache_of_its_engine_holds(
-    tmp_path, monkeypatch, text, given, tokens
+    tmp_path, monkeypatch, text, option, tokens
 ):
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    options = ReplicaOptions(engine(tmp_path, text), "m", "m", 8, given)
+    options = ReplicaOptions(engine(tmp_path, text), "m", "m", 8, option)
     async with ReplicaProcess(options) as replica:
         task = asyncio.create_task(replica.run())
         await until_async(lambda: replica.status().state == "ready", "it has loaded")

@@ -53,11 +53,11 @@ def findings(tmp_path, text: str) -> dict[str, list[tuple[bool | None, str]]]:
     path = tmp_path / "gateway.toml"
     path.write_text(LISTEN + text)
     before = sorted(tmp_path.rglob("*"))
-    found: dict[str, list[tuple[bool | None, str]]] = {}
+    results: dict[str, list[tuple[bool | None, str]]] = {}
     for each in asyncio.run(check_gateway(read(path), tmp_path)):
-        found.setdefault(each.what, []).append((each.works, each.sentence))
+        results.setdefault(each.what, []).append((each.works, each.sentence))
     assert sorted(tmp_path.rglob("*")) == before
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_services(tmp_path, monkeypatch, view, works, sentence):
     monkeypatch.setattr(check, "AsyncClient", Daemon)
     monkeypatch.setattr(Daemon, "error", None, raising=False)
     monkeypatch.setattr(Daemon, "members_of", {"serve": view}, raising=False)
-    found = findings(tmp_path, SERVICE)
-    assert found["daemon"] == [(True, "The daemon answers.")]
-    assert found["service"] == [(works, sentence)]
+    results = findings(tmp_path, SERVICE)
+    assert results["daemon"] == [(True, "The daemon answers.")]
+    assert results["service"] == [(works, sentence)]
 
 
 def test_a_daemon_that_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(check, "AsyncClient", Daemon)
     monkeypatch.setattr(Daemon, "error", Unreachable("No daemon answers."), raising=False)
-    found = findings(tmp_path, SERVICE)
-    assert found["daemon"] == [(False, "No daemon answers.")]
-    assert "service" not in found
+    results = findings(tmp_path, SERVICE)
+    assert results["daemon"] == [(False, "No daemon answers.")]
+    assert "service" not in results
 
 
 ENGINE = '[models.m]\nengines = ["unix:{folder}/engine"]\ntokenizer = "{tokenizer}"\n'
@@ -147,21 +147,21 @@ def test_each_failure_is_a_sentence(tmp_path, capsys):
 
 def test_files_that_others_can_read(tmp_path):
     text = ENGINE.format(folder=tmp_path, tokenizer="simulated") + "[users.alice]\n"
-    found = findings(tmp_path, text)
-    assert found["keys"] == [
+    results = findings(tmp_path, text)
+    assert results["keys"] == [
         (None, "No user has a valid key; make one with: llmserve key add USER")
     ]
-    assert found["database"] == [(True, f"{tmp_path}/gateway.db will be created.")]
+    assert results["database"] == [(True, f"{tmp_path}/gateway.db will be created.")]
     KeyFile(tmp_path / "keys.json").add("alice")
     GatewayDatabase(f"sqlite:///{tmp_path}/gateway.db").close()
-    found = findings(tmp_path, text)
-    assert found["keys"] == [(True, f"{tmp_path}/keys.json has keys of 1 users.")]
-    assert found["database"] == [(True, f"sqlite:///{tmp_path}/gateway.db can be used.")]
+    results = findings(tmp_path, text)
+    assert results["keys"] == [(True, f"{tmp_path}/keys.json has keys of 1 users.")]
+    assert results["database"] == [(True, f"sqlite:///{tmp_path}/gateway.db can be used.")]
     for name in ("keys.json", "gateway.db"):
         (tmp_path / name).chmod(0o640)
-    found = findings(tmp_path, text)
+    results = findings(tmp_path, text)
     for what in ("keys", "database"):
-        [(works, sentence)] = found[what]
+        [(works, sentence)] = results[what]
         assert not works
         assert "read or written by other users (mode 0640); run chmod 600 on it" in sentence
     (tmp_path / "gateway.db").chmod(0o600)
@@ -177,8 +177,8 @@ def test_an_address_in_use_needs_a_look(tmp_path):
         text = ENGINE.format(folder=tmp_path, tokenizer="simulated")
         path = tmp_path / "gateway.toml"
         path.write_text(f'listen = "127.0.0.1:{port}"\n' + text)
-        found = asyncio.run(check_gateway(read(path), tmp_path))
-    [finding] = [each for each in found if each.what == "listen"]
+        results = asyncio.run(check_gateway(read(path), tmp_path))
+    [finding] = [each for each in results if each.what == "listen"]
     assert finding.works is None
     assert finding.sentence == (
         f"127.0.0.1:{port} is in use, by a running gateway or another program."

@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -88,7 +88,7 @@ class KeyFile:
         """
         return sorted(self._read().values(), key=lambda key: key.created)
 
-    def revoke(self, name: str) -> list[UserKey]:
+    def revoke(self, name: str) -> Sequence[UserKey]:
         """Make keys invalid.
 
         Args:

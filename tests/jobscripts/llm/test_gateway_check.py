@@ -66,7 +66,7 @@ def findings(tmp_path, text: str) -> dict[str, list[tuple[bool | None, str]]]:
         (
             MembersView("j1", 1, (MemberView("n1", "h1", "n1:1"), LOADING), "00", "1-a", "running"),
             True,
-            "Model llama: service serve is running, with 1 replicas ready.",
+            "Model llama: service serve is running; replicas ready: 1.",
         ),
         (
             ClientError("There is no job 'serve'; `malletrain status` lists all jobs."),
@@ -155,7 +155,9 @@ def test_files_that_others_can_read(tmp_path):
     KeyFile(tmp_path / "keys.json").add("alice")
     GatewayDatabase(f"sqlite:///{tmp_path}/gateway.db").close()
     results = findings(tmp_path, text)
-    assert results["keys"] == [(True, f"{tmp_path}/keys.json has keys of 1 users.")]
+    assert results["keys"] == [
+        (True, f"{tmp_path}/keys.json can be used; users with a valid key: 1.")
+    ]
     assert results["database"] == [(True, f"sqlite:///{tmp_path}/gateway.db can be used.")]
     for name in ("keys.json", "gateway.db"):
         (tmp_path / name).chmod(0o640)

@@ -76,7 +76,9 @@ def _keys(configuration: GatewayConfiguration) -> Iterator[GatewayFinding]:
         return
     users = {key.user for key in keys if key.revoked is None} & configuration.users.keys()
     if users:
-        yield GatewayFinding("keys", True, f"{path} has keys of {len(users)} users.")
+        yield GatewayFinding(
+            "keys", True, f"{path} can be used; users with a valid key: {len(users)}."
+        )
     else:
         sentence = "No user has a valid key; make one with: llmserve key add USER"
         yield GatewayFinding("keys", None, sentence)
@@ -200,7 +202,7 @@ async def _service(client: AsyncClient, name: str, job: str) -> GatewayFinding:
     except (RuntimeError, ConfigurationError) as error:
         return GatewayFinding("service", False, f"Model {name}: {_joined(error)}")
     ready = sum(not member.loading for member in view.members)
-    sentence = f"Model {name}: service {job} is {view.state}, with {ready} replicas ready."
+    sentence = f"Model {name}: service {job} is {view.state}; replicas ready: {ready}."
     return GatewayFinding("service", True, sentence)
 
 

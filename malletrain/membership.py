@@ -33,6 +33,7 @@ from typing import Any
 
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.protocol.gpus import count_gpus
 
 Listener = Callable[["Change | None"], object]
 """Receives every change, and None at the end."""
@@ -94,6 +95,13 @@ class Change:
 def host() -> str:
     """Returns the name or address under which the other members reach this node."""
     return os.environ.get(env.HOST, "127.0.0.1")
+
+
+def gpu_count() -> int:
+    """Returns the number of GPUs that this process may use: those of the lease, which may be some
+    of the host's.
+    """
+    return count_gpus()
 
 
 def job_key() -> bytes:

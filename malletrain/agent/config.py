@@ -8,8 +8,6 @@ agent removes it from there, so that jobs on the node do not inherit it.
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import socket
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from malletrain.agent.networks import address_to
 from malletrain.agent.sharing import SlotBounds
 from malletrain.identity.keys import is_key
 from malletrain.protocol import env, health, sharing
+from malletrain.protocol.gpus import count_gpus
 
 
 @dataclass(frozen=True)
@@ -104,18 +103,6 @@ _OPTIONS = (
         "",
     ),
 )
-
-
-def count_gpus(environment: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of GPUs that this process may use: by CUDA_VISIBLE_DEVICES if it is set,
-    else by the NVIDIA device files.
-    """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len(
-            [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
-        )
-    return len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from malletrain.agent.config import count_gpus
 from malletrain.agent.containers import (
     RUNTIMES,
     ContainerRuntime,
@@ -56,6 +55,7 @@ from malletrain.memory.folder import bound
 from malletrain.protocol import env
 from malletrain.protocol.commands import Terminal
 from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.protocol.gpus import count_gpus
 from malletrain.protocol.launcher_channel import LaunchOrder, TaskSetting, write_order
 from malletrain.protocol.messages import Assign, JobSpec, SoftwareEnvironment
 

@@ -100,7 +100,8 @@ class SubmitOptions(TypedDict, total=False):
     service: bool
     """The script is a service."""
     value: str | os.PathLike[str]
-    """File with the value of each number of nodes to a service."""
+    """File with the value of each number of nodes to a service; ``"auto"``: its process says it;
+    ``"0"``: no node until :meth:`malletrain.Client.worth` says otherwise."""
     start_cost: float | str
     """Time from the start of a service's process on a node until it is ready: seconds, or text such
     as ``"180 s"``; ``"auto"``: measured; ``"auto:180 s"``: taken to be 180 s until then. Default: 5

@@ -207,7 +207,8 @@ def _file_of(params: dict[str, Any]) -> str:
     metavar="FILE",
     type=click.Path(path_type=Path),
     help='Value of nodes to a service: CSV with the header "nodes,value", or TOML with a '
-    "table [value] of lines such as 4 = 100.0.",
+    "table [value] of lines such as 4 = 100.0; auto: its process says it; 0: no node until "
+    "'malletrain worth' says otherwise.",
 )
 @click.option(
     "--start-cost",

@@ -7,7 +7,8 @@ Decides their form and what a valid number is.
 their first line. CSV with the header ``nodes,value`` and one line per size; TOML with a table
 ``[value]`` of ``nodes = value`` lines. Values between listed sizes are interpolated linearly;
 beyond the last size the value is constant. Values need not increase or have diminishing returns: a
-service that is useless on fewer than 4 nodes has the value 0 there.
+service that is useless on fewer than 4 nodes has the value 0 there. With zeros only it gets no node
+until its values are set.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ else:
 AUTO = "auto"
 """Instead of a file: the service's process reports the values itself, and again when they
 change."""
+NOTHING = "0"
+"""Instead of a file: nodes are worth nothing until the service's owner says what they are worth."""
 VALUE_HELP = (
     'CSV with the header "nodes,value", or TOML with a table [value] of lines such as 4 = 100.0; '
-    "or the word auto, if its process says it itself"
+    "or the word auto, if its process says it itself; or 0, if it needs no node until 'malletrain "
+    "worth' says otherwise"
 )
 
 
@@ -71,11 +75,6 @@ def read_value(path: Path) -> dict[str, float]:
         if int(nodes) in values:
             raise SpecError(f"{where}: {nodes:g} nodes are listed twice; name each size once.")
         values[int(nodes)] = value
-    if not any(values.values()):
-        raise SpecError(
-            f"{path}: Every size is worth 0, so the service would never get a node; give values "
-            "above 0."
-        )
     return {str(nodes): values[nodes] for nodes in sorted(values)}
 
 
@@ -118,9 +117,10 @@ def parse_value(where: str, text: str) -> float:
 
 
 def span(value: dict[str, float]) -> str:
-    """Returns the sizes with a value above 0, in the form of ``--nodes``."""
+    """Returns the sizes with a value above 0 in the form of ``--nodes``; all if none has one."""
+    sizes = [int(nodes) for nodes in value]
     useful = [int(nodes) for nodes, worth in value.items() if worth > 0]
-    return f"{min(useful)}:{max(int(nodes) for nodes in value)}"
+    return f"{min(useful or sizes)}:{max(sizes)}"
 
 
 def _values_from_csv(text: str, path: Path) -> list[tuple[str, float, float]]:

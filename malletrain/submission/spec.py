@@ -19,7 +19,14 @@ from malletrain.config.units import UnitError, parse_duration
 from malletrain.identity.keys import user_name
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
-from malletrain.submission.curve_file import AUTO, VALUE_HELP, read_curve, read_value, span
+from malletrain.submission.curve_file import (
+    AUTO,
+    NOTHING,
+    VALUE_HELP,
+    read_curve,
+    read_value,
+    span,
+)
 from malletrain.submission.data_memory import with_data_memory
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
@@ -185,6 +192,8 @@ def _service_value(options: ScriptOptions) -> dict[str, float] | None:
         raise SpecError("A service runs one process on each node and is valued by --value; "
                         "leave --live, --launcher, --curve and "
                         "--nproc-per-node out.")  # fmt: skip
+    if str(o.value) == NOTHING:
+        return {"1": 0.0}
     return {} if str(o.value) == AUTO else read_value(o.value)
 
 
@@ -273,7 +282,8 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
     directory and the site's objective.
 
     A service has one process on each node. Its ``value`` file states the value of nodes, and by
-    default the service requests the sizes of that file.
+    default the service requests the sizes of that file. With ``auto`` or ``0`` in place of a file,
+    ``nodes`` says the sizes.
 
     Args:
         script: the script's file, or the name of a module.
@@ -288,7 +298,7 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
         worth = _service_value(o)
     with about("start_cost", "service"):
         start_cost_s, start_cost_measured = start_cost_of(o.start_cost, service=o.service)
-    low, high = _limits(o.nodes, worth)
+    low, high = _limits(o, worth)
     with about("conda", "venv", "container", "no_container", "container_bind", "module"):
         environment = software_of(o.software)
     python = _python_of(environment)
@@ -387,20 +397,21 @@ def build(script: str, args: Sequence[str], options: ScriptOptions = NO_OPTIONS)
     )
 
 
-def _limits(nodes: str | None, worth: Mapping[str, float] | None) -> tuple[int, int]:
+def _limits(o: ScriptOptions, worth: Mapping[str, float] | None) -> tuple[int, int]:
     """Returns the smallest and largest number of nodes.
 
     Args:
-        nodes: the text of ``--nodes``.
-        worth: the value of nodes to a service, empty if its process reports it.
+        o: the options.
+        worth: the value of nodes to a service, if a file has it.
 
     Raises:
-        SpecError: the text is invalid, or a service says nothing of how many nodes it is to have.
+        SpecError: ``--nodes`` is invalid, or a service without a file does not have it.
     """
-    if worth == {} and nodes is None:
+    nodes = o.nodes
+    if nodes is None and str(o.value) in (AUTO, NOTHING):
         raise SpecError(
-            "--value auto says nothing of how many nodes the service is to have; give --nodes "
-            "MIN:MAX too.",
+            f"--value {o.value} says nothing of how many nodes the service is to have; give "
+            "--nodes MIN:MAX too.",
             "nodes",
             "value",
         )

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from llmserve.cli import main
 from llmserve.gateway.keys import KeyFile
 from llmserve.simulated_model import detokenize, digest_of, generate
 
@@ -27,8 +28,6 @@ def text_of(count: int) -> str:
 
 @pytest.mark.slow
 def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
-    value = shared.root / "llm.csv"
-    value.write_text("nodes,value\n1,10\n2,20\n")
     configuration = shared.work / "gateway.toml"
     with Client(shared.state) as client:
 
@@ -39,14 +38,13 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
             SERVE,
             ["--model", "simulated", "--engine", "simulated", "--slots", "8"],
             service=True,
-            value=value,
+            value="0",
             nodes="1:2",
             start_cost="auto",
             workdir=shared.work,
             env={"PYTHONPATH": os.pathsep.join(sys.path)},
         ).id
-        client.worth(job, {1: 0.0})
-        shared.until(lambda: not members(), "no node is worth anything")
+        assert client.job(job).view.reason == "nodes are worth nothing to it now"
         configuration.write_text(
             'listen = "127.0.0.1:0"\ncomment_interval_s = 0.05\n[users.alice]\n'
             f'[models.simulated]\njob = "{job}"\ntokenizer = "simulated"\n'
@@ -54,6 +52,7 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
         )
         _, key = KeyFile(shared.work / "keys.json").add("alice")
         state = ("--state-dir", str(shared.state))
+        assert main(["gateway", "--check", "--config", str(configuration), *state]) == 0
         with running(configuration, key, *state) as (_, openai):
             body = {"model": "simulated", "prompt": PROMPT, "max_tokens": TOKENS}
             stream = openai.completions.create(**body, stream=True)

@@ -16,6 +16,12 @@ from malletrain.membership import Member, MembershipError, differences
 from tests.waiting import NEVER_S, PATIENCE_S, until
 
 
+@pytest.mark.parametrize(("visible", "count"), [("2,5", 2), ("", 0)])
+def test_the_gpus_of_the_lease(monkeypatch, visible, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert membership.gpu_count() == count
+
+
 def m(node, leaves=None, address=None, loading=False):
     return Member(node, "h", address or f"{node}:1", leaves, loading=loading)
 

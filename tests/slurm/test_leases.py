@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.agent.config import count_gpus
+from malletrain.protocol.gpus import count_gpus
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.batch.rules import GapRules
 from scavenger.batch.settings import BatchSettings

@@ -9,14 +9,16 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from llmserve.batch_input import BatchInput
 from llmserve.batch_store import BatchFolder, BatchFolderError, Manifest
+from llmserve.job_options import OTHER_PYTHON
 from llmserve.model_tokenizer import tokenizer_of
 from malletrain import Client
+from malletrain.cli.for_argparse import SubmitOptions
 
 FRESH_S = 15.0
 """Seconds after which a status is old: nobody dispatches."""
@@ -48,6 +50,8 @@ class BatchSubmission:
     """``MIN:MAX``."""
     job_name: str
     """Empty: after the output."""
+    job: SubmitOptions = field(default_factory=SubmitOptions)
+    """Further options of the job, as of ``malletrain.Client.submit``."""
 
 
 def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
@@ -60,7 +64,8 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
     Raises:
         BatchInputError: lines of the input are wrong.
         BatchFolderError: the output is another's, or a job works on it.
-        ValueError: there is no tokenizer, or an option of the job is wrong.
+        malletrain.cli.for_argparse.SpecError: an option of the job is wrong.
+        ValueError: there is no tokenizer, or no input.
         OSError: a file cannot be read or written.
         RuntimeError: the daemon cannot be reached, or refuses the job.
     """
@@ -97,17 +102,7 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
             )
         script = folder.path / "member.py"
         script.write_text(MEMBER)
-        paths = os.environ.get("PYTHONPATH")
-        job = client.submit(
-            script,
-            member_words,
-            service=True,
-            value="auto",
-            start_cost="auto",
-            nodes=options.nodes,
-            name=options.job_name or f"batch-{options.output.stem}",
-            env={"PYTHONPATH": paths} if paths else {},
-        )
+        job = client.submit(script, member_words, **_job_options(options))
     folder.set_job(job.id)
     begun = len(requests)
     resumed = " Answers that are there are kept." if is_resumed else ""
@@ -115,6 +110,23 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
         f"job {job.id}: {begun} requests.{resumed} See how far it is: "
         f"llmserve status {options.output}"
     )
+
+
+def _job_options(options: BatchSubmission) -> SubmitOptions:
+    """The options of the job; a batch sets some itself."""
+    env = dict(options.job.get("env", {}))
+    paths = os.environ.get("PYTHONPATH")
+    if paths and not any(options.job.get(name) for name in OTHER_PYTHON):
+        env.setdefault("PYTHONPATH", paths)  # the Python is this one, and finds what it finds here
+    return {
+        **options.job,
+        "service": True,
+        "value": "auto",
+        "start_cost": "auto",
+        "nodes": options.nodes,
+        "name": options.job_name or f"batch-{options.output.stem}",
+        "env": env,
+    }
 
 
 def _has_ended(client: Client, job: str) -> bool:

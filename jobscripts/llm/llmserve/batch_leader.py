@@ -21,7 +21,7 @@ from llmserve.client_bodies import ClientOrder
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
 from llmserve.service_members import ReplicaFollower, ServiceMember
-from llmserve.states import RequestState
+from llmserve.states import ReplicaState, RequestState
 from malletrain import membership
 from malletrain.waits import happens
 
@@ -70,7 +70,9 @@ class BatchLeader:
         self._saved: dict[int, int] = {}
         """Index of a request that runs → number of its ids on disk."""
         self._room = asyncio.Event()
-        """Set when a request has ended."""
+        """Set when a request has ended, or the first replica is ready."""
+        self._request_tokens = 0
+        """Tokens that the largest ready replica so far holds; 0: none has been ready."""
         self._answered = self._failed = 0
         self._resumed_tokens = 0
         """Ids that were taken from earlier epochs."""
@@ -105,6 +107,7 @@ class BatchLeader:
         try:
             while True:
                 self._follow_members()
+                self._measure_replicas()
                 self._tell_worth(len(waiting))
                 is_complete = feeder.done() and not self._running
                 if feeder.done():
@@ -133,7 +136,12 @@ class BatchLeader:
     # --- requests ---
 
     async def _feed(self, waiting: list[int], generated: dict[int, list[int]]) -> None:
-        """Submit requests, a window of them at a time."""
+        """Submit requests, a window of them at a time. Only a ready replica says how long a request
+        may be; a longer one would wait for ever.
+        """
+        while not self._request_tokens:
+            self._room.clear()
+            await happens(self._room, FLUSH_S)
         for index in waiting:
             while not self._has_room():
                 self._room.clear()
@@ -148,7 +156,7 @@ class BatchLeader:
         custom_id = self._requests.line(index).custom_id
         try:
             line, order = self._requests.order(
-                index, (self._manifest.name,), self._live.tokenizer, self._live.max_request_tokens
+                index, (self._manifest.name,), self._live.tokenizer, self._request_tokens
             )
         except ApiRefusal as refusal:
             self._fail(index, custom_id, refusal.code, refusal.sentence)
@@ -258,6 +266,14 @@ class BatchLeader:
         self._follower.apply(
             ServiceMember(m.node, m.address, m.expected_remaining_s) for m in self._group.members
         )
+
+    def _measure_replicas(self) -> None:
+        """Note what the largest ready replica holds."""
+        ready = (r.kv_tokens for r in self._live.replicas() if r.state is ReplicaState.READY)
+        was_known = bool(self._request_tokens)
+        self._request_tokens = max((self._request_tokens, *ready))
+        if self._request_tokens and not was_known:
+            self._room.set()
 
     def _tell_worth(self, requests: int) -> None:
         """Report how many nodes have work."""

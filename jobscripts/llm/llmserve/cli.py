@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -14,10 +15,18 @@ from typing import Any
 
 from llmserve.batch_command import BatchSubmission, show_status, submit_batch
 from llmserve.batch_member import BatchMember, MemberOptions
+from llmserve.engine_check import check_engine
 from llmserve.engines import PROFILES, engine_command
 from llmserve.gateway import commands as gateway_commands
+from llmserve.job_options import NAMES, python_of
 from llmserve.model_tokenizer import SIMULATED
-from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
+from llmserve.replica_process import (
+    DEFAULT_KV_TOKENS,
+    EngineNeverLoads,
+    ReplicaOptions,
+    ReplicaProcess,
+)
+from malletrain.cli.for_argparse import SpecError, add_submit_options, submit_options_of
 
 REPLICA_OPTIONS = (
     "model",
@@ -46,8 +55,8 @@ def add_replica_options(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--kv-tokens",
         type=int,
-        default=65_536,
-        help="tokens of all requests at once: prompts and answers (default 65536)",
+        help="tokens of all requests at once: prompts and answers (default: what the engine's KV "
+        f"cache holds, as vLLM says it; else {DEFAULT_KV_TOKENS})",
     )
     options.add_argument(
         "--port", type=int, default=0, help="port at which the engine is reached (default: any)"
@@ -62,7 +71,8 @@ def replica_options(
 ) -> ReplicaOptions:
     """The options of a replica, checked."""
     for name in ("slots", "kv_tokens", "loads_at_once"):
-        if getattr(options, name) < 1:
+        value = getattr(options, name)
+        if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1.")
     if not command and options.engine is None:
         parser.error(
@@ -129,6 +139,10 @@ def _tokenizer(options: argparse.Namespace, command: Sequence[str]) -> str:
 
 
 def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
+    job = submit_options_of(options, NAMES)
+    python = python_of(job)
+    if python is not None and not command:
+        check_engine(options.engine, *python)
     batch = BatchSubmission(
         options.input.resolve(),
         options.output.resolve(),
@@ -137,6 +151,7 @@ def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
         _tokenizer(options, command),
         options.nodes,
         options.job_name,
+        job,
     )
     print(submit_batch(batch, _member_words(options, command)), flush=True)
     return show_status(options.output.resolve(), follow=True) if options.wait else 0
@@ -182,6 +197,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         )
     batch.add_argument("--job-name", default="", help="default: batch-OUTPUT")
     batch.add_argument("--wait", action="store_true", help="show a bar until the output is there")
+    add_submit_options(batch, NAMES)
     gateway_commands.add_commands(commands)
     status = commands.add_parser("status", help="how far a batch is")
     status.add_argument("output", type=Path)
@@ -204,11 +220,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "batch":
             return _batch(options, command)
         if options.command == "serve":
+            if not command:
+                check_engine(options.engine, sys.executable, os.environ)
             asyncio.run(_until_signal(_serve(replica)))
         else:
             most = int(options.nodes.rpartition(":")[2])
             member = MemberOptions(options.output, replica, options.tokenizer, options.worth, most)
             asyncio.run(_batch_member(member))
+    except SpecError as error:
+        parser.error(str(error))
     except (OSError, ValueError, RuntimeError, EngineNeverLoads) as error:
         print(f"llmserve {options.command}: {error}", file=sys.stderr)
         return 1

@@ -31,9 +31,21 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
         "{name}",
         "--max-num-seqs",
         "{slots}",
+        "--tensor-parallel-size",
+        "{gpus}",
     ),
 }
 """Name → words of the command, with the fields of :func:`engine_command`."""
+REQUIREMENTS: Mapping[str, tuple[str, ...]] = {
+    "simulated": ("fastapi", "uvicorn"),
+    "vllm": ("vllm",),
+}
+"""Name → packages that the Python of a node needs for it, beside llmserve."""
+INSTALLATIONS: Mapping[str, str] = {
+    "simulated": "pip install -e 'jobscripts/llm[serve]' (in the clone)",
+    "vllm": "pip install vllm",
+}
+"""Name → how they are installed."""
 
 
 def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]:
@@ -42,7 +54,7 @@ def engine_command(words: Sequence[str], fields: Mapping[str, str]) -> list[str]
     Args:
         words: of the command.
         fields: ``socket``, ``model`` (path or name), ``name`` (as clients call it), ``slots``,
-            ``kv_tokens`` and ``python`` → value.
+            ``kv_tokens``, ``gpus`` (of the lease on this node, at least 1) and ``python`` → value.
 
     Raises:
         ValueError: the command has no ``{socket}``, so that the engine could not be reached.

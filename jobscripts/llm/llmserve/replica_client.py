@@ -126,6 +126,15 @@ class ReplicaClient:
         async with self._answer("GET", "/health", timeout_s=timeout_s) as response:
             return response.status == 200
 
+    async def metrics(self, timeout_s: float = STATUS_S) -> str:
+        """Returns the text of an engine's metrics; empty if it has none.
+
+        Raises:
+            ReplicaUnreachable: there is no answer in time.
+        """
+        async with self._answer("GET", "/metrics", timeout_s=timeout_s) as response:
+            return await response.text(errors="replace") if response.status == 200 else ""
+
     async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[EngineChunk, None]:
         """Yields what an engine generates; the last chunk has a reason. An iterator that is closed
         earlier stops the attempt.

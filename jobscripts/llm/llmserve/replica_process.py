@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmserve.credentials import bearer_token
+from llmserve.engine_cache import cache_tokens
 from llmserve.engine_process import EngineProcess
 from llmserve.engines import engine_command
 from llmserve.front import Front, listen
@@ -52,6 +53,8 @@ BROKEN_S = 2.0
 QUIET_S = 1.5
 """Seconds without a request after which a replica that leaves is drained: dispatchers ask more
 often how it is."""
+DEFAULT_KV_TOKENS = 65_536
+"""Maximum number of tokens of an engine that does not say what its KV cache holds."""
 MAX_STAGGER_S = 900.0
 """Seconds after which a replica loads, however many others do."""
 
@@ -72,8 +75,8 @@ class ReplicaOptions:
     """As clients call it."""
     slots: int
     """Maximum number of requests at once."""
-    kv_tokens: int
-    """Maximum number of tokens of all of them."""
+    kv_tokens: int | None = None
+    """Maximum number of tokens of all of them; None: what the engine's KV cache holds."""
     port: int = 0
     """Of the front; 0: any."""
     loads_at_once: int = 4
@@ -97,20 +100,14 @@ class ReplicaProcess:
         """Seconds that the engine took to load, the last time."""
         self.throughput: dict[int, float] = {}
         """Number of requests at once → tokens per second."""
+        self.cache_tokens: int | None = None
+        """Number of tokens that the engine's KV cache holds, as it says; None: it does not."""
         self.sentence = ""
         """Why the engine ended the last time."""
         engine_command(options.command, {})  # refuses it before there is a folder
         self._folder = Path(tempfile.mkdtemp(prefix="llmserve-"))
         socket_path = self._folder / "engine.sock"
-        fields = {
-            "socket": str(socket_path),
-            "model": options.model,
-            "name": options.name,
-            "slots": str(options.slots),
-            "kv_tokens": str(options.kv_tokens),
-            "python": sys.executable,
-        }
-        self._words = engine_command(options.command, fields)
+        self._words = command_of(options, socket_path)
         self._engine = EngineProcess(self._words, socket_path)
         self._client: ReplicaClient | None = None
         self._front: Front | None = None
@@ -176,13 +173,19 @@ class ReplicaProcess:
             state=self.state.value,
             model=self.options.name,
             slots=slots,
-            kv_tokens=self.options.kv_tokens,
+            kv_tokens=self.kv_tokens,
             token_s=slots / total if total > 0 else 0.0,
             ends_in_s=ends,
             load_s=self.load_s,
             tokens_per_s=self.throughput,
             sentence=self.sentence if self.state is ReplicaState.FAILED else "",
         )
+
+    @property
+    def kv_tokens(self) -> int:
+        """Maximum number of tokens of all requests at once."""
+        limits = [n for n in (self.options.kv_tokens, self.cache_tokens) if n is not None]
+        return min(limits, default=DEFAULT_KV_TOKENS)
 
     # --- the engine ---
 
@@ -223,6 +226,7 @@ class ReplicaProcess:
         while not await self._is_healthy():  # noqa: ASYNC110 - another process
             await asyncio.sleep(HEALTH_POLL_S)
         self.load_s = time.monotonic() - started
+        self.cache_tokens = await self._read_cache()
         if not self.throughput:
             await self._measure()
         self._is_loaded.set()
@@ -233,7 +237,8 @@ class ReplicaProcess:
         rates = ", ".join(f"{size}: {rate:.0f}" for size, rate in self.throughput.items())
         print(
             f"loaded {self.options.name} in {self.load_s:.1f} s; tokens/s by requests at once: "
-            f"{rates or 'not measured'}; serving at {self.address}",
+            f"{rates or 'not measured'}; tokens at once: {self.kv_tokens}; "
+            f"serving at {self.address}",
             flush=True,
         )
 
@@ -245,6 +250,13 @@ class ReplicaProcess:
             )
         except (EngineRefusal, EngineCrash, ReplicaUnreachable) as error:
             print(f"the throughput was not measured: {error}", file=sys.stderr, flush=True)
+
+    async def _read_cache(self) -> int | None:
+        assert self._client is not None
+        try:
+            return cache_tokens(await self._client.metrics(), self.options.slots)
+        except ReplicaUnreachable:
+            return None
 
     async def _is_healthy(self) -> bool:
         assert self._client is not None
@@ -310,6 +322,28 @@ class ReplicaProcess:
             await self._front.close()
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)
+
+
+def command_of(options: ReplicaOptions, engine_socket: Path) -> list[str]:
+    """Returns the command of the engine on this node.
+
+    Args:
+        options: of the replica.
+        engine_socket: path on which it is to listen.
+
+    Raises:
+        ValueError: the command has no ``{socket}``.
+    """
+    fields = {
+        "socket": str(engine_socket),
+        "model": options.model,
+        "name": options.name,
+        "slots": str(options.slots),
+        "kv_tokens": str(options.kv_tokens or DEFAULT_KV_TOKENS),
+        "gpus": str(max(1, membership.gpu_count())),
+        "python": sys.executable,
+    }
+    return engine_command(options.command, fields)
 
 
 async def first_view(group: membership.Membership) -> None:

@@ -17,7 +17,7 @@ from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.batch_store import BatchFolder, BatchFolderError, BatchRecord, Manifest
 from llmserve.election import SILENCE_S, DispatcherSilence, should_dispatch
 from llmserve.engines import PROFILES
-from llmserve.replica_process import ReplicaOptions
+from llmserve.replica_process import EngineNeverLoads, ReplicaOptions
 from llmserve.simulated_model import complete_until, detokenize, digest_of, generate
 from llmserve.text import SimulatedTokenizer
 from msgspec import Raw
@@ -340,6 +340,16 @@ def test_a_changed_input_stops_a_batch(tmp_path, importable):
         asyncio.run(BatchMember(options(folder)).run())
     with pytest.raises(BatchFolderError, match="submit it first"):
         BatchMember(options(BatchFolder(tmp_path / "other.jsonl")))
+
+
+def test_status_shows_why_the_engine_did_not_start(tmp_path, importable):
+    folder = created(tmp_path, [request(1)])
+    engine = ("sh", "-c", "echo No module named uvicorn; exit 3 # {socket}")
+    with pytest.raises(EngineNeverLoads):
+        asyncio.run(BatchMember(options(folder, engine)).run())
+    text = "\n".join(status_lines(folder.manifest(), folder.status(), is_done=False, now=0.0))
+    assert "The engine ended (exit status 3). Its last lines:" in text
+    assert "    No module named uvicorn" in text
 
 
 @pytest.mark.parametrize("follow", [False, True])

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import venv
+from types import SimpleNamespace
+
 import pytest
-from llmserve import cli
+from llmserve import batch_command, cli, engines
 from llmserve.batch_command import BatchSubmission
 from llmserve.batch_member import MemberOptions
 from llmserve.engines import PROFILES
 from llmserve.replica_process import ReplicaOptions
+
+from malletrain.api.options import spec_of
+from malletrain.protocol.messages import JobSpec, Notification
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch):
+    """Other processes find llmserve."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """The specifications of the jobs that are submitted."""
+    specs: list[JobSpec] = []
+
+    class Daemon:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *of_error: object) -> None:
+            pass
+
+        def job(self, name):
+            return SimpleNamespace(view=SimpleNamespace(ended=1.0))
+
+        def submit(self, script, args, **options):
+            specs.append(spec_of(script, args, options))
+            return SimpleNamespace(id="j1")
+
+    monkeypatch.setattr(batch_command, "Client", Daemon)
+    return specs
 
 
 @pytest.mark.parametrize(
@@ -36,6 +73,7 @@ def test_the_processes_of_a_batch_get_its_options(tmp_path, monkeypatch, words, 
 
     monkeypatch.setattr(cli, "submit_batch", submit)
     monkeypatch.setattr(cli, "BatchMember", Member)
+    monkeypatch.setattr(cli, "check_engine", lambda *of: None)  # vLLM is not installed here
     monkeypatch.chdir(tmp_path)
     options = ["--model", "/models/m", "--served-name", "m", "--slots", "3", "--kv-tokens", "70"]
     options += ["--nodes", "2:5", "--worth", "7.5", "--job-name", "night"]
@@ -58,17 +96,40 @@ def test_a_batch_that_is_not_there_is_named(tmp_path, capsys):
 
 
 SIMULATED = ("batch", "--model", "m", "--engine", "simulated")
+LINE = '{"custom_id": "a", "url": "/v1/completions", "body": {"model": "m", "prompt": "Hi"}}\n'
 
 
 def test_an_output_of_something_else_is_not_overwritten(tmp_path, capsys):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(
-        '{"custom_id": "a", "url": "/v1/completions", "body": {"model": "m", "prompt": "Hi"}}\n'
-    )
+    source.write_text(LINE)
     output.write_text("mine")
     assert cli.main([*SIMULATED, str(source), str(output)]) == 1
     assert f"{output} is there already" in capsys.readouterr().err
     assert output.read_text() == "mine"
+
+
+def test_an_engine_that_the_python_of_the_nodes_lacks_is_refused(tmp_path, submitted, capsys):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(LINE)
+    venv.create(tmp_path / "env", with_pip=False)
+    line = [*SIMULATED, str(source), str(output)]
+    assert cli.main([*line, "--venv", str(tmp_path / "env")]) == 1
+    assert capsys.readouterr().err == (
+        f"llmserve batch: The Python that runs the engine, {tmp_path}/env/bin/python, has no "
+        "llmserve and no fastapi and no uvicorn, which --engine simulated needs. Install it there: "
+        "pip install -e 'jobscripts/llm[serve]' (in the clone).\n"
+    )
+    assert not submitted
+    assert not output.with_name("out.jsonl.parts").exists()
+    for words in (["--module", "llm"], ["--setup", "export PYTHONPATH=/llm"]):  # may bring it
+        assert cli.main([*line, "--venv", str(tmp_path / "env"), *words]) == 0
+    assert len(submitted) == 2
+
+
+def test_a_replica_without_its_engine_says_so_at_once(monkeypatch, capsys):
+    monkeypatch.setitem(engines.REQUIREMENTS, "simulated", ("no_such_package",))
+    assert cli.main(["serve", "--model", "m", "--engine", "simulated"]) == 1
+    assert "has no no_such_package, which --engine simulated needs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--slots", "--kv-tokens", "--loads-at-once"])
@@ -91,3 +152,46 @@ def test_a_command_without_a_socket_is_refused_before_any_node_is_asked_for(word
         cli.main([*words, "--model", "m", "--", "my-engine"])
     assert ended.value.code == 2
     assert "needs {socket}" in capsys.readouterr().err
+
+
+def test_where_and_how_the_job_of_a_batch_runs_is_as_for_submit(tmp_path, submitted, monkeypatch):
+    monkeypatch.setenv("TOKEN", "secret")
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(LINE)
+    line = [*SIMULATED, str(source), str(output)]
+    assert cli.main(line) == 0
+    assert submitted[0].env == {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    assert (submitted[0].python, submitted[0].software) == (sys.executable, None)
+    options = ["--kind", "gpu", "--module", "cuda/12.4", "--module", "gcc", "--container", "image"]
+    options += ["--container-runtime", "apptainer", "--container-bind", "/scratch", "--setup", "ul"]
+    options += ["--env", "TOKEN", "--env", "A=1", "--after", "j7", "--time-limit", "90 min"]
+    options += ["--budget", "20nh", "--notify", "end=a@b.org"]
+    assert cli.main([*line, *options]) == 0
+    spec = submitted[1]
+    assert (spec.node_class, spec.setup, spec.after) == ("gpu", "ul", ("j7",))
+    assert (spec.time_limit_s, spec.budget_nh) == (5400.0, 20.0)
+    assert spec.notify == (Notification("a@b.org", "mail", ("end",)),)
+    assert spec.env == {"TOKEN": "secret", "A": "1"}  # the image's Python has paths of its own
+    assert spec.software.modules == ("cuda/12.4", "gcc")
+    assert (spec.software.container, spec.software.runtime) == ("image", "apptainer")
+    assert spec.software.binds == ("/scratch",)
+    assert (spec.mode, spec.min_nodes, spec.max_nodes, spec.name) == ("service", 1, 16, "batch-out")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--conda", "a", "--container", "b"], "--conda activates an environment of the node"),
+        (["--venv", "/no"], "There is no virtual environment /no"),
+        (["--env", "no_such_variable"], "no_such_variable is not set here"),
+        (["--time-limit", "soon"], "--time-limit: "),
+    ],
+)
+def test_a_wrong_option_of_the_job_is_a_sentence(tmp_path, submitted, capsys, options, sentence):
+    source = tmp_path / "in.jsonl"
+    source.write_text(LINE)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*SIMULATED, str(source), str(tmp_path / "out.jsonl"), *options])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+    assert not submitted

@@ -205,6 +205,44 @@ def test_a_cancelled_batch_keeps_its_answers(tmp_path):
         assert client.batches.cancel(batch.id).status == "cancelled"
 
 
+def test_batches_of_a_user_without_a_valid_key_are_cancelled(tmp_path):
+    """A user with another valid key, and other users, keep theirs; answers stay."""
+    long = {"prompt": [1], "max_tokens": 9_000}
+    content = jsonl(line(0), *(line(number, **long) for number in range(1, 10)))
+    with site(tmp_path, times=EngineTimes(0.01, 0.0, 0.0, 0.0)) as made:
+        made.wait_for_replica()
+        client = made.client()
+        batch = begin(client, content)
+        other = begin(made.client("bob"), content)
+        until(
+            lambda: client.batches.retrieve(batch.id).request_counts.completed == 1, "one line ends"
+        )
+        made.keys.revoke(made.key().split("-")[1])  # alice has a second one, which is revoked
+        assert not made.gateway.access.is_shut_out("alice")
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        made.keys.revoke("alice")
+        stored = GatewayDatabase(made.configuration.database)
+        until(lambda: stored.batch("alice", batch.id).status == CANCELLED, "the batch is cancelled")
+        stored.close()
+        batch = made.client().batches.retrieve(batch.id)  # with a new key
+        assert list(answers(made.client(), batch.output_file_id)) == ["line-0"]
+        assert made.client("bob").batches.retrieve(other.id).status == "in_progress"
+
+
+def test_a_user_who_is_removed_has_no_batches_after_a_restart(tmp_path):
+    content = jsonl(*(line(number) for number in range(3)))
+    with site(tmp_path, times=SLOW) as made:
+        made.wait_for_replica()
+        batch = begin(made.client(), content)
+        made.stop_gateway()
+        users = {name: each for name, each in made.configuration.users.items() if name != "alice"}
+        made.configuration = made.configuration.model_copy(update={"users": users})
+        made.start_gateway()
+        stored = GatewayDatabase(made.configuration.database)
+        until(lambda: stored.batch("alice", batch.id).status == CANCELLED, "the batch is cancelled")
+        stored.close()
+
+
 def test_a_restart_of_the_gateway_loses_no_line(tmp_path):
     """The gateway stops in the middle of a batch; the next one answers the rest."""
     content = jsonl(*(line(number, max_tokens=50) for number in range(40)))

@@ -52,6 +52,19 @@ def test_a_key_is_made_listed_and_revoked(configuration, tmp_path, capsys):
     assert "hash" not in row
 
 
+def test_a_user_is_revoked(configuration, capsys):
+    config = ["--config", str(configuration)]
+    for _ in range(2):
+        assert main(["key", "add", "alice", *config]) == 0
+    capsys.readouterr()
+    assert main(["key", "revoke", "alice", *config]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith(" of user alice is revoked.") for line in lines)
+    assert main(["key", "revoke", "alice", *config]) == 0
+    assert capsys.readouterr().out == "User alice has no valid key.\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -71,9 +84,7 @@ def test_errors_are_sentences(configuration, capsys, arguments, sentence):
     assert sentence in error
 
 
-def test_a_configuration_is_checked(configuration, tmp_path, capsys):
-    assert main(["gateway", "--check", "--config", str(configuration)]) == 0
-    assert capsys.readouterr().out == f"{configuration} is correct.\n"
+def test_a_configuration_that_is_not_there(tmp_path, capsys):
     assert main(["gateway", "--check", "--config", str(tmp_path / "none")]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"llmserve gateway: There is no file {tmp_path}/none; name the gateway")

@@ -73,8 +73,63 @@ def test_the_policy_has_shares_applications_and_limits(tmp_path):
     ],
 )
 def test_each_policy(tmp_path, name, kind):
-    text = f'policy = "{name}"\n[limits]\nrequests_per_minute = 5\n' + MODEL
+    limits = "[limits]\nrequests_per_minute = 5\n" if name in ("rpm", "fairserve") else ""
+    text = f'policy = "{name}"\n' + limits + MODEL
     assert type(read(written(tmp_path, text)).make_policy()) is kind
+
+
+def test_rpm_has_the_limits_of_single_users(tmp_path):
+    text = 'policy = "rpm"\n' + MODEL + "[users.alice]\nrequests_per_minute = 2\n[users.bob]\n"
+    policy = read(written(tmp_path, text + "[limits]\nrequests_per_minute = 1")).make_policy()
+    refusals = [
+        policy.admit(GenerationRequest(f"{user}{number}", user, [1], 1), Load(0, 1), 0.0)
+        for user in ("alice", "bob")
+        for number in range(3)
+    ]
+    assert [refusal is None for refusal in refusals] == [True, True, False, True, False, False]
+    assert "limit of 2 requests per minute of user alice" in refusals[2].sentence
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "keys"),
+    [
+        ("rpm", "[shares]\nothers = 2\n", ["shares (for fairserve and vtc)"]),
+        ("fcfs", '[shares]\nweights = ["alice 2"]\n', ["shares (for fairserve and vtc)"]),
+        (
+            "vtc",
+            "[limits]\nrequests_per_minute = 1\noverload_ends_at = 0.5\n",
+            [
+                "limits.requests_per_minute (for fairserve and rpm)",
+                "limits.overload_ends_at (for fairserve)",
+            ],
+        ),
+        (
+            "fcfs",
+            "[users.bob]\nrequests_per_minute = 1\n",
+            ["users.bob.requests_per_minute (for fairserve and rpm)"],
+        ),
+        (
+            "rpm",
+            "[limits]\nrequests_per_minute = 1\n[applications.chat]\ninput_tokens = 1\n"
+            "output_tokens = 1\nrequests_per_minute = 1\n",
+            ["applications.chat.requests_per_minute (for fairserve)"],
+        ),
+        ("vtc", "[shares]\nothers = 2\n[limits]\nopen_requests = 3\n", []),
+    ],
+)
+def test_a_key_without_effect_is_refused(tmp_path, policy, text, keys):
+    if policy == "rpm" and "[limits]" not in text:
+        text += "[limits]\nrequests_per_minute = 1\n"
+    path = written(tmp_path, f'policy = "{policy}"\n' + MODEL + "[users.alice]\n" + text)
+    if not keys:
+        read(path)
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        read(path)
+    assert str(caught.value) == (
+        f"{path}: with the policy {policy} these keys have no effect: {', '.join(keys)}; remove "
+        "them, or set another policy."
+    )
 
 
 def test_paths_are_relative_to_the_file(tmp_path):

@@ -53,11 +53,30 @@ def test_a_wrong_key_is_none(tmp_path, wrong):
 def test_a_key_can_be_revoked_by_its_text_and_twice(tmp_path):
     keys = KeyFile(tmp_path / "keys.json")
     _, text = keys.add("alice")
-    first = keys.revoke(text)
+    [first] = keys.revoke(text)
     assert first.revoked is not None
-    assert keys.revoke(text) == first
-    with pytest.raises(UserKeyError, match=r"There is no key abc in .*`llmserve key list`"):
+    assert keys.revoke(text) == [first]
+    with pytest.raises(UserKeyError, match=r"There is no key abc in .*, and no user abc with keys"):
         keys.revoke("abc")
+
+
+def test_all_keys_of_a_user_are_revoked_at_once(tmp_path):
+    keys = KeyFile(tmp_path / "keys.json")
+    (old, _), (first, text), (second, _) = (keys.add("llm-alice-1") for _ in range(3))
+    _, other = keys.add("bob")
+    keys.revoke(old.id)
+    assert [key.id for key in keys.revoke("llm-alice-1")] == [first.id, second.id]
+    assert keys.check(text) is None
+    assert keys.check(other).user == "bob"
+    assert keys.revoke("llm-alice-1") == []
+
+
+def test_the_id_of_a_key_goes_before_a_user_of_that_name(tmp_path):
+    keys = KeyFile(tmp_path / "keys.json")
+    key, _ = keys.add("alice")
+    _, other = keys.add(key.id)
+    assert [each.user for each in keys.revoke(key.id)] == ["alice"]
+    assert keys.check(other) is not None
 
 
 def test_a_broken_file_is_a_sentence(tmp_path):

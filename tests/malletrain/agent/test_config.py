@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from malletrain.agent.config import count_gpus, parse_config
+from malletrain.agent.config import parse_config
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import env
 
@@ -79,14 +79,6 @@ def test_what_is_wrong_is_said(options, name, value, words):
 def test_the_key_of_the_lease_must_be_there(options, environment, words):
     with pytest.raises(ValueError, match=f"{env.LEASE_KEY} in the environment {words}"):
         parse_config(argv(options), environment)
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [("0,1,2", 3), ("", 0), ("-1", 0), ("GPU-8932f937-d72c", 1), ("NoDevFiles", 0)],
-)
-def test_gpus_that_may_be_used(visible, count):
-    assert count_gpus({"CUDA_VISIBLE_DEVICES": visible}) == count
 
 
 def test_what_an_agent_starts_can_wait_for_its_children():

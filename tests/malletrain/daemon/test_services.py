@@ -136,6 +136,23 @@ def test_a_worthless_service_gives_its_nodes_back_and_asks_again(service):
     until(lambda: len(service.record.nodes) == 1, "one node, as it asked for")
 
 
+def test_a_service_that_is_submitted_worthless_gets_no_node(tmp_path):
+    machine = Imagined("n0", "n1")
+    daemon = RunningDaemon(tmp_path, machine)
+    fields = {"mode": "service", "nproc_per_node": 1, "goal": "throughput", "max_nodes": 2}
+    job = daemon.submit("ann", curve={"1": 0.0}, **fields)
+    view = daemon.job(job)
+    assert (view.nodes, view.reason) == ((), "nodes are worth nothing to it now")
+    # Leases are taken as their users: bob, who comes later, has both nodes, and ann never had one.
+    daemon.submit("bob", min_nodes=2, max_nodes=2)
+    until(lambda: len(machine.of("bob")) == 2, "bob has all nodes")
+    assert {request.owner for request in machine.requests.values()} == {"bob"}
+    daemon.stop()
+    again = RunningDaemon(tmp_path, machine)
+    assert again.job(job).reason == "nodes are worth nothing to it now"
+    again.stop()
+
+
 def test_the_next_nodes_add_to_those_it_has(service):
     until(lambda: len(service.record.nodes) == 2, "it has both")
     service.worth(next_each=5.0, next_count=3)

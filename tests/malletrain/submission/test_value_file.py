@@ -24,6 +24,7 @@ def write(tmp_path, text):
         ("nodes,value\n1,10\n4,80.5\n", {"1": 10.0, "4": 80.5}),
         ("# a comment\n\nNodes, Value\n8,5\n2,7\n", {"2": 7.0, "8": 5.0}),  # need not grow
         ("nodes,value\n3,0\n4,100\n8,130\n", {"3": 0.0, "4": 100.0, "8": 130.0}),  # nor be concave
+        ("nodes,value\n1,0\n8,0\n", {"1": 0.0, "8": 0.0}),  # no node until it is valued
         ("# toml\n[value]\n4 = 100\n2 = 1.5\n", {"2": 1.5, "4": 100.0}),
     ],
 )
@@ -44,7 +45,6 @@ def test_both_forms(tmp_path, text, expected):
         ("nodes,value\n1,-1\n", "-1 is not a value"),
         ("nodes,value\n1,inf\n", "inf is not a value"),
         ("nodes,value\n1,1\n1,2\n", "1 nodes are listed twice"),
-        ("nodes,value\n1,0\n", "Every size is worth 0"),
         ("[value]\n1 = 'x'\n", "is not a size and its value"),
         ("[values]\n1 = 2\n", "The file has the sections values"),
         ("[value\n", "not valid TOML"),
@@ -65,6 +65,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_the_sizes_that_are_worth_something():
     assert span({"2": 0.0, "4": 1.0, "16": 0.5}) == "4:16"
+    assert span({"2": 0.0, "16": 0.0}) == "2:16"
 
 
 def test_submit(tmp_path):
@@ -89,6 +90,17 @@ def test_auto_is_worth_a_little_until_its_process_says_more(tmp_path):
     assert spec.curve == {"2": 1.0}
 
 
+def test_a_service_may_be_worth_nothing_at_first(tmp_path):
+    script = tmp_path / "script.py"
+    script.touch()
+    spec = build(str(script), (), ScriptOptions(service=True, value=Path("0"), nodes="2:16"))
+    assert (spec.mode, spec.min_nodes, spec.max_nodes) == ("service", 2, 16)
+    assert spec.curve == {"1": 0.0}
+    value = write(tmp_path, "nodes,value\n2,0\n16,0\n")
+    spec = build(str(script), (), ScriptOptions(service=True, value=value))
+    assert (spec.min_nodes, spec.max_nodes, spec.curve) == (2, 16, {"2": 0.0, "16": 0.0})
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -111,11 +123,14 @@ def test_options_that_do_not_go_together(tmp_path, options, sentence):
     assert sentence in str(caught.value)
 
 
-def test_auto_needs_to_know_how_many_nodes(tmp_path):
+@pytest.mark.parametrize("word", ["auto", "0"])
+def test_a_word_instead_of_a_file_does_not_say_how_many_nodes(tmp_path, word):
     script = tmp_path / "script.py"
     script.touch()
-    with pytest.raises(SpecError, match="give --nodes MIN:MAX too"):
-        build(str(script), (), ScriptOptions(service=True, value=Path("auto")))
+    with pytest.raises(SpecError, match=f"--value {word} says nothing .* give --nodes MIN:MAX too"):
+        build(str(script), (), ScriptOptions(service=True, value=Path(word)))
+    with pytest.raises(SpecError, match="--value is for services"):
+        build(str(script), (), ScriptOptions(value=Path(word), nodes="1:2"))
 
 
 @pytest.mark.parametrize(

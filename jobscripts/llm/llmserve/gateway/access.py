@@ -78,3 +78,14 @@ class Access:
             return not self._keys.is_valid(key)
         except UserKeyError:
             return False
+
+    def is_shut_out(self, user: str) -> bool:
+        """Whether the operator has revoked all keys of a user, or removed the user from the
+        configuration. A file that cannot be read revokes none.
+        """
+        if user not in self._configuration.users:
+            return True
+        try:
+            return self._keys.has_revoked_all(user)
+        except UserKeyError:
+            return False

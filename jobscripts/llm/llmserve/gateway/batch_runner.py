@@ -2,6 +2,7 @@
 
 Lines are requests of their user like any others, so the policy decides between them and those who
 wait for an answer. A line that a limit refuses is sent again after the time that the refusal names.
+Batches of a user whose keys are all revoked are cancelled.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from llmserve.batch_lines import response_line
-from llmserve.gateway.access import Caller
-from llmserve.gateway.admission import Admission, OpenRequest
+from llmserve.gateway.access import Access, Caller
+from llmserve.gateway.admission import REVOKED_CHECK_S, Admission, OpenRequest
 from llmserve.gateway.database import (
     CANCELLING,
     GatewayDatabase,
@@ -49,15 +50,23 @@ class BatchRunner:
     Args:
         database: with files and batches.
         admission: of requests.
+        access: of users.
         window: maximum number of open requests of one batch.
     """
 
     def __init__(
-        self, database: GatewayDatabase, admission: Admission, window: int = WINDOW
+        self,
+        database: GatewayDatabase,
+        admission: Admission,
+        access: Access,
+        window: int = WINDOW,
     ) -> None:
         self._database, self._admission, self._window = database, admission, window
+        self._access = access
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelled: dict[str, asyncio.Event] = {}
+        self._users: dict[str, str] = {}
+        """Open batch → its user."""
         self._backlog: Counter[str] = Counter()
 
     def backlog(self, model: str) -> int:
@@ -69,7 +78,9 @@ class BatchRunner:
         try:
             for batch in await asyncio.to_thread(self._database.open_batches):
                 self.begin(batch)
-            await asyncio.Event().wait()
+            while True:
+                await self._cancel_revoked()
+                await asyncio.sleep(REVOKED_CHECK_S)
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -79,6 +90,7 @@ class BatchRunner:
     def begin(self, batch: StoredBatch) -> None:
         """Answer the lines of a batch that have no answer."""
         event = self._cancelled[batch.id] = asyncio.Event()
+        self._users[batch.id] = batch.user
         if batch.status == CANCELLING:
             event.set()
         work = _BatchWork(
@@ -89,6 +101,7 @@ class BatchRunner:
         def ended(_: asyncio.Task[None]) -> None:
             self._tasks.pop(batch.id, None)
             self._cancelled.pop(batch.id, None)
+            self._users.pop(batch.id, None)
 
         task.add_done_callback(ended)
 
@@ -96,6 +109,21 @@ class BatchRunner:
         """Give up the lines of a batch that have no answer. No effect if it has ended."""
         event = self._cancelled.get(batch_id)
         if event is not None:
+            event.set()
+
+    async def _cancel_revoked(self) -> None:
+        """Cancel the batches of users who are shut out."""
+        revoked = {user for user in set(self._users.values()) if self._access.is_shut_out(user)}
+        for name, user in list(self._users.items()):
+            event = self._cancelled.get(name)
+            if user not in revoked or event is None or event.is_set():
+                continue
+            try:
+                await asyncio.to_thread(self._database.begin_cancel, user, name)
+            except Exception as error:  # a full disk, a server that is restarted: again later
+                log.warning("Batch %s: the database fails: %s", name, error)
+                continue
+            log.info("Batch %s is cancelled: all keys of its user %s are revoked.", name, user)
             event.set()
 
 

@@ -37,6 +37,10 @@ class OptionError(GatewayError):
     """A command cannot be carried out."""
 
 
+class CheckFailure(GatewayError):
+    """A test of the configuration failed."""
+
+
 def add_commands(commands: Commands) -> None:
     """Add the commands of the gateway. Each sets ``run``, which takes the options.
 
@@ -78,7 +82,10 @@ def _add_gateway(commands: Commands) -> None:
     )
     _add_config(parser)
     parser.add_argument(
-        "--check", action="store_true", help="check the configuration and do nothing else"
+        "--check",
+        action="store_true",
+        help="check what works, as this account: the configuration, its files, tokenizers, the "
+        "daemon and the services; start nothing",
     )
     parser.add_argument(
         "--idle",
@@ -100,11 +107,24 @@ def _gateway(options: argparse.Namespace) -> None:
             raise OptionError(f"--idle is {options.idle:g}; it must be above 0.")
         scaling = configuration.scaling.model_copy(update={"idle_s": options.idle})
         configuration = configuration.model_copy(update={"scaling": scaling})
+    folder = options.config.resolve().parent
     if options.check:
-        print(f"{options.config} is correct.")
+        print(f"{'OK':15} {'file':10} {options.config} is correct.")
+        _check(configuration, folder, options.state_dir)
         return
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(serve(configuration, options.config.resolve().parent, options.state_dir))
+    asyncio.run(serve(configuration, folder, options.state_dir))
+
+
+def _check(configuration: GatewayConfiguration, folder: Path, state_dir: Path | None) -> None:
+    from llmserve.gateway.check import check_gateway
+
+    findings = asyncio.run(check_gateway(configuration, folder, state_dir))
+    for finding in findings:
+        print(finding)
+    failures = sum(finding.works is False for finding in findings)
+    if failures:
+        raise CheckFailure(f"{failures} of these would not work.")
 
 
 # --- key ---
@@ -118,8 +138,8 @@ def _add_keys(commands: Commands) -> None:
     add.add_argument("--application", default="", help="that all requests with this key belong to")
     listed = actions.add_parser("list", help="show the keys, without their secrets")
     listed.add_argument("--json", action="store_true", help="as JSON")
-    revoke = actions.add_parser("revoke", help="make a key invalid")
-    revoke.add_argument("key", help="its id, or the whole key")
+    revoke = actions.add_parser("revoke", help="make a key, or all keys of a user, invalid")
+    revoke.add_argument("key", help="its id, the whole key, or a user, for all keys of that user")
     for action, run in ((add, _add_key), (listed, _list_keys), (revoke, _revoke_key)):
         _add_config(action)
         action.set_defaults(run=run)
@@ -156,8 +176,11 @@ def _list_keys(options: argparse.Namespace) -> None:
 
 
 def _revoke_key(options: argparse.Namespace) -> None:
-    key = _key_file(_configuration(options)).revoke(options.key)
-    print(f"Key {key.id} of user {key.user} is revoked.")
+    keys = _key_file(_configuration(options)).revoke(options.key)
+    for key in keys:
+        print(f"Key {key.id} of user {key.user} is revoked.")
+    if not keys:
+        print(f"User {options.key} has no valid key.")
 
 
 # --- trace and replay ---

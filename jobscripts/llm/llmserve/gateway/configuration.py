@@ -41,6 +41,17 @@ else:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _WEIGHT = re.compile(r"(\S+)\s+(\d+(?:\.\d+)?)")
 
+PolicyName = Literal["fairserve", "vtc", "rpm", "fcfs"]
+POLICIES_OF: dict[str, tuple[PolicyName, ...]] = {
+    "shares": ("fairserve", "vtc"),
+    "limits.requests_per_minute": ("fairserve", "rpm"),
+    "limits.overload_begins_at": ("fairserve",),
+    "limits.overload_ends_at": ("fairserve",),
+    "users.NAME.requests_per_minute": ("fairserve", "rpm"),
+    "applications.NAME.requests_per_minute": ("fairserve",),
+}
+"""Key → the policies with which it has an effect. With another one it is refused."""
+
 
 class ConfigurationError(GatewayError):
     """The file cannot be used; the message has a sentence for each error."""
@@ -125,7 +136,7 @@ class UserSharesSection(_Section):
 
 class LimitsSection(_Section):
     """``[limits]``: requests per minute. With the policy fairserve they count under overload only,
-    with rpm always; the others have none.
+    with rpm always. :data:`POLICIES_OF` names the keys that other policies refuse.
     """
 
     requests_per_minute: int | None = Field(default=None, ge=1)
@@ -204,7 +215,7 @@ class GatewayConfiguration(_Section):
     """File of the users' keys."""
     database: str = "sqlite:///gateway.db"
     """SQLAlchemy URL of files and batches."""
-    policy: Literal["fairserve", "vtc", "rpm", "fcfs"] = "fairserve"
+    policy: PolicyName = "fairserve"
     comment_interval_s: float = Field(default=10.0, gt=0)
     """Seconds between two comments on a stream that has no token yet."""
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
@@ -246,6 +257,40 @@ class GatewayConfiguration(_Section):
             raise ValueError("the policy rpm needs limits.requests_per_minute; set it")
         return self
 
+    @model_validator(mode="after")
+    def _effective(self) -> GatewayConfiguration:
+        """Each key that is set has an effect with the policy."""
+        idle = [
+            f"{key} (for {' and '.join(POLICIES_OF[kind])})"
+            for kind, keys in self._policy_keys().items()
+            if self.policy not in POLICIES_OF[kind]
+            for key in keys
+        ]
+        if idle:
+            raise ValueError(
+                f"with the policy {self.policy} these keys have no effect: {', '.join(idle)}; "
+                "remove them, or set another policy"
+            )
+        return self
+
+    def _policy_keys(self) -> dict[str, list[str]]:
+        """Key of :data:`POLICIES_OF` → where it is set."""
+        limits = ("requests_per_minute", "overload_begins_at", "overload_ends_at")
+        return {
+            "shares": ["shares"] if self.shares.model_fields_set else [],
+            **{
+                f"limits.{name}": [f"limits.{name}"]
+                for name in limits
+                if name in self.limits.model_fields_set
+            },
+            "users.NAME.requests_per_minute": [
+                f"users.{name}.requests_per_minute" for name in self._user_limits()
+            ],
+            "applications.NAME.requests_per_minute": [
+                f"applications.{name}.requests_per_minute" for name in self._application_limits()
+            ],
+        }
+
     @property
     def address(self) -> tuple[str, int]:
         """Host and port to listen on."""
@@ -260,7 +305,7 @@ class GatewayConfiguration(_Section):
             return VirtualTokenCounter(self.shares.factors)
         if self.policy == "rpm":
             assert self.limits.requests_per_minute is not None
-            return RequestsPerMinute(self.limits.requests_per_minute)
+            return RequestsPerMinute(self.limits.requests_per_minute, self._user_limits())
         return FairServe(
             FairServeSettings(self._policy_applications(), self.shares.factors, self._throttle())
         )
@@ -280,19 +325,27 @@ class GatewayConfiguration(_Section):
     def _throttle(self) -> ThrottleLimits:
         return ThrottleLimits(
             self.limits.requests_per_minute,
-            {
-                name: section.requests_per_minute
-                for name, section in self.users.items()
-                if section.requests_per_minute is not None
-            },
-            {
-                name: section.requests_per_minute
-                for name, section in self.applications.items()
-                if section.requests_per_minute is not None
-            },
+            self._user_limits(),
+            self._application_limits(),
             self.limits.overload_begins_at,
             self.limits.overload_ends_at,
         )
+
+    def _user_limits(self) -> dict[str, int]:
+        """User → its own limit of requests per minute."""
+        return {
+            name: section.requests_per_minute
+            for name, section in self.users.items()
+            if section.requests_per_minute is not None
+        }
+
+    def _application_limits(self) -> dict[str, int]:
+        """Application → limit of each user in it, requests per minute."""
+        return {
+            name: section.requests_per_minute
+            for name, section in self.applications.items()
+            if section.requests_per_minute is not None
+        }
 
 
 def read(path: Path) -> GatewayConfiguration:

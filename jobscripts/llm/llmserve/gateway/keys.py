@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -88,28 +88,39 @@ class KeyFile:
         """
         return sorted(self._read().values(), key=lambda key: key.created)
 
-    def revoke(self, name: str) -> UserKey:
-        """Make a key invalid; no effect if it is.
+    def revoke(self, name: str) -> Sequence[UserKey]:
+        """Make keys invalid.
 
         Args:
-            name: its id, or the whole key.
+            name: the id of a key, the whole key, or a user, for all keys of that user. A user who
+                is named like an id is not meant.
+
+        Returns:
+            The key, also if it was invalid before; of a user those that were valid, the oldest
+            first.
 
         Raises:
-            UserKeyError: there is no such key, or the file cannot be read or written.
+            UserKeyError: there is no such key or user, or the file cannot be read or written.
         """
         parts = name.split("-", 2)
-        name = parts[1] if len(parts) == 3 and parts[0] == PREFIX else name
         with self._locked():
             keys = self._read()
-            if name not in keys:
+            if len(parts) == 3 and parts[0] == PREFIX and parts[1] in keys:
+                name = parts[1]
+            of_user = [key for key in keys.values() if key.user == name]
+            if name not in keys and not of_user:
                 raise UserKeyError(
-                    f"There is no key {name} in {self._path}; `llmserve key list` names them."
+                    f"There is no key {name} in {self._path}, and no user {name} with keys; "
+                    "`llmserve key list` names them."
                 )
-            key = keys[name]
-            if key.revoked is None:
-                key = msgspec.structs.replace(key, revoked=time.time())
-                self._write({**keys, name: key})
-        return key
+            now = time.time()
+            valid = [key for key in ([keys[name]] if name in keys else of_user) if not key.revoked]
+            revoked = [msgspec.structs.replace(key, revoked=now) for key in valid]
+            if revoked:
+                self._write({**keys, **{key.id: key for key in revoked}})
+        if name in keys and not revoked:
+            return [keys[name]]
+        return sorted(revoked, key=lambda key: key.created)
 
     def check(self, text: str) -> UserKey | None:
         """Returns the valid key that a client has sent; None if it is none.
@@ -133,6 +144,15 @@ class KeyFile:
         """
         key = self._current().get(name)
         return key is not None and key.revoked is None
+
+    def has_revoked_all(self, user: str) -> bool:
+        """Returns whether a user had keys and all of them are revoked.
+
+        Raises:
+            UserKeyError: the file cannot be read.
+        """
+        keys = [key for key in self._current().values() if key.user == user]
+        return bool(keys) and all(key.revoked is not None for key in keys)
 
     def _current(self) -> dict[str, UserKey]:
         """The keys; the file is read again if it has changed."""

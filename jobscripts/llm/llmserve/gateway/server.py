@@ -114,11 +114,13 @@ async def open_gateway(
         stack.callback(database.close)
         models = {}
         for name, section in configuration.models.items():
-            key = b"" if client is None or not section.job else await _key(client, section.job)
+            key = b""
+            if client is not None and section.job:
+                key = await service_key(client, section.job)
             dispatcher = await stack.enter_async_context(
                 LiveDispatcher(
                     configuration.make_policy(),
-                    _tokenizer(section.tokenizer, folder),
+                    configured_tokenizer(section.tokenizer, folder),
                     section.engine_model or name,
                     key=key,
                     max_request_tokens=section.max_request_tokens,
@@ -129,7 +131,7 @@ async def open_gateway(
             _add_engines(dispatcher, section)
         access = Access(configuration, KeyFile(configuration.keys))
         admission = Admission(configuration, access, models)
-        runner = BatchRunner(database, admission)
+        runner = BatchRunner(database, admission, access)
         gateway = Gateway(configuration, access, admission, database, runner)
         if configuration.keep_requests_days:
             requests = RequestLog(configuration.database, configuration.keep_requests_days)
@@ -175,7 +177,17 @@ async def serve(
         await GatewayServer(config, gateway.admission).serve()
 
 
-async def _key(client: AsyncClient, job: str) -> bytes:
+async def service_key(client: AsyncClient, job: str) -> bytes:
+    """Returns the secret that the replicas of a service ask for.
+
+    Args:
+        client: of the daemon.
+        job: name or id of the service.
+
+    Raises:
+        ConfigurationError: it is another user's.
+        RuntimeError: the daemon does not answer, or knows no such service.
+    """
     view = await client.members(job)
     if not view.key:
         raise ConfigurationError(
@@ -185,7 +197,16 @@ async def _key(client: AsyncClient, job: str) -> bytes:
     return bytes.fromhex(view.key)
 
 
-def _tokenizer(name: str, folder: Path) -> Tokenizer:
+def configured_tokenizer(name: str, folder: Path) -> Tokenizer:
+    """Returns the tokenizer of a model.
+
+    Args:
+        name: ``simulated``, or a folder as in the configuration.
+        folder: that relative paths are relative to.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
     try:
         return tokenizer_of(name if name == SIMULATED else str(folder / Path(name).expanduser()))
     except ValueError as error:

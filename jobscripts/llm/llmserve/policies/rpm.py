@@ -6,7 +6,7 @@ because gateways have it, and as what the others are compared with.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 
 from llmserve.generation import GenerationRequest, RequestRefusal
 from llmserve.policies.fcfs import Fcfs
@@ -19,15 +19,20 @@ class RequestsPerMinute:
 
     Args:
         limit: requests per minute and user, at least 1.
+        users: other limits of single users.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, users: Mapping[str, int] | None = None) -> None:
         self._queue = Fcfs()
-        self._windows: defaultdict[str, SlidingWindow] = defaultdict(lambda: SlidingWindow(limit))
+        self._limit, self._limits = limit, dict(users or {})
+        self._windows: dict[str, SlidingWindow] = {}
 
     def admit(self, request: GenerationRequest, load: Load, now: float) -> RequestRefusal | None:
         """A request beyond the limit of its user is refused."""
-        window = self._windows[request.user]
+        window = self._windows.get(request.user)
+        if window is None:
+            limit = self._limits.get(request.user, self._limit)
+            window = self._windows[request.user] = SlidingWindow(limit)
         wait_s = window.wait_s(now)
         if wait_s > 0:
             return window.refusal("requests_per_minute", f"user {request.user}", wait_s)

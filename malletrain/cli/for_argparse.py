@@ -1,0 +1,56 @@
+"""The options of ``malletrain submit`` for commands of other packages that submit jobs with
+:class:`malletrain.Client` and parse their words with argparse. Names, help and meaning are those of
+``malletrain submit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, cast
+
+import click
+
+from malletrain.api.options import SubmitOptions as SubmitOptions
+from malletrain.cli.submit import submit
+from malletrain.submission.error import SpecError as SpecError
+from malletrain.submission.spec import parse_env
+
+
+def add_submit_options(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Add options to a parser, in a group of their own.
+
+    Args:
+        parser: of the command.
+        names: of parameters of ``malletrain submit`` that are keywords of
+            :meth:`malletrain.Client.submit` too, such as ``time_limit``.
+    """
+    group = parser.add_argument_group("the job, as for malletrain submit")
+    options = {option.name: option for option in submit.params if isinstance(option, click.Option)}
+    for name in names:
+        option = options[name]
+        more: dict[str, Any] = {"help": (option.help or "").replace("%", "%%")}
+        if option.is_flag:
+            more["action"] = "store_true"
+        else:
+            more["metavar"] = option.metavar
+            more["action"] = "append" if option.multiple else "store"
+        if isinstance(option.type, click.Choice):
+            more["choices"] = list(option.type.choices)
+        group.add_argument(*option.opts, dest=name, **more)
+
+
+def submit_options_of(options: argparse.Namespace, names: Sequence[str]) -> SubmitOptions:
+    """Returns the options that were given, as keywords of :meth:`malletrain.Client.submit`.
+
+    Args:
+        options: parsed.
+        names: as of :func:`add_submit_options`.
+
+    Raises:
+        SpecError: an ``--env`` is wrong.
+    """
+    values = {name: getattr(options, name) for name in names if getattr(options, name)}
+    if "env" in values:
+        values["env"] = parse_env(values["env"])
+    return cast("SubmitOptions", values)

@@ -15,7 +15,7 @@ from typing import Any
 
 from llmserve.batch_command import BatchSubmission, show_status, submit_batch
 from llmserve.batch_member import BatchMember, MemberOptions
-from llmserve.engine_check import check_engine
+from llmserve.engine_check import MissingPackages, check_engine
 from llmserve.engines import PROFILES, engine_command
 from llmserve.gateway import commands as gateway_commands
 from llmserve.job_options import NAMES, python_of
@@ -142,7 +142,12 @@ def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
     job = submit_options_of(options, NAMES)
     python = python_of(job)
     if python is not None and not command:
-        check_engine(options.engine, *python)
+        try:
+            check_engine(options.engine, *python)
+        except MissingPackages as error:
+            raise MissingPackages(
+                f"{error} If the site runs jobs in a container by itself, name it with --container."
+            ) from None
     batch = BatchSubmission(
         options.input.resolve(),
         options.output.resolve(),

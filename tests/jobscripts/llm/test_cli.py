@@ -117,7 +117,8 @@ def test_an_engine_that_the_python_of_the_nodes_lacks_is_refused(tmp_path, submi
     assert capsys.readouterr().err == (
         f"llmserve batch: The Python that runs the engine, {tmp_path}/env/bin/python, has no "
         "llmserve and no fastapi and no uvicorn, which --engine simulated needs. Install it there: "
-        "pip install -e 'jobscripts/llm[serve]' (in the clone).\n"
+        "pip install -e 'jobscripts/llm[serve]' (in the clone). If the site runs jobs in a "
+        "container by itself, name it with --container.\n"
     )
     assert not submitted
     assert not output.with_name("out.jsonl.parts").exists()

@@ -291,6 +291,19 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
     yield from try_lease(scavenger, owner)
 
 
+def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Reports the leases of a running daemon whose agents end before they report."""
+    from malletrain.client import ClientError, Connection
+
+    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
+        for sentence in client.status().failed_starts:
+            yield (
+                False,
+                f"{sentence} On that node, run the agent's Python with -c 'import malletrain' as "
+                "the owner of the lease.",
+            )
+
+
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Checks that plans can start jobs."""
     from malletrain.daemon.site.settings import controller_settings
@@ -382,6 +395,7 @@ MORE_TESTS: tuple[Test, ...] = (
     ("state directory", privacy),
     ("main scheduler", scheduler),
     ("network", network),
+    ("leases", failed_starts),
     ("hand-over", hand_over),
     ("allocation", allocation),
     ("accounting", accounting),

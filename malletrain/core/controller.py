@@ -294,7 +294,7 @@ class Controller:
         return ()
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
-        self.gaps.refused(event.node, event.owner, now)
+        self.gaps.refused(event.node, event.owner, now, event.failure)
         return ()
 
     def _lease_deferred(self, event: LeaseDeferred, now: float) -> Iterable[Command]:

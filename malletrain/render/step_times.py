@@ -55,8 +55,8 @@ def step_times(detail: JobDetail) -> list[RenderableType]:
 
 
 def _ranks(steps: StepTimesView) -> list[RenderableType]:
-    """Returns a line for each of a few ranks. Of more it returns a sentence and lines for those that
-    delay the others most, for those that wait longest for them, and for the median.
+    """Returns a line for each of a few ranks. Of more it returns a sentence, and lines for those
+    that delay the others most, for those that wait longest for them, and for the median.
     """
     ranks, count = steps.ranks, max(steps.rank_count, len(steps.ranks))
     if count < 2:

@@ -12,7 +12,7 @@ from tests.integration.installed import Installed
 from tests.integration.test_main_job import STEADY
 
 pytestmark = pytest.mark.slow
-WHY = "No module named malletrain"
+WHY = "No module named 'malletrain'"
 
 
 def test_an_installation_that_nodes_cannot_import_is_named_and_left_alone(tmp_path, monkeypatch):
@@ -43,7 +43,7 @@ def test_an_installation_that_nodes_cannot_import_is_named_and_left_alone(tmp_pa
             check=False,
         )
         assert checked.returncode == 1, checked.stdout + checked.stderr
-        assert "No module named malletrain" in " ".join(checked.stdout.split())
+        assert WHY in " ".join(checked.stdout.split())
         installed.write_text(lines)
         site.until(lambda: site.job(job).nodes, "a mended installation is used")
         with site.client() as client:

@@ -19,7 +19,7 @@ from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.local_training import LocalOptions, train_clients
 from fedcase.node_cache import NodeCache
 from fedcase.options import TrainingOptions
-from fedcase.ratio import made_rule
+from fedcase.rules import made_rule
 from fedcase.state import StateFolder
 from fedcase.strategy import FedCaSe, reply_record
 from fedcase.task import Task, load_task

@@ -6,8 +6,6 @@ list of shares: ε-greedy, the default, and a random forest that predicts the re
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -132,37 +130,3 @@ RULES: dict[str, type[EpsilonGreedy] | type[Forest]] = {
     "forest": Forest,
 }
 """The rules by name."""
-PACKAGES = {"forest": "sklearn"}
-"""Rule → package that it needs at the server, in Flower's environment."""
-
-
-class RuleError(RuntimeError):
-    """A rule cannot be used here; the message says what to install and where."""
-
-
-def missing_package(rule: str, environment: str) -> str:
-    """Return what to do about the package that a rule needs, as sentences.
-
-    Args:
-        rule: name of the rule.
-        environment: folder of the environment that does not have the package.
-    """
-    return (
-        f"The rule {rule} needs scikit-learn, which is not in {environment}, the environment of "
-        f"Flower. Install it there ({environment}/bin/pip install 'scikit-learn>=1.4'), or take "
-        "another --rule."
-    )
-
-
-def made_rule(name: str) -> RatioRule:
-    """Return a new rule.
-
-    Args:
-        name: a name in :data:`RULES`.
-
-    Raises:
-        RuleError: this Python does not have the package that the rule needs.
-    """
-    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
-        raise RuleError(missing_package(name, sys.prefix))
-    return RULES[name]()

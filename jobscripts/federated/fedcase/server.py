@@ -23,7 +23,8 @@ from typing import Any
 
 from fedcase.flower import FlowerMissingError, environment, lacks, program, split_arguments
 from fedcase.options import TrainingOptions
-from fedcase.ratio import PACKAGES, RULES, RuleError, missing_package
+from fedcase.ratio import RULES
+from fedcase.rules import PACKAGES, RuleError, missing_package
 from fedcase.state import LOCK, TrainingStateError, end_holder, last_round, lock
 from fedcase.task import load_task
 from malletrain.launch.supervisor import die_with_parent

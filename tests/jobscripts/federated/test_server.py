@@ -10,9 +10,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from fedcase import ratio, server
+from fedcase import rules, server
 from fedcase.flower import FlowerMissingError, lacks, program, split_arguments
 from fedcase.options import TrainingOptions
+from fedcase.ratio import EpsilonGreedy
 from fedcase.server import FederatedServer, ServerError
 from fedcase.state import StateFolder, TrainingStateError, lock
 
@@ -174,10 +175,10 @@ def test_whether_a_package_is_in_the_environment_of_a_program(tmp_path):
 
 
 def test_a_rule_is_refused_where_the_server_app_starts(monkeypatch):
-    assert isinstance(ratio.made_rule("epsilon-greedy"), ratio.EpsilonGreedy)
-    monkeypatch.setitem(ratio.PACKAGES, "forest", "no_such_package")
-    with pytest.raises(ratio.RuleError) as caught:
-        ratio.made_rule("forest")
+    assert isinstance(rules.made_rule("epsilon-greedy"), EpsilonGreedy)
+    monkeypatch.setitem(rules.PACKAGES, "forest", "no_such_package")
+    with pytest.raises(rules.RuleError) as caught:
+        rules.made_rule("forest")
     assert str(caught.value) == NO_FOREST.format(place=sys.prefix)
 
 

@@ -192,8 +192,9 @@ def check(config_file: Path, user: str | None, trial: bool, as_json: bool) -> No
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (if there are several), the network of the jobs, what a leaving node can hand over in
-    time, allocation, accounting, shares and trainers. Exit code 1 if a test fails.
+    users (if there are several), the network of the jobs, whether agents report from the leases of
+    a running daemon, what a leaving node can hand over in time, allocation, accounting, shares and
+    trainers. Exit code 1 if a test fails.
 
     \b
     Examples:
@@ -292,15 +293,16 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
 
 
 def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
-    """Reports the leases of a running daemon whose agents end before they report."""
+    """Reports the leases of a running daemon from which no agent reports."""
     from malletrain.client import ClientError, Connection
+    from malletrain.daemon.site.backends import agent_program
 
     with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
         for sentence in client.status().failed_starts:
             yield (
                 False,
-                f"{sentence} On that node, run the agent's Python with -c 'import malletrain' as "
-                "the owner of the lease.",
+                f"{sentence} Try it on that node as the owner of the lease: "
+                f"{agent_program()[0]} -c 'import malletrain'",
             )
 
 

@@ -303,6 +303,8 @@ class Controller:
 
     def _lease_unheard(self, event: LeaseUnheard, now: float) -> Iterable[Command]:
         self.gaps.rejected(event.node, event.owner, now)
+        if event.failure:
+            self.gaps.failed_starts.failed(event.owner, event.node, event.failure, now)
         return ()
 
     # --- jobs ---

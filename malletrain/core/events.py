@@ -156,6 +156,8 @@ class LeaseUnheard:
 
     node: str
     owner: str = ""
+    failure: str = ""
+    """What most likely keeps the agent from reporting, as words without a full stop."""
 
 
 @dataclass(frozen=True)

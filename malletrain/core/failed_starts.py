@@ -1,13 +1,14 @@
-"""Decides when leases whose agents end before they report show a broken installation, and how long
-no lease is requested then. Pure.
+"""Decides when leases from which no agent reports show a broken installation, and how long no lease
+is requested then. Pure.
 
-A lease that starts costs its node the time until the main scheduler has it back. If no agent can
-start anywhere, because the nodes' Python cannot import MalleTrain or a directory is not mounted
-there, every idle node would be leased and dropped again and again. One node on which agents do not
-start says nothing about the others: :mod:`malletrain.core.gaps` pauses requests for that node
-alone. The leases of a user are paused when :data:`FREE_FAILURES` starts in a row failed, on at
-least two nodes, and none succeeded in between. The reasons need not be equal, because they may
-name nodes, processes and addresses.
+The agent ends before it reports, or cannot reach the daemon. A lease that starts costs its node the
+time until the main scheduler has it back. If no agent can start anywhere, because the nodes' Python
+cannot import MalleTrain or a directory is not mounted there, every idle node would be leased and
+dropped again and again. One node on which agents do not start says nothing about the others:
+:mod:`malletrain.core.gaps` pauses requests for that node alone. The leases of a user are paused
+when more than :data:`FREE_FAILURES` starts in a row failed, on at least two nodes, and none
+succeeded in between. The reasons need not be equal, because they may name nodes, processes and
+addresses.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class FailedStart:
     node: str
     """Name of the node."""
     reason: str
-    """Why the agent ended, as words without a full stop."""
+    """Why no agent reported, as words without a full stop."""
     at: float
     """Time of the failure, seconds on the shell's clock."""
 
@@ -66,12 +67,12 @@ class FailedStarts:
         self._owners: dict[str, _OwnersStarts] = {}
 
     def failed(self, owner: str, node: str, reason: str, now: float) -> None:
-        """Note that the agent of a lease ended before it reported.
+        """Note that no agent reported from a lease.
 
         Args:
             owner: user as whom the lease ran; empty for the daemon's user.
             node: its node.
-            reason: why the agent ended, as words without a full stop.
+            reason: why, as words without a full stop.
             now: time, seconds.
         """
         starts = self._owners.get(owner)
@@ -142,7 +143,7 @@ class FailedStarts:
         last = recent[-1]
         on = "" if len(names) == 1 else f" on {last.node}"
         text = (
-            f"Leases{whose} start on {where}, and their agents end before they report. "
+            f"Leases{whose} start on {where}, and no agent reports from them. "
             f"The last one{on}: {last.reason}."
         )
         if pause_s := self.pause_s(owner, now):

@@ -62,7 +62,7 @@ class Gaps:
     rejected_s: float = 300.0
     """Time for which a rejected node is not requested."""
     failed_starts: FailedStarts = field(init=False)
-    """Leases whose agents ended before they reported."""
+    """Leases from which no agent reported."""
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
     _requests: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
     """Requested node → (time of the request, information, owner)."""

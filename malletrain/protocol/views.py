@@ -499,8 +499,8 @@ class StatusView(View, frozen=True):
     nodes_farming: int = 0
     """Number of the nodes with a job whose job is a farm; ``nodes_training`` has the others."""
     failed_starts: tuple[str, ...] = ()
-    """For operators: leases whose agents end before they report, and why, as sentences; one entry
-    for each user with such leases.
+    """For operators: leases from which no agent reports, and why, as sentences; one entry for each
+    user with such leases.
     """
 
 

@@ -525,7 +525,7 @@ class Api:
         )
 
     def _failed_starts(self, now: float) -> tuple[str, ...]:
-        """Return which leases' agents ended before they reported, a text for each user."""
+        """Return from which leases no agent reported, a text for each user."""
         starts = self._state.controller.gaps.failed_starts
         texts = (starts.sentence(owner, now) for owner in sorted(starts.owners))
         return tuple(text for text in texts if text)

@@ -170,7 +170,7 @@ class Metrics:
         )
         self._failed_starts = gauge(
             "failed_starts",
-            "Consecutive leases of one user whose agents ended before they reported; 0 if none did "
+            "Consecutive leases of one user from which no agent reported; 0 if there was none "
             "within an hour.",
         )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
@@ -420,7 +420,7 @@ class Metrics:
         self._backoff.labels(cause).set(seconds)
 
     def failed_starts(self, count: int) -> None:
-        """Set the number of consecutive leases whose agents ended before they reported."""
+        """Set the number of consecutive leases from which no agent reported."""
         self._failed_starts.set(count)
 
     def loop_lag(self, seconds: float) -> None:

@@ -78,21 +78,19 @@ def test_an_old_failure_is_not_reported():
         (
             "",
             [A],
-            "Leases start on n1, and their agents end before they report. The last one: "
-            f"{NO_MODULE}.",
+            f"Leases start on n1, and no agent reports from them. The last one: {NO_MODULE}.",
         ),
         (
             "ann",
             [A, B, A],
-            "Leases as ann start on 2 nodes (n1, n2), and their agents end before they report. "
+            "Leases as ann start on 2 nodes (n1, n2), and no agent reports from them. "
             f"The last one on n1: {NO_MODULE}. 3 failed in a row; the next is requested in 20 s.",
         ),
         (
             "",
             [("failed", f"n{k}") for k in range(5)],
-            "Leases start on 5 nodes (n0, n1, n2 and 2 more), and their agents end before they "
-            f"report. The last one on n4: {NO_MODULE}. 5 failed in a row; the next is requested "
-            "in 80 s.",
+            "Leases start on 5 nodes (n0, n1, n2 and 2 more), and no agent reports from them. "
+            f"The last one on n4: {NO_MODULE}. 5 failed in a row; the next is requested in 80 s.",
         ),
     ],
 )

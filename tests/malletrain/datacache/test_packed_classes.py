@@ -5,6 +5,7 @@ refused with what to do.
 import io
 import sys
 from collections import namedtuple
+from enum import Enum
 from types import ModuleType
 from typing import NamedTuple
 
@@ -156,6 +157,13 @@ def truncated():
     return Image.open(io.BytesIO(file.getvalue()[:-600]))
 
 
+def not_turned():
+    """As a version of PIL loads a TIFF that leaves the orientation in its tags."""
+    image = saved("PNG", exif=orientation(6))
+    image.tag_v2 = {}
+    return image
+
+
 class MyImage(Image.Image):
     """May have anything."""
 
@@ -167,7 +175,7 @@ class MyImage(Image.Image):
             lambda: saved("GIF", save_all=True, append_images=[Image.new("L", (9, 5))]),
             r"several frames; return the frame: image.copy\(\)",
         ),
-        (lambda: saved("TIFF", exif=orientation(6)), "a TIFF file with an orientation"),
+        (not_turned, "a TIFF file with an orientation; return ImageOps"),
         (truncated, "an image that cannot be read"),
         (lambda: Image.new("I;16N", (3, 3)), "of mode 'I;16N'; return image.convert"),
         (MyImage, r"is of type .*MyImage"),
@@ -177,6 +185,13 @@ class MyImage(Image.Image):
 def test_images_that_would_not_come_back_are_refused(made, words):
     with pytest.raises(CannotPackError, match=words):
         pack({"image": made()})
+
+
+def test_a_tiff_with_an_orientation_comes_back_turned():
+    """As PIL loads it."""
+    back = again(saved("TIFF", exif=orientation(6)))
+    turned = ImageOps.exif_transpose(saved("TIFF", exif=orientation(6)))
+    assert ImageOps.exif_transpose(back).size == turned.size == (5, 9)
 
 
 def test_what_of_info_is_no_plain_value_is_left_out():
@@ -190,9 +205,42 @@ def test_what_of_info_is_no_plain_value_is_left_out():
 REASON = "torchvision is no dependency, and its builds fit one version of torch each"
 
 
+class BoundingBoxFormat(Enum):
+    XYXY = "XYXY"
+    CXCYWH = "CXCYWH"
+
+
+class ImitatedTensor(torch.Tensor):
+    def __new__(cls, data):
+        return torch.as_tensor(data).as_subclass(cls)
+
+
+class ImitatedBoxes(torch.Tensor):
+    def __new__(cls, data, *, format, canvas_size, clamping_mode="soft"):
+        boxes = torch.as_tensor(data).as_subclass(cls)
+        boxes.format = BoundingBoxFormat[format] if isinstance(format, str) else format
+        boxes.canvas_size, boxes.clamping_mode = canvas_size, clamping_mode
+        return boxes
+
+
+@pytest.fixture(params=["installed", "imitated"])
+def tv_tensors(request, monkeypatch):
+    """``torchvision.tv_tensors``, or classes with the same attributes."""
+    if request.param == "installed":
+        return pytest.importorskip("torchvision.tv_tensors", reason=REASON)
+    package, module = ModuleType("torchvision"), ModuleType("torchvision.tv_tensors")
+    for name in ("Image", "Mask", "Video"):
+        setattr(module, name, type(name, (ImitatedTensor,), {}))
+    module.BoundingBoxes = type("BoundingBoxes", (ImitatedBoxes,), {})
+    module.BoundingBoxFormat = BoundingBoxFormat
+    package.tv_tensors = module
+    monkeypatch.setitem(sys.modules, "torchvision", package)
+    monkeypatch.setitem(sys.modules, "torchvision.tv_tensors", module)
+    return module
+
+
 @pytest.mark.parametrize("name", ["Image", "Mask", "Video"])
-def test_tensors_of_torchvision_come_back_as_their_class(name):
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors", reason=REASON)
+def test_tensors_of_torchvision_come_back_as_their_class(tv_tensors, name):
     tensor = getattr(tv_tensors, name)(torch.arange(24, dtype=torch.uint8).reshape(2, 3, 2, 2))
     data = bytearray(pack({"image": tensor}))
     back = unpack(data)["image"]
@@ -203,30 +251,29 @@ def test_tensors_of_torchvision_come_back_as_their_class(name):
 
 
 @pytest.mark.parametrize("box_format", ["XYXY", "CXCYWH"])
-def test_boxes_come_back_with_their_format_and_canvas(box_format):
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors", reason=REASON)
-    boxes = tv_tensors.BoundingBoxes(
-        torch.arange(8.0).reshape(2, 4), format=box_format, canvas_size=torch.zeros(30, 40).shape
+@pytest.mark.parametrize("boxes", [0, 2])
+def test_boxes_come_back_with_their_format_and_canvas(tv_tensors, box_format, boxes):
+    sample = tv_tensors.BoundingBoxes(
+        torch.arange(4.0 * boxes).reshape(boxes, 4),
+        format=box_format,
+        canvas_size=torch.zeros(30, 40).shape,
     )
-    for each in (boxes, tv_tensors.wrap(torch.empty(0, 4), like=boxes)):
-        back = again((each, 3))[0]
-        assert type(back) is tv_tensors.BoundingBoxes
-        assert torch.equal(back, each)
-        assert back.__dict__ == each.__dict__
+    back = again((sample, 3))[0]
+    assert type(back) is tv_tensors.BoundingBoxes
+    assert torch.equal(back, sample)
+    assert back.__dict__ == sample.__dict__
+    assert back.format is tv_tensors.BoundingBoxFormat[box_format]
+    assert back.canvas_size == (30, 40)
 
 
-def test_tensors_of_torchvision_that_would_lose_something_are_refused():
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors", reason=REASON)
+def test_tensors_of_torchvision_that_would_lose_something_are_refused(tv_tensors):
     image = tv_tensors.Image(torch.zeros(3, 2, 2))
     image.path = "a.png"
     with pytest.raises(CannotPackError, match="with the attribute path, which would be lost"):
         pack(image)
-
-    class MyImage(tv_tensors.Image):
-        pass
-
-    with pytest.raises(CannotPackError, match=r"MyImage, a class derived from torch\.Tensor"):
-        pack(torch.zeros(3, 2, 2).as_subclass(MyImage))
+    derived = type("MyTensor", (tv_tensors.Image,), {})
+    with pytest.raises(CannotPackError, match=r"MyTensor, a class derived from torch\.Tensor"):
+        pack(torch.zeros(3, 2, 2).as_subclass(derived))
 
 
 def test_without_torchvision_its_tensors_are_an_error_of_values(monkeypatch):

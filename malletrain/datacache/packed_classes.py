@@ -68,10 +68,12 @@ def named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return what a module that is imported already has under a name; None if there is none."""
+    """Return what a module that is imported already has under a name; None if there is none.
+    Modules that import what they are asked for are not asked.
+    """
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        found = getattr(found, "__dict__", {}).get(part)
     return found
 
 

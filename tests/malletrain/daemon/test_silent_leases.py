@@ -33,6 +33,10 @@ def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(t
         assert "has not reported for 5 s" in event.sentence
         assert f"~ann/.local/state/malletrain/leases/{silent}.out" in event.sentence
         assert daemon.daemon.endpoint.rpartition(":")[2] in event.sentence
+        with daemon.client("olga") as client:
+            [failed] = client.status().failed_starts
+        assert f"start on {event.node}, and no agent reports from them." in failed
+        assert event.sentence in failed
         until(
             lambda: [
                 e

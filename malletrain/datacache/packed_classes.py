@@ -48,7 +48,7 @@ def named_tuple_place(value: Any, place: str) -> tuple[str, str]:
             f"{where} whose class cannot be imported by that name; define it at the top level of "
             "a module"
         )
-    if getattr(value, "__dict__", None) or len(value) != len(kind._fields):  # type: ignore[attr-defined]
+    if getattr(value, "__dict__", None) or len(value) != len(value._fields):
         raise CannotPackError(f"{where} with more than its fields; return its fields only")
     return module, name
 
@@ -60,7 +60,8 @@ def named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
         ClassNotImportedError: this process has not imported it, or it has other fields here.
     """
     kind = _imported(module, name)
-    if not isinstance(kind, type) or not is_named_tuple(kind) or kind._fields != fields:  # type: ignore[attr-defined]
+    is_class = isinstance(kind, type) and is_named_tuple(kind)
+    if not is_class or getattr(kind, "_fields", ()) != fields:
         raise ClassNotImportedError(
             f"The named tuple {module}.{name} with the fields {', '.join(fields)} is not imported."
         )
@@ -71,10 +72,10 @@ def _imported(module: str, name: str) -> Any:
     """Return what a module that is imported already has under a name; None if there is none.
     Modules that import what they are asked for are not asked.
     """
-    found: Any = sys.modules.get(module)
+    item: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    return found
+        item = getattr(item, "__dict__", {}).get(part)
+    return item
 
 
 # --- images of PIL ---
@@ -192,8 +193,8 @@ def describe_tv_tensor(tensor: Any, place: str) -> tuple[str, list[Any]]:
         CannotPackError: it has attributes that would be lost.
     """
     name, attributes = type(tensor).__name__, dict(tensor.__dict__)
-    known = _BOX_ATTRIBUTES if name == "BoundingBoxes" else frozenset[str]()
-    if unknown := sorted(attributes.keys() - known):
+    expected = _BOX_ATTRIBUTES if name == "BoundingBoxes" else frozenset[str]()
+    if unknown := sorted(attributes.keys() - expected):
         raise CannotPackError(
             f"{place or 'the sample'} is of type {TV_TENSORS}.{name} with the attribute "
             f"{unknown[0]}, which would be lost; return it beside the tensor"

@@ -136,8 +136,8 @@ def _times(rank: RankTimesView) -> tuple[float | None, ...]:
 
 
 def _median(times: Sequence[float | None]) -> float | None:
-    known = [each for each in times if each is not None]
-    return median(known) if known else None
+    measured = [each for each in times if each is not None]
+    return median(measured) if measured else None
 
 
 def _cell(duration: float | None) -> str:

@@ -183,9 +183,9 @@ def test_a_rule_is_refused_where_the_server_app_starts(monkeypatch):
 
 
 def test_the_help_has_every_option_with_its_default(capsys):
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as end:
         server.main(["--help"])
-    assert left.value.code == 0
+    assert end.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for field in fields(TrainingOptions):
         name = {"folder": "folder", "answer_s": "--answer"}.get(

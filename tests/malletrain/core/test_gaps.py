@@ -65,8 +65,8 @@ def test_failures_close_together_count_once():
 def fail_everywhere(gaps: Gaps, now: float, failure: str) -> None:
     """Leases on all of n1 and n2 that may be had come to nothing."""
     gaps.seen({"n1": (None, "default"), "n2": (None, "default")}, now)
-    asked = gaps.ask({pool("default", ""): 2}, gaps.open((), ("",), now), now)
-    for node in asked.now.get("", ()):
+    requests = gaps.ask({pool("default", ""): 2}, gaps.open((), ("",), now), now)
+    for node in requests.now.get("", ()):
         gaps.refused(node, "", now, failure)
 
 

@@ -151,7 +151,10 @@ class VirtualNodes:
             for node, clients in clients_of.items()
             if clients
         }
-        return {node: future.result() for node, future in futures.items()}
+        results = {node: future.result() for node, future in futures.items()}
+        for failure in (failure for result in results.values() for failure in result.failures):
+            raise RuntimeError(f"The training of client {failure.client} failed: {failure.reason}.")
+        return results
 
     def close(self) -> None:
         """End the threads."""

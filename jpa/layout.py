@@ -348,6 +348,8 @@ class LayoutSearch:
     """Number of nodes of the measurements; 0 before the first."""
     outcome: SearchOutcome | None = None
     """How it ended; None while it goes on."""
+    limit: str = ""
+    """Which layouts are left out from the beginning and why, as a sentence; empty if none is."""
 
     @classmethod
     def of(cls, layouts: Iterable[NodeLayout], config: SearchConfig | None = None) -> LayoutSearch:
@@ -408,12 +410,15 @@ class LayoutSearch:
             return self
         return _next(_with_arm(self, self.current, replace(self.arms[self.current], out=FAILED)))
 
-    def excluding(self, excluded: Callable[[NodeLayout], bool], reason: str) -> LayoutSearch:
+    def excluding(
+        self, excluded: Callable[[NodeLayout], bool], reason: str, limit: str
+    ) -> LayoutSearch:
         """Leave out layouts that are not measured yet. The default stays.
 
         Args:
             excluded: whether a layout is left out.
             reason: why, as words of a table.
+            limit: which are left out and why, as a sentence.
         """
         if self.outcome is not None:
             return self
@@ -421,7 +426,7 @@ class LayoutSearch:
             replace(arm, out=reason) if index and not arm.out and excluded(arm.layout) else arm
             for index, arm in enumerate(self.arms)
         )
-        search = replace(self, arms=arms)
+        search = replace(self, arms=arms, limit=limit)
         return _next(search) if arms[self.current].out else search
 
     def ended(self, reason: str) -> LayoutSearch:
@@ -446,6 +451,7 @@ class LayoutSearch:
             "outcome": [*_numbers(self.outcome.layout), self.outcome.reason]
             if self.outcome
             else None,
+            "limit": self.limit,
         }
 
     @classmethod
@@ -471,6 +477,7 @@ class LayoutSearch:
             float(data["seconds"]),
             int(data["nodes"]),
             SearchOutcome(_layout(outcome[:3]), str(outcome[3])) if outcome else None,
+            str(data.get("limit", "")),  # absent in searches stored before
         )
 
 

@@ -192,8 +192,9 @@ def check(config_file: Path, user: str | None, trial: bool, as_json: bool) -> No
 
     Tested are: the file itself (all its problems at once, with their lines), the state directory,
     whether a daemon runs there already, keys, addresses, the database, the main scheduler, its
-    users (if there are several), the network of the jobs, what a leaving node can hand over in
-    time, allocation, accounting, shares and trainers. Exit code 1 if a test fails.
+    users (if there are several), the network of the jobs, whether agents report from the leases of
+    a running daemon, what a leaving node can hand over in time, allocation, accounting, shares and
+    trainers. Exit code 1 if a test fails.
 
     \b
     Examples:
@@ -291,6 +292,20 @@ def trial_lease(config: Config, user: str | None) -> Iterator[tuple[bool | None,
     yield from try_lease(scavenger, owner)
 
 
+def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
+    """Reports the leases of a running daemon from which no agent reports."""
+    from malletrain.client import ClientError, Connection
+    from malletrain.daemon.site.backends import agent_program
+
+    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
+        for sentence in client.status().failed_starts:
+            yield (
+                False,
+                f"{sentence} Try it on that node as the owner of the lease: "
+                f"{agent_program()[0]} -c 'import malletrain'",
+            )
+
+
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:
     """Checks that plans can start jobs."""
     from malletrain.daemon.site.settings import controller_settings
@@ -382,6 +397,7 @@ MORE_TESTS: tuple[Test, ...] = (
     ("state directory", privacy),
     ("main scheduler", scheduler),
     ("network", network),
+    ("leases", failed_starts),
     ("hand-over", hand_over),
     ("allocation", allocation),
     ("accounting", accounting),

@@ -480,7 +480,10 @@ class AllocationSection(Section):
         description="How long a node is not used on which a job's processes do not start, or "
         "from whose lease no agent reports. If a lease was refused or did not start, "
         "the node is requested again at the next poll, then after 4 s, then after "
-        "twice as long each time, up to this time. Other users may still use it.",
+        "twice as long each time, up to this time. Other users may still use it. If no "
+        "agent reports from three leases in a row of a user, on two nodes or more, no "
+        "lease of this user is requested for 20 s, then for twice as long after each "
+        "further one, up to this time.",
     )
     deadline_weight: float = _key(
         defaults.DEADLINE_WEIGHT,

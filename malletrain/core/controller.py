@@ -294,7 +294,7 @@ class Controller:
         return ()
 
     def _lease_not_taken(self, event: LeaseNotTaken, now: float) -> Iterable[Command]:
-        self.gaps.refused(event.node, event.owner, now)
+        self.gaps.refused(event.node, event.owner, now, event.failure)
         return ()
 
     def _lease_deferred(self, event: LeaseDeferred, now: float) -> Iterable[Command]:
@@ -303,6 +303,8 @@ class Controller:
 
     def _lease_unheard(self, event: LeaseUnheard, now: float) -> Iterable[Command]:
         self.gaps.rejected(event.node, event.owner, now)
+        if event.failure:
+            self.gaps.failed_starts.failed(event.owner, event.node, event.failure, now)
         return ()
 
     # --- jobs ---

@@ -128,10 +128,14 @@ class PricesChanged:
 
 @dataclass(frozen=True)
 class LeaseNotTaken:
-    """A lease requested on ``node`` as ``owner`` was not granted."""
+    """A lease requested on ``node`` as ``owner`` was not granted, or its agent ended before it
+    reported.
+    """
 
     node: str
     owner: str = ""
+    failure: str = ""
+    """Why the agent ended, as words without a full stop; empty if the lease was not granted."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,8 @@ class LeaseUnheard:
 
     node: str
     owner: str = ""
+    failure: str = ""
+    """What most likely keeps the agent from reporting, as words without a full stop."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from allocator import NodeInfo
+from malletrain.core.failed_starts import FailedStarts
 from malletrain.core.pools import class_of, owner_of, pool
 from malletrain.core.settings import ControllerSettings
 from scavenger.backoff import Backoff, doubled_s
@@ -60,6 +61,8 @@ class Gaps:
     """Time after which a request without a lease is forgotten."""
     rejected_s: float = 300.0
     """Time for which a rejected node is not requested."""
+    failed_starts: FailedStarts = field(init=False)
+    """Leases from which no agent reported."""
     _seen: dict[str, NodeInfo] = field(default_factory=dict)
     _requests: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
     """Requested node → (time of the request, information, owner)."""
@@ -74,6 +77,9 @@ class Gaps:
     _by_class: Counter[str] | None = None
     _max_new_leases: float = math.inf
     """Number of leases that may still be requested until the next poll."""
+
+    def __post_init__(self) -> None:
+        self.failed_starts = FailedStarts(self.rejected_s)
 
     def seen(
         self,
@@ -128,10 +134,19 @@ class Gaps:
         self.over(node)
         self._refusals.pop((node, owner), None)
         self._failing.pop(owner, None)
+        self.failed_starts.started(owner, node)
         self._promised.pop(node, None)
 
-    def refused(self, node: str, owner: str, now: float) -> None:
-        """Note that a requested lease was not granted. The time until the next request grows."""
+    def refused(self, node: str, owner: str, now: float, failure: str = "") -> None:
+        """Note that a requested lease was not granted, or that its agent ended before it reported.
+        The time until the next request grows.
+
+        Args:
+            node: node of the lease.
+            owner: user as whom it was requested.
+            now: time, seconds.
+            failure: why the agent ended, as words; empty if the lease was not granted.
+        """
         if node in self._requests and self._requests[node][2] != owner:
             return
         if node in self._requests:
@@ -144,6 +159,8 @@ class Gaps:
                     owner, Backoff(FIRST_OWNER_PAUSE_S, self.rejected_s, 1, TOGETHER_S)
                 )
                 failures.refused(now)
+            if failure:
+                self.failed_starts.failed(owner, node, failure, now)
         self.over(node)
 
     def put_off(self, node: str, owner: str) -> None:
@@ -160,11 +177,15 @@ class Gaps:
         repeatedly.
         """
         failures = self._failing.get(owner)
-        return failures is not None and failures.remaining_s(now) > 0
+        if failures is not None and failures.remaining_s(now) > 0:
+            return True
+        return self.failed_starts.pause_s(owner, now) > 0
 
     def backing_off_s(self, now: float) -> float:
         """Return the seconds until leases are requested again for every owner."""
-        return max((each.remaining_s(now) for each in self._failing.values()), default=0.0)
+        pauses = [each.remaining_s(now) for each in self._failing.values()]
+        pauses += [self.failed_starts.pause_s(owner, now) for owner in self.failed_starts.owners]
+        return max(pauses, default=0.0)
 
     def rejected(self, node: str, owner: str, now: float) -> None:
         """Do not request ``node`` as ``owner`` for ``rejected_s``."""

@@ -20,7 +20,8 @@ from typing import Any
 
 from malletrain.datacache.counts import COUNT_NAMES, SLOTS, ReadCounts, SharedCounts
 from malletrain.datacache.members import Members, members_file
-from malletrain.datacache.packing import CannotPackError, pack
+from malletrain.datacache.packed_classes import CannotPackError
+from malletrain.datacache.packing import pack
 from malletrain.datacache.peers import SamplePeers
 from malletrain.datacache.prefetching import SamplePrefetcher
 from malletrain.datacache.reader import SampleReader
@@ -35,10 +36,11 @@ from malletrain.datacache.store import (
     file_name,
     private_data_folder,
     remove_unused,
+    size_reason,
 )
 from malletrain.memory.folder import SHARED_MEMORY, bound
 from malletrain.protocol import env
-from malletrain.protocol.sizes import share_or_size
+from malletrain.protocol.sizes import share_or_size, shown
 from malletrain.protocol.worker_channel import DataCacheFacts
 from malletrain.training.report import send, tell
 from malletrain.training.sampler import ElasticSampler
@@ -56,8 +58,9 @@ class DataCache:
     A sample that is not in memory is read from ``dataset``. The result is the same as without the
     cache, whatever happens to a node; ``malletrain show`` says how much was read from where.
 
-    Samples are tensors, arrays, PIL images, numbers, texts and bytes, in tuples, lists and dicts.
-    They are cached as ``dataset`` returns them: random augmentations belong into ``transform``.
+    Samples are tensors, arrays, PIL images, numbers, texts and bytes, in tuples, named tuples,
+    lists and dicts. They are cached as ``dataset`` returns them: random augmentations belong into
+    ``transform``.
 
     Args:
         dataset: the data set, with ``__len__`` and ``__getitem__``. ``dataset[i]`` must be the same
@@ -116,8 +119,8 @@ class DataCache:
         except CannotPackError as error:
             self._say_uncached(
                 f"its samples cannot be packed: {error}. Samples are tensors, arrays, images of "
-                "PIL, numbers, texts and bytes, in tuples, lists and dicts. Let the data set "
-                "return these, and make other objects in DataCache(transform=...)."
+                "PIL, numbers, texts and bytes, in tuples, named tuples, lists and dicts. Let the "
+                "data set return these, and make other objects in DataCache(transform=...)."
             )
             return
         name = self._identity.name
@@ -141,6 +144,13 @@ class DataCache:
                 "random augmentations: move them to DataCache(transform=...)."
             )
             return
+        if store.size < most:
+            tell(
+                f"The data cache {name!r} has {shown(store.size)} of this node's memory, and not "
+                f"{shown(most)}: samples that do not fit are read from the data set each time. "
+                f"{size_reason(folder, most)}",
+                once=f"data cache {name} is smaller",
+            )
         self._folder, self._store = folder, store
         self._counts = SharedCounts(folder)
         atexit.register(_at_exit, weakref.ref(self), os.getpid())

@@ -76,16 +76,33 @@ def _remove_dead(folder: Path) -> None:
 
 
 class SharedCounts:
-    """The counts of one rank. ``folder``: folder in shared memory for their file."""
+    """The counts of one rank. ``folder``: folder in shared memory for their file. If it is full,
+    the reads of processes that are spawned are not counted.
+    """
 
     def __init__(self, folder: Path) -> None:
         _remove_dead(folder)
-        self._file, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
-        os.truncate(self._file, SLOTS * _SLOT_BYTES)
-        self._map = mmap.mmap(self._file, SLOTS * _SLOT_BYTES)
-        self.path = Path(name)
-        self._owner = os.getpid()
+        self._owner, size = os.getpid(), SLOTS * _SLOT_BYTES
+        prefix = f"{_PREFIX}{self._owner}-"
+        try:
+            self._file, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+            self.path = Path(name)
+            # Without pages of its own, a write into the map would end this process (SIGBUS) when
+            # the disk is full.
+            os.posix_fallocate(self._file, 0, size)
+            self._map = mmap.mmap(self._file, size)
+        except OSError:
+            self._drop_file(folder / f"{prefix}none")
         self._use_lock_of_this_process()
+
+    def _drop_file(self, path: Path) -> None:
+        """Count in memory that forked processes share. ``path``: a path at which no file is."""
+        file = getattr(self, "_file", -1)
+        if file >= 0:
+            os.close(file)
+            self.path.unlink(missing_ok=True)
+        self.path, self._file = path, -1
+        self._map = mmap.mmap(-1, SLOTS * _SLOT_BYTES)
 
     def __getstate__(self) -> dict[str, object]:
         return {"path": self.path}

@@ -1,9 +1,12 @@
-"""Samples as bytes: tensors, arrays, images, numbers, texts and bytes, in tuples, lists and dicts.
+"""Samples as bytes: tensors, arrays, images, numbers, texts and bytes, in tuples, named tuples,
+lists and dicts.
 
 Decides the format. A packed sample is a description (msgpack) and after it the bytes of each array,
 aligned so that an array can be used where it lies. Nothing is executed when a sample is unpacked,
-unlike with pickle. Types other than these cannot be packed: the cache would return another type
-than the data set.
+unlike with pickle: a class that a sample names is looked for in the modules that are imported
+already. Types other than these cannot be packed: the cache would return another type than the data
+set. What is packed of a class of another package is decided in
+:mod:`malletrain.datacache.packed_classes`.
 """
 
 from __future__ import annotations
@@ -15,18 +18,25 @@ from typing import Any
 
 import msgspec
 
+from malletrain.datacache.packed_classes import (
+    CannotPackError,
+    describe_image,
+    describe_tv_tensor,
+    is_image,
+    is_named_tuple,
+    is_tv_tensor,
+    named_tuple_class,
+    named_tuple_place,
+    rebuild_image,
+    rebuild_tv_tensor,
+)
+
 ALIGN = 16
 """Alignment of arrays within a packed sample, and of packed samples in memory, bytes."""
 _HEAD = struct.Struct("<I")
-_IMAGE_MODES = frozenset(("1", "L", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "LA"))
-"""Modes of PIL images that are described by mode, size and pixels alone."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
-
-
-class CannotPackError(TypeError):
-    """A sample has a part of a type that cannot be packed; the message says which."""
 
 
 def pack(sample: Any) -> bytes:
@@ -63,7 +73,7 @@ def unpack(data: Any) -> Any:
         data: a buffer with the result of :func:`pack`, writable if tensors are to be.
 
     Raises:
-        ValueError: the bytes are no packed sample.
+        ValueError: the bytes are no packed sample, or one with a class that is not imported here.
     """
     view = memoryview(data).cast("B")
     try:
@@ -95,14 +105,40 @@ def _describe(value: Any, add: Any, place: str) -> list[Any]:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and kind is torch.Tensor:
         return _describe_tensor(torch, value, add, place)
+    if is_named_tuple(kind):
+        origin, fields = named_tuple_place(value, place), value._fields
+        pairs = zip(fields, value, strict=True)
+        parts = [_describe(part, add, f"{place}.{name}") for name, part in pairs]
+        return ["c", *origin, list(fields), parts]
+    if is_tv_tensor(kind):
+        plain = _describe_tensor(torch, value.as_subclass(torch.Tensor), add, place)
+        return ["k", *describe_tv_tensor(value, place), plain]
+    if torch is not None and isinstance(value, torch.Tensor):
+        raise CannotPackError(
+            f"{_cannot(value, place or 'the sample')}, a class derived from torch.Tensor that may "
+            "have attributes of its own; return a plain tensor: tensor.as_subclass(torch.Tensor)"
+        )
     if numpy is not None and kind is numpy.ndarray and value.dtype.kind in "biufc":
         flat = numpy.ascontiguousarray(value).reshape(-1)
         return ["n", value.dtype.str, list(value.shape), *add(flat.view(numpy.uint8))]
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
         return ["s", value.dtype.str, *add(value.tobytes())]
-    if kind.__module__ == "PIL.Image" and kind.__name__ == "Image" and value.mode in _IMAGE_MODES:
-        return ["i", value.mode, list(value.size), *add(value.tobytes())]
+    if is_image(kind):
+        facts, pixels = describe_image(value, place or "the sample", _is_plain)
+        return ["p", *facts, *add(pixels)]
     raise _cannot(value, place or "the sample")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be packed without bytes of its own: numbers, texts, and those in tuples,
+    lists and dicts.
+    """
+    kind = type(value)
+    if kind in (tuple, list):
+        return all(map(_is_plain, value))
+    if kind is int:
+        return -(2**63) <= value < 2**64
+    return value is None or kind in (bool, float, str, bytes)
 
 
 def _describe_tensor(torch: Any, value: Any, add: Any, place: str) -> list[Any]:
@@ -139,6 +175,11 @@ def _rebuild(head: Sequence[Any], data: memoryview) -> Any:
         return [_rebuild(part, data) for part in head[1]]
     if tag == "d":
         return {key: _rebuild(part, data) for key, part in head[1]}
+    if tag == "c":
+        made = named_tuple_class(head[1], head[2], tuple(head[3]))
+        return tuple.__new__(made, [_rebuild(part, data) for part in head[4]])
+    if tag == "k":
+        return rebuild_tv_tensor(head[1], head[2], _rebuild(head[3], data))
     offset, length = head[-2:]
     piece = data[offset : offset + length]
     if len(piece) != length:
@@ -152,10 +193,8 @@ def _rebuild(head: Sequence[Any], data: memoryview) -> Any:
         return torch.frombuffer(piece, dtype=dtype).reshape(shape)
     if tag == "b":
         return bytearray(piece) if head[1] else bytes(piece)
-    if tag == "i":
-        from PIL import Image
-
-        return Image.frombytes(head[1], tuple(head[2]), bytes(piece))
+    if tag == "p":
+        return rebuild_image(head[1:-2], bytes(piece))
     import numpy
 
     if tag == "n":

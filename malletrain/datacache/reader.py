@@ -14,7 +14,8 @@ from typing import Any
 from malletrain.datacache.counts import ReadCounts
 from malletrain.datacache.members import Members
 from malletrain.datacache.owners import owners
-from malletrain.datacache.packing import CannotPackError, pack, unpack
+from malletrain.datacache.packed_classes import CannotPackError, ClassNotImportedError
+from malletrain.datacache.packing import pack, unpack
 from malletrain.datacache.peers import SamplePeers
 from malletrain.datacache.store import NodeStore
 
@@ -152,8 +153,9 @@ class SampleReader:
     def _say_unpacked(self, sample: int, error: CannotPackError) -> None:
         self._tell(
             f"Sample {sample} is not cached, and others like it: {error}. Samples are tensors, "
-            "arrays, images of PIL, numbers, texts and bytes, in tuples, lists and dicts. Let the "
-            "data set return these, and make other objects in DataCache(transform=...).",
+            "arrays, images of PIL, numbers, texts and bytes, in tuples, named tuples, lists and "
+            "dicts. Let the data set return these, and make other objects in "
+            "DataCache(transform=...).",
             f"data cache packs not {error}",
         )
 
@@ -168,6 +170,21 @@ class SampleReader:
                 values.append(self._dataset[sample] if sample in repeated else read[sample])
             else:
                 data = packed[sample]
-                values.append(unpack(bytearray(data) if sample in repeated else data))
+                own = bytearray(data) if sample in repeated else data
+                values.append(self._unpacked(sample, own))
             repeated.add(sample)
         return values
+
+    def _unpacked(self, sample: int, data: Any) -> Any:
+        """Return a sample from its packed bytes; from the data set if this process has not imported
+        a class of it. Then reading it there imports the class.
+        """
+        try:
+            return unpack(data)
+        except ClassNotImportedError as error:
+            self._tell(
+                f"Sample {sample} is read from the data set although it is in memory, and others "
+                f"like it: {error}",
+                f"data cache unpacks not {error}",
+            )
+            return self._dataset[sample]

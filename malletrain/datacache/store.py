@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from malletrain.datacache.packing import ALIGN
-from malletrain.memory.folder import LOCK_PAUSE_S, available
+from malletrain.memory.folder import LOCK_PAUSE_S, SHARED_MEMORY, available
 from malletrain.protocol.sizes import shown
 
 _HEADER = struct.Struct("<8sQQQI")
@@ -54,6 +54,10 @@ BLOCKED_S = 60.0
 """Time for which nothing is written after a lock was not had, seconds."""
 _MAX_INDEX_SHARE = 0.25
 """Maximum part of the memory that the index may take."""
+SHARED_RESERVE = 0.25
+"""Part of ``/dev/shm`` that stores leave free. Batches of loader workers, exchanges between
+processes and snapshots lie there too, and a process that finds it full is killed (SIGBUS).
+"""
 SUFFIX = ".samples"
 
 
@@ -135,12 +139,14 @@ class NodeStore:
         """Memory for samples, bytes."""
         self._start: int = start
         self._size: int = size
+        """Size of the file, bytes."""
         prot = mmap.PROT_READ | mmap.PROT_WRITE
         self._map = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=prot)
         self._view = memoryview(self._map)
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._checked_at = 0
+        self._check_bytes = min(_CHECK_BYTES, size // 64)
         self._failed = ""
         self._refused = False
         """Whether a sample did not fit."""
@@ -211,6 +217,11 @@ class NodeStore:
             self._map, HEADER_BYTES + sample * ENTRY.size
         )
         return entry
+
+    @property
+    def size(self) -> int:
+        """Memory that was set apart for it, its index included, bytes."""
+        return self._size
 
     @property
     def used(self) -> int:
@@ -288,9 +299,12 @@ class NodeStore:
         if end > self._size:
             self._refused = True
             return False
-        if end - self._checked_at > _CHECK_BYTES:
+        if end - self._checked_at > self._check_bytes:
             if available() < _CHECK_BYTES:
                 self._failed = "the node's free memory is used up"
+                return False
+            if not shared_memory_left(self.path.parent):
+                self._failed = "the node's shared memory is used up, except for a reserve"
                 return False
             self._checked_at = end
         # A kill between the lines below leaves room without a sample, or one with a wrong sum.
@@ -344,9 +358,11 @@ def _create(path: Path, data: DataSetIdentity, memory: int) -> None:
     start = -(-(HEADER_BYTES + data.length * ENTRY.size) // HEADER_BYTES) * HEADER_BYTES
     size = min(memory, _free_for(path.parent, memory))
     if size < start / _MAX_INDEX_SHARE:
+        reason = f" {size_reason(path.parent, memory)}" if size < memory else ""
         raise NoMemoryForDataError(
             f"The data cache {data.name!r} would get {shown(max(0, size))} of this node's memory. "
             f"For {data.length} samples it needs {shown(int(start / _MAX_INDEX_SHARE))} at least."
+            f"{reason}"
         )
     file, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
@@ -392,8 +408,38 @@ def _free(folder: Path) -> int:
         except OSError:
             continue
         promised += max(0, status.st_size - status.st_blocks * 512)
+    return min(shared_memory_left(folder), available()) - promised
+
+
+def shared_memory_left(folder: Path) -> int:
+    """Return what stores in ``folder`` may still take of its file system, bytes: all that is free
+    there, on ``/dev/shm`` without :data:`SHARED_RESERVE`.
+    """
     stats = os.statvfs(folder)
-    return min(stats.f_bavail * stats.f_frsize, available()) - promised
+    free = stats.f_bavail * stats.f_frsize
+    if _in_shared_memory(folder):
+        free -= int(SHARED_RESERVE * stats.f_blocks * stats.f_frsize)
+    return max(0, free)
+
+
+def size_reason(folder: Path, memory: int) -> str:
+    """Return why a store in ``folder`` has less than ``memory`` bytes, as a sentence."""
+    stats = os.statvfs(folder)
+    total = stats.f_blocks * stats.f_frsize
+    if _in_shared_memory(folder) and total * (1.0 - SHARED_RESERVE) < memory:
+        return (
+            f"{SHARED_MEMORY} of this node has {shown(total)}, and a fourth of it stays free for "
+            "loader workers, exchanges and snapshots. In a container, make it larger (docker run "
+            "--shm-size), or use that of the host (--ipc=host)."
+        )
+    return "That was free, or set apart by another process, when its store was created."
+
+
+def _in_shared_memory(folder: Path) -> bool:
+    try:
+        return folder.stat().st_dev == SHARED_MEMORY.stat().st_dev
+    except OSError:
+        return False
 
 
 def _modified(path: Path) -> float:

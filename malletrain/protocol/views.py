@@ -33,7 +33,8 @@ class RankTimesView(View, frozen=True):
 class StepTimesView(View, frozen=True):
     """Where the time of a job's steps goes. ``shares``: part of a step → its share, over all ranks;
     the parts are data, computing, others (waiting for other ranks), transfer and snapshot.
-    ``advice``: a sentence or two. ``ranks``: at most 64, those that come last to exchanges.
+    ``advice``: a sentence or two. ``ranks``: at most 64, those that come last to exchanges;
+    ``rank_count``: the number of all measured ranks, 0 from a daemon that does not say it.
     ``cause``: what delays the steps most, a value of
     :class:`malletrain.core.step_times.Bottleneck`; empty if the measurement is older than this
     field.
@@ -44,6 +45,7 @@ class StepTimesView(View, frozen=True):
     advice: str
     ranks: tuple[RankTimesView, ...] = ()
     cause: str = ""
+    rank_count: int = 0
 
 
 class RateView(View, frozen=True):
@@ -496,6 +498,10 @@ class StatusView(View, frozen=True):
     """For operators: problems of the list of users, a sentence each."""
     nodes_farming: int = 0
     """Number of the nodes with a job whose job is a farm; ``nodes_training`` has the others."""
+    failed_starts: tuple[str, ...] = ()
+    """For operators: leases from which no agent reports, and why, as sentences; one entry for each
+    user with such leases.
+    """
 
 
 class UsageView(View, frozen=True):

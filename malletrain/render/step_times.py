@@ -4,12 +4,13 @@ the columns. The advice is the daemon's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from malletrain.protocol.views import JobDetail, RankTimesView, RateView
+from malletrain.protocol.views import JobDetail, RankTimesView, RateView, StepTimesView
 from malletrain.render.columns import Column, FittedTable
 from malletrain.render.text import plain
 
@@ -30,7 +31,11 @@ HEADS = {
 }
 """Part of a step → head of its column."""
 MAX_SHOWN_RANKS = 8
-"""Maximum number of ranks with a line of their own."""
+"""Maximum number of ranks of which each has a line. Of more, some have one."""
+LAST_RANKS, FIRST_RANKS = 5, 2
+"""Of more ranks: the number of lines for those that come last to exchanges, and for those that come
+first.
+"""
 
 
 def step_times(detail: JobDetail) -> list[RenderableType]:
@@ -45,10 +50,33 @@ def step_times(detail: JobDetail) -> list[RenderableType]:
     measured = [rate for rate in detail.rates if rate.steps is not None]
     if len(measured) > 1:
         parts.append(_by_scale(measured))
-    ranks = detail.steps.ranks
-    if 1 < len(ranks) <= MAX_SHOWN_RANKS:
-        parts.append(_by_rank(ranks))
+    parts += _ranks(detail.steps)
     return parts
+
+
+def _ranks(steps: StepTimesView) -> list[RenderableType]:
+    """Returns a line for each of a few ranks. Of more it returns a sentence, and lines for those
+    that delay the others most, for those that wait longest for them, and for the median.
+    """
+    ranks, count = steps.ranks, max(steps.rank_count, len(steps.ranks))
+    if count < 2:
+        return []
+    if count <= MAX_SHOWN_RANKS:
+        return [_by_rank(ranks)]
+    exchanges = any(rank.exchange_s is not None for rank in ranks)
+    last_first = sorted(ranks, key=lambda rank: (rank.exchange_s or 0.0, -(rank.data_s or 0.0)))
+    last = "come last to exchanges" if exchanges else "wait longest for data"
+    first = "come first" if exchanges else "wait shortest"
+    if count > len(ranks):  # the others are not known
+        shown = last_first[: LAST_RANKS + FIRST_RANKS]
+        text = f"Of {count:,} ranks the {len(shown)} that {last}:"
+        return [Text(f"\n{text}"), _by_rank(shown)]
+    text = (
+        f"Of {count:,} ranks the {LAST_RANKS} that {last}, the {FIRST_RANKS} that {first}, and "
+        "the median of all:"
+    )
+    shown = [*last_first[:LAST_RANKS], *last_first[-FIRST_RANKS:]]
+    return [Text(f"\n{text}"), _by_rank(shown, median_of=ranks)]
 
 
 def sentence(shares: Mapping[str, float]) -> str:
@@ -80,9 +108,11 @@ def _by_scale(rates: list[RateView]) -> FittedTable:
     return made
 
 
-def _by_rank(ranks: tuple[RankTimesView, ...]) -> FittedTable:
-    """Returns a line for each rank. The time in exchanges is the wait for other ranks and the
-    transfer.
+def _by_rank(
+    ranks: Sequence[RankTimesView], median_of: Sequence[RankTimesView] = ()
+) -> FittedTable:
+    """Returns a line for each rank, and one for the median of others if there are any. The time in
+    exchanges is the wait for other ranks and the transfer.
     """
     made = FittedTable(
         Column("RANK", right=True),
@@ -94,14 +124,24 @@ def _by_rank(ranks: tuple[RankTimesView, ...]) -> FittedTable:
         Column("SNAPSHOTS", right=True, drop=3),
     )
     for rank in ranks:
-        parts = (rank.data_s, rank.computing_s, rank.exchange_s, rank.snapshot_s)
-        made.add_row(
-            str(rank.rank),
-            plain(rank.node),
-            seconds(rank.step_s),
-            *("" if part is None else seconds(part) for part in parts),
-        )
+        made.add_row(str(rank.rank), plain(rank.node), *map(_cell, _times(rank)))
+    if median_of:
+        columns = zip(*map(_times, median_of), strict=True)
+        made.add_row("median", "", *(_cell(_median(column)) for column in columns))
     return made
+
+
+def _times(rank: RankTimesView) -> tuple[float | None, ...]:
+    return rank.step_s, rank.data_s, rank.computing_s, rank.exchange_s, rank.snapshot_s
+
+
+def _median(times: Sequence[float | None]) -> float | None:
+    measured = [each for each in times if each is not None]
+    return median(measured) if measured else None
+
+
+def _cell(duration: float | None) -> str:
+    return "" if duration is None else seconds(duration)
 
 
 def seconds(duration: float) -> str:

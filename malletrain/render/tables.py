@@ -246,6 +246,8 @@ def headline(status: StatusView) -> Text:
         line.append(f"\n{plain(status.restraint)}", "yellow")
     for problem in status.users_problems:
         line.append(f"\n{plain(problem)}", "red")
+    for failure in status.failed_starts:
+        line.append(f"\n{plain(failure)}", "red")
     if status.handler_failures:
         line.append(f"\n{plain(status.handler_failures)}", "red")
     if status.poll_error:

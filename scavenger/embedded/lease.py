@@ -127,7 +127,7 @@ class LeaseProcess:
             self.reason = (
                 "its command ended"
                 if self.exit_status == 0
-                else f"its command ended with {describe_exit(self.exit_status)}; see "
+                else f"its command failed with {describe_exit(self.exit_status)}; see "
                 f"leases/{self.id}/{LEASE_LOG}"
             )
 

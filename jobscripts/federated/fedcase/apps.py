@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -13,11 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedcase.clients import ClientResult
 from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.local_training import LocalOptions, train_clients
 from fedcase.node_cache import NodeCache
 from fedcase.options import TrainingOptions
-from fedcase.ratio import RULES
+from fedcase.rules import made_rule
 from fedcase.state import StateFolder
 from fedcase.strategy import FedCaSe, reply_record
 from fedcase.task import Task, load_task
@@ -31,6 +33,7 @@ client = ClientApp()
 def serve(grid: Grid, context: Context) -> None:
     """Make rounds until as many count as the options say."""
     options = TrainingOptions.read(Path(str(context.run_config["options"])))
+    rule = made_rule(options.rule)
     task = load_task(options.task, options.task_options)
     with StateFolder(Path(options.folder)) as folder:
         state = folder.load()
@@ -38,7 +41,7 @@ def serve(grid: Grid, context: Context) -> None:
             counts = list(task.sample_counts())
             state = new_state(task.initial_arrays(), counts, Random(options.seed))
             folder.save(state)
-        coordinator = Coordinator(state, RULES[options.rule](), options.clients)
+        coordinator = Coordinator(state, rule, options.clients)
 
         def measure(_number: int, arrays: ArrayRecord) -> MetricRecord:
             return MetricRecord(
@@ -80,15 +83,20 @@ def train(message: Message, context: Context) -> Message:
         memory.cached(),
         memory.used(),
         memory.memory,
-        _hot_bytes(task, counts, options.cache_share) if memory.memory else 0,
+        _hot_bytes(task, counts, options.cache_share, result.results) if memory.memory else 0,
+        result.failures,
     )
     print(f"{result.reads.hits} reads from memory, {result.reads.source_reads} from the source")
     return Message(reply_record(result.arrays, result.results, report), reply_to=message)
 
 
-def _hot_bytes(task: Task, counts: Any, share: float) -> int:
-    """Return about how much memory the hot samples of all clients take, bytes."""
-    sample = len(pickle.dumps(task.dataset(0)[0]))
+def _hot_bytes(task: Task, counts: Any, share: float, results: Sequence[ClientResult]) -> int:
+    """Return about how much memory the hot samples of all clients take, bytes, from a sample of a
+    client that has just trained; 0 if none has.
+    """
+    if not results:
+        return 0
+    sample = len(pickle.dumps(task.dataset(results[0].client)[0]))
     return int(sample * sum(round(count * share) for count in counts))
 
 

@@ -46,6 +46,15 @@ class ClientResult:
     """Duration of the training, reads included, seconds."""
 
 
+@dataclass(frozen=True)
+class ClientFailure:
+    """A training of one client in one round that raised."""
+
+    client: int
+    reason: str
+    """What went wrong, in one line."""
+
+
 def after_round(record: ClientRecord, result: ClientResult, number: int) -> ClientRecord:
     """Return the record of a client that was averaged in round ``number``."""
     speed = result.samples / result.seconds if result.seconds > 0 else record.samples_per_s

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcase.clients import ClientResult, after_round
+from fedcase.clients import ClientFailure, ClientResult, after_round
 from fedcase.placement import place
 from fedcase.ratio import RatioRule, reward_of
 from fedcase.rounds import ClientState, FederatedRound, NodeAttempt, RoundError
@@ -30,7 +30,7 @@ class NodeReport:
     """What a node reports with a result."""
 
     results: tuple[ClientResult, ...]
-    """One for each client of the attempt."""
+    """One for each client of the attempt whose training did not fail."""
     cached: frozenset[int]
     """Clients whose hot samples are in the node's memory."""
     used_bytes: int = 0
@@ -39,6 +39,8 @@ class NodeReport:
     """Memory that they may take there, bytes."""
     hot_bytes: int = 0
     """Memory that the hot samples of all clients would take, bytes."""
+    failures: tuple[ClientFailure, ...] = ()
+    """One for each other client of the attempt."""
 
 
 def filled_share(reports: Iterable[NodeReport]) -> float:
@@ -77,6 +79,8 @@ class Coordinator:
         """Whether the round has the share that the rule chose."""
         self._reports: list[NodeReport] = []
         self._drawn_again = 0
+        self._reasons: dict[int, str] = {}
+        """Client whose training failed in this round → the newest reason."""
 
     @property
     def round(self) -> FederatedRound:
@@ -111,12 +115,13 @@ class Coordinator:
         experienced = sum(self.state.records[client].experienced for client in clients)
         self._rule_decided = experienced == round(len(clients) * self._share)
         self._round = FederatedRound(self.state.round + 1, clients, self._most_failures)
-        self._reports, self._drawn_again = [], 0
+        self._reports, self._drawn_again, self._reasons = [], 0, {}
         return self._round
 
     def assign(self, nodes: Sequence[int]) -> list[NodeAttempt]:
         """Give the drawn clients to the present nodes. Returns an attempt for each node that gets
-        some; without nodes, none.
+        some; without nodes, none. A client whose training failed in this round gets an attempt of
+        its own: if it ends its process, it ends no other training.
         """
         drawn = self.round.of(ClientState.DRAWN)
         if not drawn or not nodes:
@@ -126,27 +131,47 @@ class Coordinator:
         for attempt in self.round.open_attempts:
             work = sum(self.state.records[client].samples for client in attempt.clients)
             load[attempt.node] = load.get(attempt.node, 0) + work
-        clients_of: dict[int, list[int]] = {}
+        clients_of: dict[tuple[int, int | None], list[int]] = {}
         for client, node in place(samples, nodes, self.cached, load).items():
-            clients_of.setdefault(node, []).append(client)
-        return [self.round.send(node, clients) for node, clients in clients_of.items()]
+            alone = client if self.round.failures(client) else None
+            clients_of.setdefault((node, alone), []).append(client)
+        return [self.round.send(node, clients) for (node, _), clients in clients_of.items()]
 
     def accept(self, attempt: NodeAttempt, report: NodeReport) -> bool:
-        """Note the result of an attempt. Returns whether it counts: it does not if the attempt was
-        given up, or if it is not that of exactly its clients, which then count as failed.
+        """Note the result of an attempt. Returns whether clients of it are to be averaged. None are
+        if the attempt was given up, if the training of each failed, or if the result is not that
+        of exactly its clients, which then count as failed.
         """
-        if sorted(result.client for result in report.results) != sorted(attempt.clients):
-            self.round.fail(attempt.number)
+        failed = {failure.client: failure.reason for failure in report.failures}
+        reported = [*(result.client for result in report.results), *failed]
+        if sorted(reported) != sorted(attempt.clients):
+            self.fail(attempt, "the node's reply is not that of its clients")
             return False
-        if not self.round.result(attempt.number):
+        if not self.round.result(attempt.number, failed):
             return False
+        self._reasons.update(failed)
         self._reports.append(report)
         self._newest[attempt.node] = report
-        return True
+        return bool(report.results)
 
-    def fail(self, attempt: NodeAttempt) -> None:
-        """Note that an attempt ended with an error."""
+    def fail(self, attempt: NodeAttempt, reason: str) -> None:
+        """Note that an attempt ended with an error. ``reason``: why, as words."""
+        self._reasons.update(dict.fromkeys(attempt.clients, reason))
         self.round.fail(attempt.number)
+
+    def failure(self, client: int) -> str:
+        """Return how often the training of a client failed in this round and why, as a sentence;
+        empty if it did not, or not at its last attempt.
+        """
+        count, state = self.round.failures(client), self.round.states[client]
+        if not count or state is ClientState.AVERAGED:
+            return ""
+        is_dropped = state is ClientState.DROPPED
+        after = "it is left out of the round" if is_dropped else "it is tried again"
+        return (
+            f"Round {self.round.number}: the training of client {client} failed ({count} of "
+            f"{self._most_failures} times; {after}): {self._reasons[client]}."
+        )
 
     def lose(self, attempt: NodeAttempt) -> None:
         """Note that the result of an attempt will not come, through no fault of its clients."""
@@ -182,7 +207,8 @@ class Coordinator:
         if not results:
             raise RoundError(
                 f"No client of round {self.round.number} could be averaged: the training of each "
-                f"failed {self._most_failures} times. The log of a node says why."
+                f"failed {self._most_failures} times. The last failure of client "
+                f"{max(self._reasons)}: {self._reasons[max(self._reasons)]}."
             )
         state = self.state
         loss = sum(r.loss * r.samples for r in results) / sum(r.samples for r in results)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+LACKS = 3
+"""Exit code of the search for a package that is not there."""
+_SEARCH = f"""
+import importlib.util, sys
+sys.exit(0 if importlib.util.find_spec(sys.argv[1]) else {LACKS})
+"""
 
 
 class FlowerMissingError(RuntimeError):
@@ -32,6 +40,21 @@ def program(name: str, folder: str = "") -> str:
         f"{name} is not in {places[0]}. Install Flower into an environment of its own "
         "(pip install -e 'jobscripts/federated[flower]') and name it: --flower ENVIRONMENT/bin"
     )
+
+
+def lacks(program_path: str, package: str) -> str:
+    """Return the environment of one of Flower's programs if its Python does not have ``package``;
+    empty if it does, or if its Python is not known.
+
+    Args:
+        program_path: path of the program.
+        package: name of a package, as it is imported.
+    """
+    python = Path(program_path).parent / "python"
+    if not python.exists():
+        return ""
+    done = subprocess.run([str(python), "-c", _SEARCH, package], capture_output=True, check=False)
+    return str(python.parent.parent) if done.returncode == LACKS else ""
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

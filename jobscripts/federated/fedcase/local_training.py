@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedcase.clients import ClientResult
+from fedcase.clients import ClientFailure, ClientResult
 from fedcase.hot_samples import plan_epoch
 from fedcase.node_cache import ReadAccount
 from fedcase.task import Arrays, Task
@@ -56,8 +57,11 @@ class NodeResult:
     """The clients of one node, averaged by their numbers of samples."""
 
     arrays: Arrays
+    """The average; without arrays if the training of each failed."""
     results: tuple[ClientResult, ...]
     reads: ReadAccount
+    failures: tuple[ClientFailure, ...] = ()
+    """The other clients."""
 
 
 def train_clients(
@@ -69,7 +73,8 @@ def train_clients(
     options: LocalOptions,
     clock: Callable[[], float] = time.perf_counter,
 ) -> NodeResult:
-    """Train clients in turn, each from the same model.
+    """Train clients in turn, each from the same model. A client whose training raises is left out;
+    its traceback is printed.
 
     Args:
         task: what is trained.
@@ -83,10 +88,16 @@ def train_clients(
     total: dict[str, Any] = {}
     weight = 0
     results: list[ClientResult] = []
+    failures: list[ClientFailure] = []
     reads = ReadAccount()
     for client in clients:
         begin = clock()
-        after, loss, samples, account = _train(task, arrays, client, number, cache, options)
+        try:
+            after, loss, samples, account = _train(task, arrays, client, number, cache, options)
+        except Exception as error:  # a failing client must cost no other one its training
+            traceback.print_exc()
+            failures.append(ClientFailure(client, reason_of(error)))
+            continue
         results.append(ClientResult(client, samples, loss, clock() - begin))
         reads.add(account)
         for name, array in after.items():
@@ -97,7 +108,18 @@ def train_clients(
         name: (array / weight).astype(np.asarray(arrays[name]).dtype)
         for name, array in total.items()
     }
-    return NodeResult(averaged, tuple(results), reads)
+    return NodeResult(averaged, tuple(results), reads, tuple(failures))
+
+
+MAX_REASON = 300
+"""Maximum length of a reason, characters."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what went wrong, in one line: the kind of the error and its message."""
+    words = " ".join(str(error).split()).rstrip(".")
+    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
 
 
 def _train(

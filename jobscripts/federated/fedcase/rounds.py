@@ -3,12 +3,12 @@
 A client is drawn, trains on a node and is averaged. If its node is lost or its training fails it is
 drawn again, for another node. What a node reports counts as a whole or not at all: a result belongs
 to an attempt, and that of an attempt that was given up is refused. So no client is averaged twice
-or in part.
+or in part. A result may name clients whose training failed; the others of the attempt are averaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -107,14 +107,16 @@ class FederatedRound:
         self._attempts[attempt.number] = attempt
         return attempt
 
-    def result(self, number: int) -> bool:
+    def result(self, number: int, failed: Collection[int] = ()) -> bool:
         """Note that the result of an attempt has arrived whole. Returns whether it counts; if the
-        attempt was given up, it does not.
+        attempt was given up, it does not. ``failed``: the clients of the attempt whose training
+        failed.
         """
         attempt = self._attempts.pop(number, None)
         if attempt is None:
             return False
-        self._move(attempt.clients, ClientEvent.RESULT)
+        self._move([c for c in attempt.clients if c not in failed], ClientEvent.RESULT)
+        self._fail([c for c in attempt.clients if c in failed])
         return True
 
     def fail(self, number: int) -> list[int]:
@@ -122,11 +124,12 @@ class FederatedRound:
         attempt = self._attempts.pop(number, None)
         if attempt is None:
             return []
-        for client in attempt.clients:
-            failures = self._failures[client] = self._failures.get(client, 0) + 1
-            for_good = failures >= self.most_failures
-            self._move([client], ClientEvent.FAILED_FOR_GOOD if for_good else ClientEvent.FAILED)
+        self._fail(attempt.clients)
         return [client for client in attempt.clients if self.states[client] is ClientState.DRAWN]
+
+    def failures(self, client: int) -> int:
+        """Return how often the training of a client failed in this round."""
+        return self._failures.get(client, 0)
 
     def lose(self, node: int) -> list[int]:
         """Note that a node was lost. Returns the clients that are drawn again: those that trained
@@ -146,6 +149,12 @@ class FederatedRound:
             return []
         self._move(attempt.clients, ClientEvent.NODE_LOST)
         return list(attempt.clients)
+
+    def _fail(self, clients: Iterable[int]) -> None:
+        for client in clients:
+            failures = self._failures[client] = self.failures(client) + 1
+            for_good = failures >= self.most_failures
+            self._move([client], ClientEvent.FAILED_FOR_GOOD if for_good else ClientEvent.FAILED)
 
     def _move(self, clients: Iterable[int], event: ClientEvent) -> None:
         after: dict[int, ClientState] = {}

@@ -21,9 +21,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedcase.flower import FlowerMissingError, environment, program, split_arguments
+from fedcase.flower import FlowerMissingError, environment, lacks, program, split_arguments
 from fedcase.options import TrainingOptions
 from fedcase.ratio import RULES
+from fedcase.rules import PACKAGES, RuleError, missing_package
 from fedcase.state import LOCK, TrainingStateError, end_holder, last_round, lock
 from fedcase.task import load_task
 from malletrain.launch.supervisor import die_with_parent
@@ -74,6 +75,10 @@ class FederatedServer:
         security: options of flower-superlink for TLS and keys, or ``--insecure``.
         authority: file with the certificate of the authority that signed the SuperLink's; empty:
             without TLS.
+
+    Raises:
+        FlowerMissingError: a program of Flower is not there.
+        RuleError: Flower's environment does not have the package that the ratio rule needs.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class FederatedServer:
         self._folder = Path(options.folder)
         self._superlink_program = program("flower-superlink", binaries)
         self._flwr = program("flwr", binaries)
+        if (package := PACKAGES.get(options.rule)) and (place := lacks(self._flwr, package)):
+            raise RuleError(missing_package(options.rule, place))
         self._security, self._authority = security, authority
         self._superlink: subprocess.Popen[bytes] | None = None
         self._run = ""
@@ -267,24 +274,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("folder", help="folder of the state; an interrupted training goes on from it")
     add("--task", required=True, metavar="MODULE:FACTORY", help="what is trained")
-    add("--task-options", default="{}", metavar="JSON", help="arguments of the factory")
-    add("--name", default="fedcase", help="name of the training in the nodes' memory")
+    factory = "arguments of the factory (default %(default)s)"
+    add("--task-options", default=default["task_options"], metavar="JSON", help=factory)
+    name = "name of the training in the nodes' memory (default %(default)s)"
+    add("--name", default=default["name"], help=name)
     add("--rounds", type=int, default=default["rounds"], help="rounds (default %(default)s)")
-    add("--clients", type=int, default=default["clients"], help="clients of a round (default 20)")
-    add("--epochs", type=int, default=1, help="epochs of a client in a round (default 1)")
+    add(
+        "--clients",
+        type=int,
+        default=default["clients"],
+        help="clients of a round (default %(default)s)",
+    )
+    epochs = "epochs of a client in a round (default %(default)s)"
+    add("--epochs", type=int, default=default["epochs"], help=epochs)
     cold = "share of a client's samples outside memory that an epoch reads (default %(default)s)"
     add("--cold-share", type=float, default=default["cold_share"], metavar="SHARE", help=cold)
     hot = "share of a client's samples that is kept in memory (default %(default)s)"
     add("--cache-share", type=float, default=default["cache_share"], metavar="SHARE", help=hot)
     size = "memory of each node for samples, bytes (default %(default)s)"
     add("--cache-bytes", type=int, default=default["cache_bytes"], metavar="BYTES", help=size)
-    add("--rule", choices=sorted(RULES), default=default["rule"], help="the ratio rule")
-    limit = "maximum time for a node's answer (default %(default)s)"
+    rule = "the ratio rule (default %(default)s); forest needs scikit-learn in Flower's environment"
+    add("--rule", choices=sorted(RULES), default=default["rule"], help=rule)
+    limit = "maximum time for a node's answer, seconds (default %(default)s)"
     add("--answer", type=float, default=default["answer_s"], metavar="SECONDS", help=limit)
-    add("--seed", type=int, default=0, help="seed of all random draws (default 0)")
-    add("--host", default="127.0.0.1", help="address on which the SuperLink listens")
-    add("--port", type=int, default=9091, help="its port, for nodes and users (default 9091)")
-    add("--flower", default="", metavar="FOLDER", help="folder of Flower's programs")
+    seed = "seed of all random draws (default %(default)s)"
+    add("--seed", type=int, default=default["seed"], help=seed)
+    address = "address on which the SuperLink listens (default %(default)s)"
+    add("--host", default="127.0.0.1", help=address)
+    port = "its port, for nodes and users (default %(default)s)"
+    add("--port", type=int, default=9091, help=port)
+    programs = "folder of Flower's programs (default: beside this Python, else in PATH)"
+    add("--flower", default="", metavar="FOLDER", help=programs)
     add("--authority", default="", metavar="FILE", help="certificate of the SuperLink's authority")
     own, security = split_arguments(sys.argv[1:] if arguments is None else arguments)
     parsed = parser.parse_args(own)
@@ -305,7 +325,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
         rounds = server.run()
-    except (FlowerMissingError, ServerError, TrainingStateError, ValueError, OSError) as error:
+    except (
+        FlowerMissingError,
+        RuleError,
+        ServerError,
+        TrainingStateError,
+        ValueError,
+        OSError,
+    ) as error:
         print(f"fedcase-server: {error}", file=sys.stderr)
         return 1
     print(f"{rounds} of {options.rounds} rounds count")

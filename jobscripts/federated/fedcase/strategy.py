@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore import log
 
-from fedcase.clients import ClientResult
+from fedcase.clients import ClientFailure, ClientResult
 from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.rounds import NodeAttempt
 from fedcase.state import StateFolder
@@ -131,11 +131,14 @@ class FedCaSe(FedAvg):
                 attempt, _ = awaited.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
                     self._note_error(reply, attempt)
-                elif coordinator.accept(attempt, report_of(reply)):
-                    accepted.append(reply)
+                else:
+                    if coordinator.accept(attempt, report_of(reply)):
+                        accepted.append(reply)
+                    self._note_failures(attempt)
             for attempt, since in awaited.values():
                 if now - since > timeout:
-                    coordinator.fail(attempt)
+                    coordinator.fail(attempt, f"its node did not answer within {timeout:g} s")
+                    self._note_failures(attempt)
             if not made.complete:
                 time.sleep(POLL_S)
         return accepted
@@ -143,9 +146,16 @@ class FedCaSe(FedAvg):
     def _note_error(self, reply: Message, attempt: NodeAttempt) -> None:
         log(INFO, "Node %s, clients %s: %s", attempt.node, attempt.clients, reply.error.reason)
         if reply.error.code in FAILURES:
-            self._coordinator.fail(attempt)
+            words = " ".join(str(reply.error.reason).split()).rstrip(".")
+            self._coordinator.fail(attempt, words or "its node gives no reason")
+            self._note_failures(attempt)
         else:
             self._coordinator.lose(attempt)
+
+    def _note_failures(self, attempt: NodeAttempt) -> None:
+        for client in attempt.clients:
+            if sentence := self._coordinator.failure(client):
+                log(WARNING, "Node %s. %s", attempt.node, sentence)
 
 
 def _note(
@@ -173,15 +183,18 @@ def _note(
 def reply_record(
     arrays: Any, results: Iterable[ClientResult], report: NodeReport, arrays_key: str = "arrays"
 ) -> RecordDict:
-    """Return the reply of a node: what :func:`report_of` reads, and the average of its clients."""
+    """Return the reply of a node: what :func:`report_of` reads, and the average of its clients. If
+    the training of each failed, it has no model.
+    """
     each = list(results)
     samples = sum(one.samples for one in each)
     facts = {
         "clients": [[one.client, one.samples, one.loss, one.seconds] for one in each],
         "cached": sorted(report.cached),
         "memory": [report.used_bytes, report.memory_bytes, report.hot_bytes],
+        "failures": [[failure.client, failure.reason] for failure in report.failures],
     }
-    loss = sum(one.loss * one.samples for one in each) / samples
+    loss = sum(one.loss * one.samples for one in each) / samples if samples else 0.0
     return RecordDict(
         {
             arrays_key: ArrayRecord({name: Array(array) for name, array in arrays.items()}),
@@ -205,6 +218,7 @@ def report_of(reply: Message) -> NodeReport:
             int(used),
             int(memory),
             int(hot),
+            tuple(ClientFailure(int(client), str(why)) for client, why in facts["failures"]),
         )
     except (KeyError, TypeError, ValueError):
         return NodeReport((), frozenset())

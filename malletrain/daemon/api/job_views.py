@@ -215,6 +215,7 @@ def steps_view(record: Mapping[str, Any]) -> StepTimesView | None:
         record["advice"],
         tuple(_rank_view(RankTimes(*each)) for each in record["ranks"]),
         record.get("cause", ""),
+        record.get("rank_count", len(record["ranks"])),
     )
 
 
@@ -306,6 +307,11 @@ class JobViews:
             return BETWEEN_EPOCHS
         return row.reason or self._waiting_reason(row)
 
+    def _lease_failure(self, owner: str, now: float) -> str:
+        """Return why the last lease of ``owner`` failed, as words; empty if none did lately."""
+        failed = self._state.controller.gaps.failed_starts.last(owner, now)
+        return failed.reason if failed else self._state.refusals.get(owner, "")
+
     def _waiting_reason(self, row: JobRow) -> str:
         """Return why a waiting job has no nodes; empty for others."""
         job = self._state.controller.jobs.get(row.id)
@@ -318,8 +324,9 @@ class JobViews:
         owner, gaps = job.submitted.owner, self._state.controller.gaps
         now = self._state.clock.now()
         if gaps.backing_off(owner, now):
-            why = self._state.refusals.get(owner) or "'malletrain events' says why"
-            return f"leases as {owner} fail ({why}); tried again later"
+            why = self._lease_failure(owner, now) or "'malletrain events' says why"
+            whose = f" as {owner}" if owner else ""
+            return f"leases{whose} fail ({why}); tried again later"
         if (quota := self._state.controller.quotas.full(job)) is not None:
             return f"{quota.name} may have {quota.nodes} nodes at once, and other jobs have them"
         behind = self._share_reason(job.submitted.party)
@@ -332,7 +339,7 @@ class JobViews:
             for node in self._state.controller.nodes.values()
         )
         if nodes < job.submitted.min_nodes:
-            refused = self._state.refusals.get(owner, "")
+            refused = self._lease_failure(owner, now)
             why = f"; the last lease failed: {refused}"
             for_trainer = f" of kind {kind}" if kind else ""
             for_trainer += f" for trainer {trainer.name}" if trainer is not None else ""

@@ -37,7 +37,7 @@ def layout_view(row: LayoutSearchRow | None, search: LayoutSearch | None) -> Lay
         sentence = f"{search.outcome.reason} The search took {search.seconds:.0f} s."
     return LayoutView(
         str(layout),
-        sentence,
+        f"{sentence} {search.limit}".rstrip(),
         search.outcome is None,
         search.seconds,
         row.source,

@@ -521,4 +521,11 @@ class Api:
             self.views.late_hand_overs(user),
             self._users_problems() if state.accounts.operates(user) else (),
             farming,
+            self._failed_starts(now) if state.accounts.operates(user) else (),
         )
+
+    def _failed_starts(self, now: float) -> tuple[str, ...]:
+        """Return from which leases no agent reported, a text for each user."""
+        starts = self._state.controller.gaps.failed_starts
+        texts = (starts.sentence(owner, now) for owner in sorted(starts.owners))
+        return tuple(text for text in texts if text)

@@ -59,8 +59,6 @@ class LayoutTuner:
         self.search = search
         self.is_limited = False
         """Whether the layouts are left out that the script's facts exclude."""
-        self.limit = ""
-        """Why layouts are left out, as a sentence; empty if none is."""
         self.is_announced = search.outcome is not None
         """Whether the end of the search is announced."""
         self.requested_at = -math.inf

@@ -330,12 +330,9 @@ class Layouts:
             sentence = SMALL_BATCH.format(most=most, nodes=nodes, batch=batch)
         else:
             sentence = OWN_BATCHES
-        tuner.limit = sentence
-        limited = search.excluding(excluded, EXCLUDED)
-        if all(arm.out for arm in limited.arms[1:]):
-            tuner.limit = ""
-            return limited.ended(sentence)
-        return limited
+        if all(arm.out or excluded(arm.layout) for arm in search.arms[1:]):
+            return search.excluding(excluded, EXCLUDED, "").ended(sentence)
+        return search.excluding(excluded, EXCLUDED, sentence)
 
     def _settle(self, run: ActiveJob, tuner: LayoutTuner) -> None:
         """Announce the end of a search, and store its result for later jobs."""
@@ -368,7 +365,7 @@ class Layouts:
         sentence = f"The job uses each of its nodes as {outcome.layout}."
         self._audit.record(
             EventKind.LAYOUT_FOUND,
-            " ".join(filter(None, (sentence, outcome.reason, tuner.limit))),
+            " ".join(filter(None, (sentence, outcome.reason, search.limit))),
             job=run.row.id,
             layout=layout_record(outcome.layout),
             default=layout_record(search.default.layout),

@@ -300,6 +300,7 @@ def step_times_record(ranks: Sequence[RankTimes]) -> dict[str, Any]:
         "shares": dict(whole.shares),
         "cause": whole.cause.value,
         "advice": whole.advice(),
+        "rank_count": len(ranks),
         "ranks": [
             [rank.rank, rank.node, rank.step_s, rank.data_s, rank.exchange_s, rank.snapshot_s]
             for rank in sorted(last_first[:MAX_STORED_RANKS], key=lambda rank: rank.rank)

@@ -253,7 +253,7 @@ class LeaseActions:
         """End a running lease whose agent does not report."""
         row = self._state.lease_rows.update(lease, state=LeaseStatus.LEAVING, end_reason=UNHEARD)
         self._state.audit.record(EventKind.LEASE_UNHEARD, sentence, node=row.node, lease=lease)
-        self._state.events.append(LeaseUnheard(row.node, row.owner))
+        self._state.events.append(LeaseUnheard(row.node, row.owner, sentence.rstrip(".")))
         self.calls.put_nowait(ReleaseCall((_lease(row),)))
 
     def end_lost(self, leases: Sequence[str], sentence: str) -> None:

@@ -44,7 +44,7 @@ from malletrain.daemon.leases.silent_leases import (
     node_problem,
 )
 from malletrain.daemon.leases.slot_prices import SlotPrices
-from malletrain.daemon.site.backends import output_dir
+from malletrain.daemon.site.backends import output_file
 from malletrain.identity.keys import KeyRing
 from malletrain.protocol.event_kinds import EventKind, LeaseStatus
 from malletrain.protocol.fault_points import FaultPoint, reached
@@ -291,8 +291,7 @@ class LeaseReconciler:
                         self._state.refusals[row.owner] = reason
                     self._end(
                         lease_id,
-                        f"{reason}{self._last_output(row, reason)}"
-                        or "the main scheduler ended it",
+                        reason or "the main scheduler ended it",
                         at=lease.ended if lease else None,
                     )
                 elif (
@@ -352,7 +351,7 @@ class LeaseReconciler:
         """
         if not reason.startswith(FAILED):
             return ""
-        if line := last_output(output_dir(self._state.config), row.id):
+        if line := last_output(output_file(self._state.config, row.id)):
             return f"; it printed last: {line}".rstrip(".")
         return f"; see ~{row.owner}/{HOME_OUTPUT_DIR}/{row.id}.out" if row.owner else ""
 
@@ -390,11 +389,11 @@ class LeaseReconciler:
         ]
         for lease in self._unheard.overdue(waiting, now):
             row, limit_s = self.active[lease], self._unheard.limit_s
-            line = last_output(output_dir(self._state.config), lease)
-            output_file = f"~{row.owner}/{HOME_OUTPUT_DIR}/{lease}.out" if row.owner else ""
+            line = last_output(output_file(self._state.config, lease))
+            home_file = f"~{row.owner}/{HOME_OUTPUT_DIR}/{lease}.out" if row.owner else ""
             explanations = self.last_poll.explanations if self.last_poll else ()
             trouble = node_problem(explanations, row.node)
-            cause = likely_cause(line, row.node, self._endpoint, output_file, trouble)
+            cause = likely_cause(line, row.node, self._endpoint, home_file, trouble)
             sentence = f"Its agent has not reported for {limit_s:g} s. {cause}"
             log.warning("lease cancelled", lease=lease, node=row.node, reason=sentence)
             self._lease_actions.cancel_unheard(lease, sentence)
@@ -449,6 +448,9 @@ class LeaseReconciler:
         active = self.active.get(lease_id)
         started = (active.started or 0.0) if active is not None else 0.0
         ended = now if at is None else min(now, max(at, started))
+        if active is not None:
+            reason += self._last_output(active, reason)
+        failed = reason.startswith(FAILED) and active is not None and not active.end_reason
         row = self._state.lease_rows.end(lease_id, reason, ended)
         if row is None:
             return
@@ -472,8 +474,11 @@ class LeaseReconciler:
             self._departures.lost(agent, reason)
         else:
             self._departures.lease_ended(lease_id)
-            event = LeaseNotTaken if requested else LeaseDeferred
-            self._state.events.append(event(row.node, row.owner))
+            self._state.events.append(
+                LeaseNotTaken(row.node, row.owner, reason if failed else "")
+                if requested
+                else LeaseDeferred(row.node, row.owner)
+            )
 
     async def _call(self, call: Callable[[], T]) -> T:
         async with self._call_lock:

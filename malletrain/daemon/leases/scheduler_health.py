@@ -92,6 +92,8 @@ class SchedulerHealth:
             ("nothing", self._state.controller.gaps.backing_off_s(now)),
         ):
             metrics.scheduler_backoff(cause, remaining_s)
+        starts = self._state.controller.gaps.failed_starts
+        metrics.failed_starts(max((starts.in_a_row(o, now) for o in starts.owners), default=0))
         busy = contact.busy or poll_error
         if bool(busy) == bool(self._busy):
             return

@@ -105,10 +105,10 @@ class SilentLeases:
         self._waited_s[lease] = 0.0
 
 
-def last_output(folder: Path, lease: str) -> str:
-    """Return the last lines that the lease printed; empty if there is no output here."""
+def last_output(path: Path) -> str:
+    """Return the last lines of a lease's output file; empty if there is no output here."""
     try:
-        with (folder / f"{lease}.out").open("rb") as file:
+        with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - _MAX_OUTPUT_BYTES))
             text = file.read().decode("utf-8", "replace")

@@ -32,7 +32,7 @@ from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import CPUS, MEMORY_MB, SlotKind, kind_finding
 from scavenger.embedded.cluster_process import start_cluster
 from scavenger.embedded.hosts import GPU, Division
-from scavenger.embedded.layout import node_names
+from scavenger.embedded.layout import LEASE_LOG, Layout, node_names
 from scavenger.embedded.replaying import read_replay
 from scavenger.embedded.scavenger import LocalScavenger
 from scavenger.hostlist import expand
@@ -226,6 +226,13 @@ def gap_rules(config: Config) -> GapRules:
 def output_dir(config: Config) -> Path:
     """Return the folder for the output of leases."""
     return config.state_dir.absolute() / "leases"
+
+
+def output_file(config: Config, lease: str) -> Path:
+    """Return the file with what the lease printed, if it is kept on this machine."""
+    if config.scheduler.kind == "local":
+        return Layout(config.cluster_dir).lease_directory(lease) / LEASE_LOG
+    return output_dir(config) / f"{lease}.out"
 
 
 def template(script: Path | None, kind: str) -> str:

@@ -168,6 +168,11 @@ class Metrics:
             "submissions, or leases failed.",
             "cause",
         )
+        self._failed_starts = gauge(
+            "failed_starts",
+            "Consecutive leases of one user from which no agent reported; 0 if there was none "
+            "within an hour.",
+        )
         self._node_seconds = counter("node_seconds_total", "Node time held, by use.", "use")
         self._charged = counter(
             "charged_node_seconds_total",
@@ -413,6 +418,10 @@ class Metrics:
     def scheduler_backoff(self, cause: str, seconds: float) -> None:
         """Set the remaining seconds without lease requests; ``cause`` is one of BACKOFF_CAUSES."""
         self._backoff.labels(cause).set(seconds)
+
+    def failed_starts(self, count: int) -> None:
+        """Set the number of consecutive leases from which no agent reported."""
+        self._failed_starts.set(count)
 
     def loop_lag(self, seconds: float) -> None:
         """Record by how many seconds the daemon's loop woke up late."""

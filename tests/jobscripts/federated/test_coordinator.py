@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from fedcase.clients import ClientResult
+from fedcase.clients import ClientFailure, ClientResult
 from fedcase.coordinator import Coordinator, NodeReport, filled_share
 from fedcase.ratio import EpsilonGreedy
 from fedcase.rounds import ClientState, RoundError
@@ -74,8 +74,56 @@ def test_a_result_of_other_clients_is_a_failure():
     wrong = NodeReport(report(attempt).results[:-1], frozenset())
     assert not one.accept(attempt, wrong)
     assert sorted(one.round.of(ClientState.DROPPED)) == sorted(attempt.clients)
-    with pytest.raises(RoundError, match="No client of round 1 could be averaged"):
+    with pytest.raises(RoundError, match=r"could be averaged.*not that of its clients"):
         one.finish({"w": np.ones(1)}, 2.0)
+
+
+def failing(attempt, *failed):
+    """The report of an attempt whose clients ``failed`` raised."""
+    results = tuple(r for r in report(attempt).results if r.client not in failed)
+    failures = tuple(ClientFailure(client, "ValueError: no labels") for client in failed)
+    return NodeReport(results, frozenset(), failures=failures)
+
+
+def test_a_failing_client_costs_itself_only_and_its_reason_is_said():
+    one = coordinator(most_failures=2)
+    one.begin([7])
+    (attempt,) = one.assign([7])
+    bad, *good = attempt.clients
+    assert one.accept(attempt, failing(attempt, bad))
+    assert sorted(one.round.of(ClientState.AVERAGED)) == sorted(good)
+    assert one.failure(bad) == (
+        f"Round 1: the training of client {bad} failed (1 of 2 times; it is tried again): "
+        "ValueError: no labels."
+    )
+    assert not one.failure(good[0])
+    (again,) = one.assign([7])
+    assert again.clients == (bad,)
+    assert not one.accept(again, failing(again, bad)), "there is nothing to average"
+    assert "(2 of 2 times; it is left out of the round)" in one.failure(bad)
+    record = one.finish({"w": np.ones(1)}, 2.0).rounds[-1]
+    assert record.clients == tuple(sorted(good))
+
+
+def test_a_client_that_is_averaged_after_a_failure_is_no_longer_reported():
+    one = coordinator()
+    one.begin([7])
+    (attempt,) = one.assign([7])
+    bad = attempt.clients[0]
+    one.accept(attempt, failing(attempt, bad))
+    (again,) = one.assign([7])
+    assert one.accept(again, report(again))
+    assert not one.failure(bad)
+
+
+def test_clients_of_a_message_that_failed_whole_are_sent_alone():
+    """One of them may have ended the process. The others lose one trial, and not all."""
+    one = coordinator()
+    one.begin([7, 8])
+    first, second = one.assign([7, 8])
+    one.fail(first, "the ClientApp crashed")
+    assert sorted(a.clients for a in one.assign([7, 8])) == [(c,) for c in sorted(first.clients)]
+    assert one.accept(second, report(second))
 
 
 def test_the_rule_learns_from_rounds_that_it_decided():

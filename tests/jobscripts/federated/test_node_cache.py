@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from fedcase.clients import ClientFailure
 from fedcase.local_training import LocalOptions, train_clients
 from fedcase.node_cache import NodeCache
 
@@ -142,3 +143,31 @@ def test_a_training_reads_the_hot_samples_and_a_part_of_the_others(folder):
     )
     assert again.reads.hits == 2
     assert again.arrays["rounds"].dtype == np.float64
+
+
+class Unreadable(Counting):
+    """The data of the clients ``bad`` cannot be read."""
+
+    def __init__(self, *bad):
+        self.bad = bad
+
+    def dataset(self, client):
+        if client in self.bad:
+            raise OSError(f"no file\nof client {client}.")
+        return super().dataset(client)
+
+
+def test_a_client_that_raises_costs_no_other_its_training(folder, capfd):
+    cache, task = NodeCache("t", 1 << 20, share=0.25), Unreadable(3)
+    result = train_clients(task, task.initial_arrays(), [0, 3, 5], 1, cache, LocalOptions())
+    assert [(r.client, r.samples) for r in result.results] == [(0, 5), (5, 10)]
+    assert result.failures == (ClientFailure(3, "OSError: no file of client 3"),)
+    np.testing.assert_array_equal(result.arrays["rounds"], [1.0, 1.0])
+    assert "Traceback" in capfd.readouterr().err, "the log of the node has more"
+
+
+def test_if_each_client_raises_there_is_no_model(folder):
+    cache, task = NodeCache("t", 1 << 20, share=0.25), Unreadable(0, 3)
+    result = train_clients(task, task.initial_arrays(), [0, 3], 1, cache, LocalOptions())
+    assert (dict(result.arrays), result.results) == ({}, ())
+    assert [failure.client for failure in result.failures] == [0, 3]

@@ -81,3 +81,17 @@ def test_a_client_is_averaged_by_one_attempt_only(steps):
             one.lose(node)
     assert len(averaged) == len(set(averaged))
     assert sorted(averaged) == sorted(one.of(ClientState.AVERAGED))
+
+
+def test_a_client_that_fails_fails_alone():
+    one = FederatedRound(1, [1, 2, 3], most_failures=2)
+    assert one.result(one.send(7, [1, 2, 3]).number, failed={2})
+    assert one.states == {
+        1: ClientState.AVERAGED,
+        2: ClientState.DRAWN,
+        3: ClientState.AVERAGED,
+    }
+    assert [one.failures(client) for client in (1, 2, 3)] == [0, 1, 0]
+    assert one.result(one.send(8, [2]).number, failed={2})
+    assert one.states[2] is ClientState.DROPPED
+    assert one.complete

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
-from fedcase import server
-from fedcase.flower import FlowerMissingError, program, split_arguments
+from fedcase import rules, server
+from fedcase.flower import FlowerMissingError, lacks, program, split_arguments
 from fedcase.options import TrainingOptions
+from fedcase.ratio import EpsilonGreedy
 from fedcase.server import FederatedServer, ServerError
 from fedcase.state import StateFolder, TrainingStateError, lock
 
@@ -144,6 +147,56 @@ def test_a_task_that_is_none_is_a_sentence(tmp_path, capsys):
         'The task "no_such_module:Task" with the options {} cannot be made'
         in capsys.readouterr().err
     )
+
+
+NO_FOREST = (
+    "The rule forest needs scikit-learn, which is not in {place}, the environment of Flower. "
+    "Install it there ({place}/bin/pip install 'scikit-learn>=1.4'), or take another --rule."
+)
+
+
+def test_a_rule_that_needs_a_package_is_refused_at_the_start(tmp_path, capsys):
+    """The package is looked for by the Python beside Flower's programs, not by this one."""
+    folder = Path(programs(tmp_path))
+    (folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    (folder / "python").chmod(0o755)
+    task = ("--task", "tests.jobscripts.federated.tasks:Counting")
+    words = [str(tmp_path / "state"), *task, "--rule", "forest", "--flower", str(folder)]
+    assert server.main([*words, "--", "--insecure"]) == 1
+    assert capsys.readouterr().err == f"fedcase-server: {NO_FOREST.format(place=tmp_path)}\n"
+    assert not calls(tmp_path)
+
+
+def test_whether_a_package_is_in_the_environment_of_a_program(tmp_path):
+    program_path = str(Path(sys.executable).with_name("flwr"))
+    assert lacks(program_path, "numpy") == ""
+    assert lacks(program_path, "no_such_package") == str(Path(sys.executable).parent.parent)
+    assert lacks(str(tmp_path / "flwr"), "no_such_package") == "", "its Python is not known"
+
+
+def test_a_rule_is_refused_where_the_server_app_starts(monkeypatch):
+    assert isinstance(rules.made_rule("epsilon-greedy"), EpsilonGreedy)
+    monkeypatch.setitem(rules.PACKAGES, "forest", "no_such_package")
+    with pytest.raises(rules.RuleError) as caught:
+        rules.made_rule("forest")
+    assert str(caught.value) == NO_FOREST.format(place=sys.prefix)
+
+
+def test_the_help_has_every_option_with_its_default(capsys):
+    with pytest.raises(SystemExit) as end:
+        server.main(["--help"])
+    assert end.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for field in fields(TrainingOptions):
+        name = {"folder": "folder", "answer_s": "--answer"}.get(
+            field.name, f"--{field.name.replace('_', '-')}"
+        )
+        assert f" {name} " in text, field.name
+        if field.name not in ("task", "folder"):
+            _, _, its_help = text.partition("options:")[2].partition(f" {name} ")
+            assert f"(default {field.default})" in its_help.partition(" --")[0], field.name
+    for name in ("--host", "--port", "--flower", "--authority"):
+        assert f" {name} " in text
 
 
 def _port():

@@ -22,7 +22,7 @@ def run(folder, rounds, *script):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return {**json.loads(done.stdout.splitlines()[-1]), "log": done.stdout + done.stderr}
 
 
 def average(clients):
@@ -56,3 +56,22 @@ def test_a_training_goes_on_after_the_last_round_that_counts(tmp_path):
     assert second["model"] == second["result"]
     steps = [average(one[1]) for one in second["rounds"]]
     assert second["model"] == pytest.approx([sum(steps)] * 2)
+
+
+@pytest.mark.slow
+def test_a_failing_client_costs_itself_only(tmp_path):
+    calm = run(tmp_path / "calm", 1)
+    tried = run(tmp_path / "tried", 1, "raise", "")
+    assert tried["rounds"][0][1] == calm["rounds"][0][1], "it is tried again, and averaged"
+    assert tried["model"] == pytest.approx(calm["model"])
+    first, bad = tried["sent"][0][1], tried["sent"][0][1][0]
+    assert [sent[1] for sent in tried["sent"]].count([bad]) == 1
+    assert len(first) > 1
+    words = f"the training of client {bad} failed (1 of 3 times; it is tried again): ValueError"
+    assert words in " ".join(tried["log"].split())
+
+    dropped = run(tmp_path / "dropped", 1, "raise", "", "raise-all", "raise-all")
+    clients = [client for client in calm["rounds"][0][1] if client != bad]
+    assert dropped["rounds"][0][1] == clients
+    assert dropped["model"] == pytest.approx([average(clients)] * 2)
+    assert f"client {bad} failed (3 of 3 times; it is left out" in " ".join(dropped["log"].split())

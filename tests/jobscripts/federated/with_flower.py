@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 from fedcase import strategy
-from fedcase.clients import ClientResult
+from fedcase.clients import ClientFailure, ClientResult
 from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.ratio import EpsilonGreedy
 from fedcase.state import StateFolder
@@ -27,7 +27,8 @@ TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 class Nodes:
     """Nodes that answer at the next look, but for those that do as ``script`` says, one word a
-    message: ``leave`` (the node is gone, and answers late), ``crash``, ``refuse``.
+    message: ``leave`` (the node is gone, and answers late), ``crash``, ``refuse``, ``raise`` (the
+    training of the first client raises), ``raise-all``.
     """
 
     def __init__(self, script):
@@ -55,7 +56,9 @@ class Nodes:
                 error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "it raised")
                 self.replies[names[-1]] = Message(error, reply_to=message)
             else:
-                self.replies[names[-1]] = Message(self._trained(message, clients), reply_to=message)
+                self.replies[names[-1]] = Message(
+                    self._trained(message, clients, word), reply_to=message
+                )
         return names
 
     def pull_messages(self, names):
@@ -63,14 +66,20 @@ class Nodes:
         return [self.replies.pop(name) for name in names if name in self.replies.keys() - late]
 
     @staticmethod
-    def _trained(message, clients):
+    def _trained(message, clients, word):
         arrays = message.content["arrays"]
+        failed = clients if word == "raise-all" else clients[: word == "raise"]
+        failures = tuple(ClientFailure(client, "ValueError: no labels") for client in failed)
+        clients = [client for client in clients if client not in failed]
         results = tuple(ClientResult(client, client + 1, 2.0, 1.0) for client in clients)
         # A client adds its number: the average shows who was averaged with which weight.
         total = sum(r.samples for r in results)
+        report = NodeReport(results, frozenset(clients), 1, 2, 3, failures)
+        if not results:
+            return reply_record({}, results, report)
         step = sum(r.client * r.samples for r in results) / total
         after = {name: array.numpy() + step for name, array in arrays.items()}
-        return reply_record(after, results, NodeReport(results, frozenset(clients), 1, 2, 3))
+        return reply_record(after, results, report)
 
 
 def main(folder, rounds, script):

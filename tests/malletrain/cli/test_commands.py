@@ -128,6 +128,12 @@ def test_status_tells_operators_what_is_wrong_with_the_list_of_users(run, daemon
     assert problem in " ".join(run("status").stdout.split())
 
 
+def test_status_tells_operators_of_leases_from_which_no_agent_reports(run, daemon):
+    sentence = "Leases start on n1, and no agent reports from them. The last one: no module."
+    daemon.answers["status"] = lambda p: status_view(failed_starts=(sentence,))
+    assert sentence in " ".join(run("status").stdout.split())
+
+
 def test_status_watch_ends_with_the_job(run, daemon):
     daemon.answers["job"] = lambda p: detail(job=job_view(state="completed", ended=1099.0))
     result = run("status", "train", "--watch")

@@ -60,3 +60,29 @@ def test_failures_close_together_count_once():
     gaps.refused("n1", "ann", 1.0)
     gaps.refused("n2", "ann", 1.5)
     assert not gaps.backing_off("ann", 1.5)
+
+
+def fail_everywhere(gaps: Gaps, now: float, failure: str) -> None:
+    """Leases on all of n1 and n2 that may be had come to nothing."""
+    gaps.seen({"n1": (None, "default"), "n2": (None, "default")}, now)
+    requests = gaps.ask({pool("default", ""): 2}, gaps.open((), ("",), now), now)
+    for node in requests.now.get("", ()):
+        gaps.refused(node, "", now, failure)
+
+
+def test_agents_that_start_nowhere_pause_the_leases_of_the_daemons_user():
+    gaps, pauses = Gaps(rejected_s=300.0), []
+    for k in range(7):
+        fail_everywhere(gaps, 1000.0 * k, "No module named malletrain")
+        pauses.append(gaps.backing_off_s(1000.0 * k))
+    assert pauses == [0, 0, 20, 40, 80, 160, 300]
+    assert gaps.backing_off("", 6000.0)
+    gaps.joined("n1", "")
+    assert not gaps.backing_off("", 6000.0)
+
+
+def test_leases_that_are_not_granted_pause_no_leases_of_the_daemons_user():
+    gaps = Gaps(rejected_s=300.0)
+    for k in range(7):
+        fail_everywhere(gaps, 1000.0 * k, "")
+    assert not gaps.backing_off("", 6000.0)

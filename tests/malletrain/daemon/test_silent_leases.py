@@ -33,6 +33,10 @@ def test_a_lease_whose_agent_never_reports_is_cancelled_and_another_node_taken(t
         assert "has not reported for 5 s" in event.sentence
         assert f"~ann/.local/state/malletrain/leases/{silent}.out" in event.sentence
         assert daemon.daemon.endpoint.rpartition(":")[2] in event.sentence
+        with daemon.client("olga") as client:
+            [failed] = client.status().failed_starts
+        assert f"start on {event.node}, and no agent reports from them." in failed
+        assert event.sentence in failed
         until(
             lambda: [
                 e
@@ -59,9 +63,11 @@ def test_the_time_counts_from_when_the_lease_was_seen_without_an_agent():
 
 
 def test_its_last_words_are_kept(tmp_path):
-    assert last_output(tmp_path, "L1") == ""
+    assert last_output(tmp_path / "L1.out") == ""
     (tmp_path / "L1.out").write_bytes(b"x" * 5000 + b"\n\nline 1\nline  2\n\nNo module\xff\n")
-    assert last_output(tmp_path, "L1") == "line 1 / line 2 / No module\N{REPLACEMENT CHARACTER}"
+    assert (
+        last_output(tmp_path / "L1.out") == "line 1 / line 2 / No module\N{REPLACEMENT CHARACTER}"
+    )
     for words in ("oops", "oops."):
         assert likely_cause(words, "n1", "tcp://10.0.0.1:7443") == "It said last: oops."
 

@@ -79,3 +79,24 @@ def test_numbers_of_loader_workers_are_compared_by_this_job_or_an_earlier_one():
     assert not has_measured_loaders(layout_view(row(without, ARMS[0]), None))
     earlier = LayoutSearch.of(ARMS).ended("Job j0, of the same kind, found it.")
     assert has_measured_loaders(layout_view(row(earlier, ARMS[0], "j0"), None))
+
+
+def test_layouts_that_are_left_out_are_said_with_the_reason_also_after_a_restart():
+    limit = "Layouts with more than 1 processes on a node are left out: the batch is small."
+    search = LayoutSearch.of(ARMS).excluding(lambda layout: layout.processes > 1, "too many", limit)
+    stored = LayoutSearch.from_dict(search.to_dict())
+    for view in (
+        layout_view(row(search, ARMS[0]), stored),
+        layout_view(row(stored, ARMS[0]), None),
+    ):
+        assert view.sentence.endswith(limit)
+        assert [tried.result for tried in view.tried][1] == "too many"
+        assert limit in " ".join(printed(view).split())
+    ended = layout_view(row(stored.ended("It was asked to stop."), ARMS[0]), None)
+    assert ended.sentence.endswith(f"s. {limit}")
+
+
+def test_a_search_of_an_earlier_version_leaves_nothing_out():
+    data = LayoutSearch.of(ARMS).to_dict()
+    del data["limit"]
+    assert LayoutSearch.from_dict(data).limit == ""

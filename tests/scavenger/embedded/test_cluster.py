@@ -96,7 +96,7 @@ def test_a_command_that_cannot_be_run_ends_its_lease_and_says_where_to_look(clus
     assert wait_clean(scavenger, "a")["exit_status"] == 127
     assert (
         lease_of(scavenger, "a").reason
-        == "its command ended with exit status 127; see leases/a/output.log"
+        == "its command failed with exit status 127; see leases/a/output.log"
     )
     assert "/no/such/command" in (scavenger.layout.lease_directory("a") / "output.log").read_text()
 

@@ -25,6 +25,7 @@ from llmserve.gateway.keys import KeyFile
 from llmserve.gateway.models import ServedModel
 from llmserve.gateway.overview import Overviews
 from llmserve.gateway.page import page_router
+from llmserve.gateway.page_link import PageLink
 from llmserve.gateway.request_log import RequestLog
 from llmserve.gateway.scaling import Scaler
 from llmserve.live_dispatcher import LiveDispatcher
@@ -226,3 +227,5 @@ def _follow(gateway: Gateway, model: ServedModel, job: str, client: AsyncClient)
     gateway.admission.on_wait(wake)
     follower = ReplicaFollower(model.dispatcher)
     gateway.background += [scaler.run, lambda: follower.run(client, job)]
+    if url := gateway.configuration.url:
+        gateway.background.append(PageLink(client, job, url).run)

@@ -66,8 +66,13 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
                         shared.agents()[node].send_signal(signal.SIGTERM)
                 text += chunk.choices[0].text
             assert answering
-            links = client.job(job).detail().spec["links"]
-            assert links == {"LLM gateway": "https://llm.example.org/"}
+            shared.until(
+                lambda: (
+                    client.job(job).detail().spec.get("links")
+                    == {"LLM gateway": "https://llm.example.org/"}
+                ),
+                "the service is linked to the page of its gateway",
+            )
             assert text == text_of(TOKENS)
         with running(configuration, key, *state, "--idle", "0.01") as (_, openai):
             shared.until(lambda: not members(), "nodes without requests are given back")

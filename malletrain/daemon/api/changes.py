@@ -107,6 +107,7 @@ class JobChanges:
 
     async def _link(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """Give an unfinished job a link, or remove one."""
+        name, url = text(params, "name"), text(params, "url")
         row = self._find_managed(user, params, "change the links of")
         run = self._state.runs.get(row.id)
         if JobState(row.state).ended:
@@ -115,7 +116,6 @@ class JobChanges:
             raise RequestRefused(
                 f"Job {row.id} waits for other jobs; give it a link once they have completed."
             )
-        name, url = text(params, "name"), text(params, "url")
         spec = linked(run.spec, name, url)
         if spec.links != run.spec.links:
             with self._transaction():

@@ -69,7 +69,9 @@ def crowded_gateway(folder: Path) -> Iterator[GatewaySite]:
     configuration = CONFIGURATION.replace("SLOW", str(folder / "slow"))
     with site(folder, configuration=configuration) as made:
         made.start_engine(f"unix:{folder / 'slow'}", SLOW)
-        config = uvicorn.Config(_front_of_a_failed_engine(), log_level="warning")
+        config = uvicorn.Config(
+            _front_of_a_failed_engine(), log_level="warning", timeout_graceful_shutdown=0
+        )
         made.serve(uvicorn.Server(config), [listen(folder / "front")])
         models = made.gateway.admission.models
         dispatcher = models["simulated"].dispatcher

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import msgspec
 from prometheus_client import Counter as PrometheusCounter
@@ -262,17 +262,24 @@ class Overviews:
         open_counts = self._admission.open_counts()
         latencies = self._recent.latencies(now, lambda answer: answer.user)
         names = {only} if only else {*outcomes, *refusals, *tokens, *open_counts}
-        rows = [
-            UserOverview(
-                name,
-                *open_counts.get(name, (0, 0)),
-                *_numbers(outcomes, name, "done", "failed", "cancelled"),
-                refusals.get(name, {}),
-                *_numbers(tokens, name, "prompt", "generated"),
-                latencies.get(name, LatencySummary()),
+        rows = []
+        for name in sorted(names):
+            queued, running = open_counts.get(name, (0, 0))
+            ends, kinds = outcomes.get(name, {}), tokens.get(name, {})
+            rows.append(
+                UserOverview(
+                    name,
+                    queued,
+                    running,
+                    ends.get("done", 0),
+                    ends.get("failed", 0),
+                    ends.get("cancelled", 0),
+                    refusals.get(name, {}),
+                    kinds.get("prompt", 0),
+                    kinds.get("generated", 0),
+                    latencies.get(name, LatencySummary()),
+                )
             )
-            for name in sorted(names)
-        ]
         return sorted(rows, key=lambda row: -row.generated_tokens)[:MAX_USERS]
 
 
@@ -282,11 +289,6 @@ def _samples(counter: PrometheusCounter, kind: str) -> Iterator[tuple[str, str, 
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 yield sample.labels["user"], sample.labels[kind], sample.value
-
-
-def _numbers(sums: Mapping[str, Mapping[str, int]], user: str, *kinds: str) -> tuple[int, ...]:
-    kinds_of_user = sums.get(user, {})
-    return tuple(kinds_of_user.get(kind, 0) for kind in kinds)
 
 
 def _replica(view: ReplicaView) -> ReplicaOverview:

@@ -99,7 +99,7 @@ class RecentActivity:
 
     def tokens_per_s(self, model: str) -> float:
         """Returns the tokens that a model generates per second; 0 if that is not known yet."""
-        counts = self._tokens.get(model, ())
+        counts = self._tokens.get(model, deque())
         if len(counts) < 2:
             return 0.0
         (first_at, first), (last_at, last) = counts[0], counts[-1]

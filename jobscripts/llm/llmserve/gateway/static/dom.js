@@ -18,11 +18,13 @@ export function h(tag, attributes, ...children) {
   return element;
 }
 
+const contents = new WeakMap();
+
 /** Replaces the content of `element`, unless it shows `data` already. Tables stay scrolled, and keep the focus. */
 export function show(element, data, draw) {
   const text = JSON.stringify(data);
-  if (element.dataset.shows === text) return;
-  element.dataset.shows = text;
+  if (contents.get(element) === text) return;
+  contents.set(element, text);
   const regions = () => [...element.querySelectorAll(".scroll")];
   const places = new Map(regions().map((each) => [each.getAttribute("aria-label"), [each.scrollLeft, each === document.activeElement]]));
   element.replaceChildren();

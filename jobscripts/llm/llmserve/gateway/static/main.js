@@ -126,7 +126,7 @@ function lists(operator, batches) {
 }
 
 function failures(errors) {
-  return section("Errors of engines", errors.length ? table("Errors of engines",
+  return section("Errors of replicas", errors.length ? table("Errors of replicas",
     [["Ago", "whole"], ["Model", "name"], ["Replica", "name"], ["Error", "text"]],
     errors.map((each) => [each.ago_s, each.model, each.replica, each.sentence])) : h("p", { class: "none" }, "None since the start of the gateway."));
 }

@@ -8,6 +8,8 @@ from pathlib import Path
 import httpx2
 import llmserve.gateway.page
 import pytest
+from llmserve.batch_lines import BatchLine
+from llmserve.gateway.database import GatewayDatabase
 
 from tests.integration.browser import Browser, browser
 from tests.jobscripts.llm.crowded_gateway import ERROR, MARKUP, crowded_gateway
@@ -133,6 +135,18 @@ def one_engine_that_is_not_there(folder: Path) -> str:
         f'listen = "127.0.0.1:0"\n[users.alice]\n[models.simulated]\n'
         f'engines = ["unix:{folder}/none"]\ntokenizer = "simulated"\n'
     )
+
+
+def test_only_the_newest_batches_are_read(tmp_path):
+    database = GatewayDatabase(f"sqlite:///{tmp_path / 'gateway.db'}")
+    lines = [BatchLine("line", "/v1/completions", "simulated", b"{}")]
+    names = [
+        database.add_batch(user, "", "/v1/completions", "file", "24h", lines, {}).id
+        for user in ("alice", "bob", "alice")
+    ]
+    assert [batch.id for batch in database.newest_batches(2)] == [names[2], names[1]]
+    assert [batch.id for batch in database.newest_batches(2, "bob")] == [names[1]]
+    database.close()
 
 
 # --- in a browser ---

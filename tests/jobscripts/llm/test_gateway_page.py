@@ -10,6 +10,7 @@ import llmserve.gateway.page
 import pytest
 from llmserve.batch_lines import BatchLine
 from llmserve.gateway.database import GatewayDatabase
+from llmserve.simulated_model import tokenize
 
 from tests.integration.browser import Browser, browser
 from tests.jobscripts.llm.crowded_gateway import ERROR, MARKUP, crowded_gateway
@@ -58,7 +59,7 @@ def test_an_operator_sees_everything(crowd):
     assert replicas["n7"]["address"] == f"unix:{crowd.folder / 'front'}"
     counts = ("queued", "running", "done", "failed", "refused", "prompt_tokens", "generated_tokens")
     users = {row["name"]: numbers(row, *counts) for row in shown["users"]}
-    line_tokens = 2 * len("Hello 1")
+    line_tokens = len(tokenize("Hello 1")) + len(tokenize("Hello 2"))
     assert users == {
         "alice": (0, 0, 5, 0, {}, 15 + line_tokens, 30 + 16),
         "bob": (1, 2, 1, 0, {"open_requests": 1}, 5, 20),

@@ -60,7 +60,7 @@ function draw(data) {
   seenAt = Date.now();
   place("login").hidden = true;
   place("leave").hidden = place("content").hidden = false;
-  const who = `${data.user}${data.operator ? ", operator" : ""}; policy ${data.policy}; running for ${duration(data.now - data.started)}`;
+  const who = `${data.user}${data.operator ? " (operator)" : ""}; policy ${data.policy}; gateway up for ${duration(data.now - data.started)}`;
   if (place("who").textContent !== who) place("who").textContent = who;
   show(place("models"), data.models, (models) => models.map(model));
   show(place("users"), [data.operator, data.users], ([operator, users]) => people(operator, users));
@@ -69,7 +69,8 @@ function draw(data) {
     ([operator, errors]) => operator && failures(errors));
 }
 
-const tile = (name, value, more = "") => h("div", {}, h("dt", {}, name), h("dd", {}, h("strong", {}, value), more && h("small", {}, more)));
+const tile = (name, value, more = "", kind = null) =>
+  h("div", {}, h("dt", {}, name), h("dd", {}, h("strong", {}, value), more && h("small", { class: kind }, more)));
 
 const state = (name) => h("span", { class: `state ${name}` }, name.replace("_", " "));
 
@@ -82,7 +83,7 @@ function model(each) {
     h("h2", {}, each.name, each.job && h("small", {}, `service ${each.job}`)),
     each.states.ready ? "" : h("p", { class: "why" }, waits(each)),
     h("dl", { class: "numbers" },
-      tile("Replicas ready", each.states.ready ?? 0, [...others, asks].filter(Boolean).join("; ")),
+      tile("Replicas ready", each.states.ready ?? 0, [...others, asks].filter(Boolean).join("; "), each.states.failed ? "failure" : null),
       tile("Requests running", each.running, each.slots ? `of ${count(each.slots)} at once` : ""),
       tile("Requests waiting", count(each.queued), each.backlog ? `and ${amount(each.backlog, "line")} of batches` : ""),
       tile("Tokens/s", count(each.tokens_per_s < 10 ? each.tokens_per_s : Math.round(each.tokens_per_s)), "mean of 30 s"),
@@ -90,7 +91,7 @@ function model(each) {
       tile("Each further token", latency(latencies.token_p50_s) || "none", latencies.token_p99_s === null ? "in the last 5 min" : `p99 ${latency(latencies.token_p99_s)}`),
       tile("Moves", count(each.moves), each.losses ? `and ${count(each.losses)} after the loss of a node` : "to other nodes")),
     each.replicas.length ? table(`Replicas of ${each.name}`,
-      [["Node", "name"], ["State", ""], ["Running", "number"], ["Loaded in", "number"], ["Address", ""], ["Problem", "text"]],
+      [["Node", "name"], ["State", ""], ["Running", "number"], ["Loaded in", "number"], ["Address", "whole"], ["Problem", "text"]],
       each.replicas.map((one) => [one.name === one.address ? "" : one.name, state(one.state),
         one.slots ? `${one.running} of ${one.slots}` : "", one.load_s === null ? "" : duration(one.load_s), one.address, one.sentence])) : "");
 }
@@ -102,15 +103,17 @@ function waits(each) {
   return "There are no requests, so no node is asked for. The first request gets one.";
 }
 
+/** Formats the median and the 99th percentile of a latency. */
+const both = (p50, p99) => (p50 === null ? "" : `${latency(p50)}, p99 ${latency(p99)}`);
+
 function people(operator, users) {
   const limits = (refused) => Object.entries(refused).map(([limit, number]) => `${count(number)} by ${limit.replaceAll("_", " ")}`).join(", ");
   return section(operator ? "Users" : "Your requests", users.length ? table(operator ? "Users" : "Your requests",
     [["User", "name"], ["Waiting", "number"], ["Running", "number"], ["Answered", "number"], ["Failed", "number"], ["Cancelled", "number"],
-      ["Refused", "whole"], ["Prompt tokens", "number"], ["Generated", "number"], ["First token p50", "number"], ["p99", "number"],
-      ["Further token p50", "number"], ["p99", "number"]],
-    users.map((each) => [operator ? each.name : "", each.queued, each.running, count(each.done), count(each.failed), count(each.cancelled),
-      limits(each.refused), count(each.prompt_tokens), count(each.generated_tokens), latency(each.latencies.ttft_p50_s),
-      latency(each.latencies.ttft_p99_s), latency(each.latencies.token_p50_s), latency(each.latencies.token_p99_s)]))
+      ["Refused", ""], ["Tokens in", "number"], ["Tokens out", "number"], ["First token", "number"], ["Further token", "number"]],
+    users.map((each) => [operator ? each.name : "", each.queued, each.running, count(each.done), each.failed ? count(each.failed) : "",
+      each.cancelled ? count(each.cancelled) : "", limits(each.refused), count(each.prompt_tokens), count(each.generated_tokens),
+      both(each.latencies.ttft_p50_s, each.latencies.ttft_p99_s), both(each.latencies.token_p50_s, each.latencies.token_p99_s)]))
     : h("p", { class: "none" }, "No requests yet."),
   h("p", { class: "none" }, "Counts are since the start of the gateway; latencies are of the last 5 minutes."));
 }
@@ -126,9 +129,9 @@ function lists(operator, batches) {
 }
 
 function failures(errors) {
-  return section("Errors of replicas", errors.length ? table("Errors of replicas",
-    [["Ago", "whole"], ["Model", "name"], ["Replica", "name"], ["Error", "text"]],
-    errors.map((each) => [each.ago_s, each.model, each.replica, each.sentence])) : h("p", { class: "none" }, "None since the start of the gateway."));
+  return section("Errors of replicas", errors.length ? h("ul", { class: "events" }, errors.map((each) =>
+    h("li", {}, h("time", {}, `${each.ago_s} ago`), ` ${each.model}, ${each.replica}: ${each.sentence}`)))
+    : h("p", { class: "none" }, "None since the start of the gateway."));
 }
 
 place("login").addEventListener("submit", (event) => {

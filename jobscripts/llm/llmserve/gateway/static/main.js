@@ -93,7 +93,8 @@ function model(each) {
     each.replicas.length ? table(`Replicas of ${each.name}`,
       [["Node", "name"], ["State", ""], ["Running", "number"], ["Loaded in", "number"], ["Address", "whole"], ["Problem", "text"]],
       each.replicas.map((one) => [one.name === one.address ? "" : one.name, state(one.state),
-        one.slots ? `${one.running} of ${one.slots}` : "", one.load_s === null ? "" : duration(one.load_s), one.address, one.sentence])) : "");
+        one.slots ? `${one.running} of ${one.slots}` : "", one.load_s === null ? "" : duration(one.load_s), one.address,
+        one.sentence && h("div", { class: "tail" }, one.sentence)])) : "");
 }
 
 function waits(each) {

@@ -220,6 +220,10 @@ class AsyncClient:
         )
         return await self.do(operation)
 
+    async def set_link(self, job: str, name: str, url: str) -> str:
+        """As :meth:`malletrain.Client.set_link`."""
+        return await self.do(operations.link(job, name, url))
+
     async def usage(self, **between: float) -> list[UsageView]:
         """As :meth:`malletrain.Client.usage`."""
         return await self.do(operations.usage(**between))
@@ -390,6 +394,10 @@ class AsyncJob:
     async def scale(self, nodes: int | str | tuple[int, int]) -> str:
         """Change its minimum and maximum number of nodes; returns the effect, as a sentence."""
         return await self._session.do(operations.scale(self.id, *limits_of(nodes)))
+
+    async def set_link(self, name: str, url: str) -> str:
+        """As :meth:`malletrain.Client.set_link`."""
+        return await self._session.do(operations.link(self.id, name, url))
 
     async def cancel(self) -> bool:
         """Stop it and free its nodes. Returns False if it had already ended."""

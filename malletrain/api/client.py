@@ -211,6 +211,24 @@ class Client:
         finish(wait_for(self._session, [job.coroutines for job in selected], timeout))
         return selected
 
+    def set_link(self, job: str, name: str, url: str) -> str:
+        """Give an unfinished job a link to a page of its own, such as a TensorBoard. ``malletrain
+        show`` and the page in the browser show it to every user.
+
+        Args:
+            job: its id or name.
+            name: of the link, 1 to 40 characters; one of this name is replaced.
+            url: ``http://`` or ``https://`` address, without a password; empty: remove the link.
+
+        Returns:
+            What the link is now, as a sentence.
+
+        Raises:
+            ClientError: the job has ended, is another user's, or has 8 other links, or the name or
+                the address is invalid.
+        """
+        return finish(self._client.set_link(job, name, url))
+
     # --- services ---
 
     def members(self, job: str, *, since: str = "", wait_s: float = 0.0) -> MembersView:

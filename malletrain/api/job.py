@@ -296,6 +296,10 @@ class Job:
             )
         )
 
+    def set_link(self, name: str, url: str) -> str:
+        """Give it a link to a page of its own. See :meth:`malletrain.Client.set_link`."""
+        return finish(self.coroutines.set_link(name, url))
+
     def tasks(self, state: str = "") -> Iterator[TaskView]:
         """Returns its tasks in order, if it is a farm; only those in ``state`` if that is given:
         waiting, running, done, failed or cancelled.

@@ -98,6 +98,14 @@ def scale(job: str, min_nodes: int, max_nodes: int) -> Operation[str]:
     return Operation("scale", str, params, changes=True, part="sentence")
 
 
+def link(job: str, name: str, url: str) -> Operation[str]:
+    """Give a job a link to a page of its own; an empty ``url`` removes the link of this name. The
+    answer is a sentence.
+    """
+    params = {"job": job, "name": name, "url": url}
+    return Operation("link", str, params, changes=True, part="sentence")
+
+
 def jobs(**which: Any) -> Operation[list[JobView]]:
     """Unfinished jobs and the newest ended ones, the oldest first. ``ended``: maximum number of
     ended jobs.

@@ -151,6 +151,8 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Time from the start of a service's process until it is ready, seconds; None: not given."""
     start_cost_measured: bool = False
     """Whether that time holds only until it is measured."""
+    links: dict[str, str] = {}
+    """Name → address of a page of the job, such as a TensorBoard. Every user sees them."""
 
     @property
     def layout(self) -> RoundLayout:

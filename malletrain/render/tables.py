@@ -386,6 +386,8 @@ def _facts(detail: JobDetail) -> Table:
         fact("Metrics", metrics(j.metrics))
     if spec.get("after"):
         fact("After", ", ".join(map(str, spec["after"])))
+    for name, url in sorted((spec.get("links") or {}).items()):
+        fact("Link", f"{name}: {url}")
     if spec.get("time_limit_s"):
         fact("Time limit", show_duration(float(spec["time_limit_s"])))
     if spec.get("on_hang"):

@@ -46,7 +46,8 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
         ).id
         assert client.job(job).view.reason == "nodes are worth nothing to it now"
         configuration.write_text(
-            'listen = "127.0.0.1:0"\ncomment_interval_s = 0.05\n[users.alice]\n'
+            'listen = "127.0.0.1:0"\nurl = "https://llm.example.org/"\n'
+            "comment_interval_s = 0.05\n[users.alice]\n"
             f'[models.simulated]\njob = "{job}"\ntokenizer = "simulated"\n'
             "[scaling]\nidle_s = 3600\nrequests_per_node = 1\nmax_nodes = 2\ninterval_s = 0.2\n"
         )
@@ -64,6 +65,13 @@ def test_a_service_at_zero_nodes_answers_and_goes_back_to_zero(shared):
                         shared.agents()[node].send_signal(signal.SIGTERM)
                 text += chunk.choices[0].text
             assert answering
+            shared.until(
+                lambda: (
+                    client.job(job).detail().spec.get("links")
+                    == {"LLM gateway": "https://llm.example.org/"}
+                ),
+                "the service is linked to the page of its gateway",
+            )
             assert text == text_of(TOKENS)
         with running(configuration, key, *state, "--idle", "0.01") as (_, openai):
             shared.until(lambda: not members(), "nodes without requests are given back")

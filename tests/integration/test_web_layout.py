@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.browser import browser
 from tests.integration.web_page import page
-from tests.malletrain.web.crowd import JOBS, NODES, REASONS, crowded_daemon
+from tests.malletrain.web.crowd import JOBS, LINKS, NODES, REASONS, crowded_daemon
 
 pytest.importorskip("fastapi")
 
@@ -137,3 +137,13 @@ def test_jobs_and_states_are_told_apart_in_the_timeline(crowd, dark):
     fills = tab.run(FILLS)
     assert len(set(fills)) == len(fills)
     assert not {colour for colour, _ in cues} & set(fills)
+
+
+def test_the_links_of_a_job_open_in_another_tab(crowd):
+    web, tab = crowd
+    tab.open(web.url)
+    tab.run("location.hash = '#/job/j2'")
+    tab.until_text("#job-facts", LINKS["TensorBoard"])
+    attributes = "['href', 'rel', 'target'].map((name) => link.getAttribute(name))"
+    anchors = f"[...document.querySelectorAll('#job-facts a')].map((link) => {attributes})"
+    assert tab.run(anchors) == [[LINKS["TensorBoard"], "noopener noreferrer", "_blank"]]

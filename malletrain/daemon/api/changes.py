@@ -27,6 +27,7 @@ from malletrain.daemon.engine.unfinished_jobs import UnfinishedJobs
 from malletrain.daemon.jobs.admission import (
     MAX_TEXT_LENGTH,
     RequestRefused,
+    linked,
     number,
     problem_of,
     text,
@@ -73,6 +74,7 @@ class JobChanges:
         self.operations: dict[str, Callable[[str, Mapping[str, Any]], Awaitable[Any]]] = {
             "weigh": self._weigh,
             "extend": self._extend,
+            "link": self._link,
         }
 
     async def _weigh(self, user: str, params: Mapping[str, Any]) -> JobView:
@@ -102,6 +104,24 @@ class JobChanges:
             )
             self._jobs.extend(row.id, new_goals, stated=stated)
         return {"job": self._views.view(user, self._state.store.get_job(row.id) or row)}
+
+    async def _link(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
+        """Give an unfinished job a link, or remove one."""
+        name, url = text(params, "name"), text(params, "url")
+        row = self._find_managed(user, params, "change the links of")
+        run = self._state.runs.get(row.id)
+        if JobState(row.state).ended:
+            raise RequestRefused(f"Job {row.id} is {row.state} already.")
+        if run is None:
+            raise RequestRefused(
+                f"Job {row.id} waits for other jobs; give it a link once they have completed."
+            )
+        spec = linked(run.spec, name, url)
+        if spec.links != run.spec.links:
+            with self._transaction():
+                self._jobs.relink(row.id, spec)
+        ending = f"links to {url}" if url else "has no link of this name"
+        return {"sentence": f"Job {row.id} ({row.name}): {name} {ending}."}
 
     def _find_managed(self, user: str, params: Mapping[str, Any], operation: str) -> JobRow:
         row = self._find(text(params, "job"), user)

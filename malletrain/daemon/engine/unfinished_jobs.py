@@ -224,6 +224,10 @@ class UnfinishedJobs:
         self._values_changed(job, spec, ScalingCurve.of(points))
         self._state.member_news.came(job)
 
+    def relink(self, job: str, spec: messages.JobSpec) -> None:
+        """Change the links of an unfinished job to those of ``spec``."""
+        self._respecify(job, spec)
+
     def limit(self, job: str, spec: messages.JobSpec) -> None:
         """Change the limits of the scale of an unfinished job to those of ``spec``."""
         self._respecify(job, spec).rounds.min_nodes = spec.min_nodes

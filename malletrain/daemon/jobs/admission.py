@@ -24,6 +24,7 @@ from malletrain.core.trainers import Trainer
 from malletrain.protocol import messages
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES, MAX_PROCESSES
 from malletrain.protocol.farm import MAX_COLUMNS, MAX_TASKS
+from malletrain.protocol.job_links import links_problem
 from malletrain.protocol.messages import FarmSpec, JobSpec, SoftwareEnvironment
 from malletrain.protocol.payloads import TUNABLE
 from malletrain.protocol.task_template import OUTPUT, expand, problems
@@ -180,7 +181,24 @@ def problem_of(spec: messages.JobSpec, files: bool = True) -> str:
         or _software_problem(spec)
         or _file_problem(spec, files)
         or _curve_problem(spec)
+        or links_problem(spec.links)
     )
+
+
+def linked(spec: messages.JobSpec, name: str, url: str) -> messages.JobSpec:
+    """Return the job with a link. Raises RequestRefused if it is invalid.
+
+    Args:
+        spec: specification of the job.
+        name: of the link; one of this name is replaced.
+        url: address; empty: the job has no link of this name.
+    """
+    links = {each: address for each, address in spec.links.items() if each != name}
+    if url:
+        links[name] = url
+    if problem := links_problem(links):
+        raise RequestRefused(problem, "usage")
+    return msgspec.structs.replace(spec, links=links)
 
 
 def why_cancelled(params: Mapping[str, Any]) -> str:

@@ -67,6 +67,7 @@ export function job(main, [id = ""]) {
       ["Ran", job.started ? duration((job.ended ?? seen.machine.status.now) - job.started) : "not yet"],
       spec.farm ? ["Command", (spec.farm.command ?? []).join(" "), "wide"]
         : ["Script", [spec.script, ...(spec.args ?? [])].join(" "), "wide"],
+      ...links(spec.links ?? {}),
       ["Network", detail.network, "wide"], ["Memory", detail.memory, "wide"],
     ];
     replace(places.facts, h("dl", { class: "facts" }, rows.filter(([, value]) => value !== "").map(([name, value, kind]) =>
@@ -77,6 +78,10 @@ export function job(main, [id = ""]) {
       !waits && job.reason && h("p", { class: "why" }, `${job.reason}.`),
       detail.failure && h("pre", { class: "failure" }, detail.failure));
   }
+
+  // The daemon takes addresses of web pages only; a link to anything else would run as a script of this page.
+  const links = (addresses) => Object.entries(addresses).filter(([, url]) => /^https?:\/\//i.test(url)).sort().map(([name, url]) =>
+    [name, h("a", { href: url, rel: "noopener noreferrer", target: "_blank" }, url), "wide"]);
 
   function draw() {
     tasks.look(detail.spec.farm, detail.job.ended);

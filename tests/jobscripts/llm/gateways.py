@@ -142,7 +142,7 @@ class GatewaySite:
         )
         server = uvicorn.Server(config)
         self.engine_servers.append(server)
-        return self._serve(server, [listen(Path(address.removeprefix("unix:")))])
+        return self.serve(server, [listen(Path(address.removeprefix("unix:")))])
 
     def start_gateway(self) -> None:
         """Start the gateway."""
@@ -158,7 +158,7 @@ class GatewaySite:
             timeout_graceful_shutdown=5,
         )  # fmt: skip
         self.server = GatewayServer(config, self.gateway.admission)
-        self._serve(self.server, None)
+        self.serve(self.server, None)
         port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
 
@@ -210,7 +210,8 @@ class GatewaySite:
         self.loop.run(self._stack.aclose())
         self.loop.close()
 
-    def _serve(self, server: uvicorn.Server, sockets: Any) -> uvicorn.Server:
+    def serve(self, server: uvicorn.Server, sockets: Any) -> uvicorn.Server:
+        """Run a server until the end; returns it when it listens."""
         future = asyncio.run_coroutine_threadsafe(server.serve(sockets), self.loop.loop)
         self._servers.append((server, future))
         until(lambda: server.started or future.done(), "a server listens")

@@ -149,6 +149,8 @@ def test_paths_are_relative_to_the_file(tmp_path):
         ('[models.llama]\njob = "serve"', "models.llama: set tokenizer, the folder of the model's"),
         (MODEL + "[users.alice]\nshre = 1", "there is no key users.alice.shre; correct or remove"),
         ('listen = "8300"\n' + MODEL, "listen: write an address and a port, .*it is '8300'"),
+        ('url = "llm.example.org"\n' + MODEL, "url: write an address such as .*, or leave it out"),
+        ('url = "javascript:alert(1)"\n' + MODEL, "url: write an address such as "),
         ('policy = "lifo"\n' + MODEL, "policy: Input should be 'fairserve', "),
         ('policy = "rpm"\n' + MODEL, "the policy rpm needs limits.requests_per_minute; set it"),
         (MODEL + '[shares]\nweights = ["alice"]', 'shares.weights: "alice" is no weight; write'),

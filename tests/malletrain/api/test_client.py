@@ -238,3 +238,22 @@ def test_the_twins_have_the_same_methods_and_parameters():
             if inspect.isfunction(mine) and name != "logs":
                 parameters = inspect.signature(mine).parameters
                 assert list(parameters) == list(inspect.signature(theirs).parameters), name
+
+
+def test_a_link_of_a_job_is_set_by_both_clients_and_by_the_job(daemon, client):
+    daemon.answers["link"] = lambda params: {"sentence": f"{params['name']} links there."}
+    url = "http://login1:6006/"
+
+    async def of_the_twin():
+        async with AsyncClient(daemon.state_dir) as twin:
+            return await twin.set_link("train", "TensorBoard", url)
+
+    sentences = [
+        client.set_link("train", "TensorBoard", url),
+        client.job("j1").set_link("TensorBoard", url),
+        asyncio.run(of_the_twin()),
+    ]
+    assert sentences == ["TensorBoard links there."] * 3
+    requests = [params for op, params in daemon.seen if op == "link"]
+    assert [params["job"] for params in requests] == ["train", "j1", "train"]
+    assert all(params["url"] == url for params in requests)

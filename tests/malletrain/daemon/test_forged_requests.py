@@ -56,6 +56,8 @@ def running(tmp_path_factory):
         ("job", {"job": {"id": 1}}),
         ("members", {"job": 1.5}),
         ("worth", {"job": 1.5}),
+        ("link", {"name": "TensorBoard", "url": 7}),
+        ("link", {"name": "TensorBoard"}),
         ("cancel", {"jobs": ["x" * 4_000_000]}),
         ("cancel", {"jobs": ["x"] * 2000}),
         ("cancel", {"jobs": "j1"}),
@@ -69,7 +71,7 @@ def running(tmp_path_factory):
     ids=lambda x: repr(x)[:50],
 )
 def test_parameters_that_make_no_sense_are_refused(running, op, params):
-    arguments = {"job": running.job_of_ann, **params} if op == "logs" else params
+    arguments = {"job": running.job_of_ann, **params} if op in ("logs", "link") else params
     with running.client("ann") as client, pytest.raises(ClientError) as refused:
         client.call(op, arguments)
     assert refused.value.code == "usage"

@@ -45,6 +45,9 @@ REASONS = {
 PERIOD_S = 900.0
 """How long ago the oldest running job started, seconds."""
 
+LINKS = {"TensorBoard": "http://login1.example.org:6006/", "Trap": "javascript:window.pwned = 1"}
+"""Of each job, as no daemon would send the second one."""
+
 
 def jobs(now: float) -> list[JobView]:
     """Jobs with numbers from 1, the running ones first; each running one has one to three nodes."""
@@ -119,7 +122,11 @@ def detail(views: list[JobView], number: int, now: float) -> JobDetail:
     )
     return JobDetail(
         view,
-        {"script": "/home/ann/projects/downscaling/train.py", "args": ["--lr", "0.003"]},
+        {
+            "script": "/home/ann/projects/downscaling/train.py",
+            "args": ["--lr", "0.003"],
+            "links": LINKS,
+        },
         (RateView(2, 1.7e5, 1e3, 1e6, 60.0),),
         rescales if view.nodes else (),
         ("Its snapshots are 3.1 GB on each node.",),

@@ -152,6 +152,15 @@ class Admission:
                 self.interrupt((o for o in self._open.values() if o.caller.key in revoked), reason)
             await asyncio.sleep(REVOKED_CHECK_S)
 
+    def open_counts(self) -> dict[str, tuple[int, int]]:
+        """Returns user → (number of requests that wait, number of those that run)."""
+        waiting: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        for model, user, _, name in self._parties():
+            is_running = model.dispatcher.state(name) is RequestState.RUNNING
+            (running if is_running else waiting)[user] += 1
+        return {user: (waiting[user], running[user]) for user in {*waiting, *running}}
+
     def __len__(self) -> int:
         """Number of open requests."""
         return len(self._open)

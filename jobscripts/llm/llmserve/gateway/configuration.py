@@ -39,6 +39,7 @@ else:
     import tomli as tomllib
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_PAGE = re.compile(r"https?://[A-Za-z0-9\[][!-?A-~]{0,250}")
 _WEIGHT = re.compile(r"(\S+)\s+(\d+(?:\.\d+)?)")
 
 PolicyName = Literal["fairserve", "vtc", "rpm", "fcfs"]
@@ -211,6 +212,10 @@ class GatewayConfiguration(_Section):
 
     listen: str = "127.0.0.1:8300"
     """Address and port."""
+    url: str = ""
+    """Address of the gateway in browsers, to which MalleTrain links its services; empty: it has
+    none.
+    """
     keys: Path = Path("keys.json")
     """File of the users' keys."""
     database: str = "sqlite:///gateway.db"
@@ -241,6 +246,13 @@ class GatewayConfiguration(_Section):
         if not host or not port.isdigit() or int(port) > 65535:
             raise ValueError('write an address and a port, such as "127.0.0.1:8300"')
         return listen
+
+    @field_validator("url")
+    @classmethod
+    def _page(cls, url: str) -> str:
+        if url and not _PAGE.fullmatch(url):
+            raise ValueError('write an address such as "https://llm.example.org/", or leave it out')
+        return url
 
     @model_validator(mode="after")
     def _declared(self) -> GatewayConfiguration:

@@ -332,6 +332,15 @@ class GatewayDatabase:
         """Returns the batches of a user, the newest first."""
         return self._batches(batches.c.user == user)
 
+    def newest_batches(self, limit: int, user: str = "") -> list[StoredBatch]:
+        """Returns the newest batches, the newest first.
+
+        Args:
+            limit: maximum number of them.
+            user: whose they are; empty: of all users.
+        """
+        return self._batches(*([batches.c.user == user] if user else []), limit=limit)
+
     def open_batches(self) -> list[StoredBatch]:
         """Returns the batches of all users that have not ended, the oldest first."""
         return self._batches(batches.c.status.in_(OPEN))[::-1]
@@ -419,7 +428,7 @@ class GatewayDatabase:
                 )
             )
 
-    def _batches(self, *conditions: Any) -> list[StoredBatch]:
+    def _batches(self, *conditions: Any, limit: int | None = None) -> list[StoredBatch]:
         of_batch = lines.c.batch == batches.c.id
         answered = select(func.count(lines.c.answer)).where(of_batch).scalar_subquery()
         failed = select(func.sum(lines.c.failed)).where(of_batch).scalar_subquery()
@@ -427,6 +436,7 @@ class GatewayDatabase:
             select(batches, answered.label("answered"), failed.label("failed"))
             .where(*conditions)
             .order_by(batches.c.created.desc())
+            .limit(limit)
         )
         with self._engine.connect() as connection:
             return [_batch(dict(row)) for row in connection.execute(query).mappings()]

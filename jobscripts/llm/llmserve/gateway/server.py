@@ -23,6 +23,9 @@ from llmserve.gateway.database import GatewayDatabase
 from llmserve.gateway.demand import Demand, DemandLimits
 from llmserve.gateway.keys import KeyFile
 from llmserve.gateway.models import ServedModel
+from llmserve.gateway.overview import Overviews
+from llmserve.gateway.page import page_router
+from llmserve.gateway.page_link import PageLink
 from llmserve.gateway.request_log import RequestLog
 from llmserve.gateway.scaling import Scaler
 from llmserve.live_dispatcher import LiveDispatcher
@@ -47,6 +50,7 @@ class Gateway:
     admission: Admission
     database: GatewayDatabase
     runner: BatchRunner
+    overviews: Overviews
     background: list[Background] = field(default_factory=list)
 
     def app(self) -> FastAPI:
@@ -62,8 +66,8 @@ class Gateway:
             self.configuration,
             self.access,
             self.admission,
-            (*self.background, self.runner.run),
-            (routes,),
+            (*self.background, self.runner.run, self.overviews.run),
+            (routes, page_router(self.access, self.overviews)),
         )
 
 
@@ -132,7 +136,8 @@ async def open_gateway(
         access = Access(configuration, KeyFile(configuration.keys))
         admission = Admission(configuration, access, models)
         runner = BatchRunner(database, admission, access)
-        gateway = Gateway(configuration, access, admission, database, runner)
+        overviews = Overviews(configuration, admission, runner, database)
+        gateway = Gateway(configuration, access, admission, database, runner, overviews)
         if configuration.keep_requests_days:
             requests = RequestLog(configuration.database, configuration.keep_requests_days)
             stack.callback(requests.close)
@@ -243,3 +248,5 @@ def _follow(gateway: Gateway, model: ServedModel, job: str, client: AsyncClient)
     gateway.admission.on_wait(wake)
     follower = ReplicaFollower(model.dispatcher)
     gateway.background += [scaler.run, lambda: follower.run(client, job)]
+    if url := gateway.configuration.url:
+        gateway.background.append(PageLink(client, job, url).run)

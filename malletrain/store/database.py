@@ -55,6 +55,11 @@ _ADVICE = (
     ("not a database", _RESTORE),
     ("locked", "Another process holds it: `fuser` on the file names it. End that one."),
     ("disk is full", "Make room on its file system; the daemon continues from the stored state."),
+    (
+        "read-only transaction",
+        "It is a standby: name the primary in [daemon] database, or add "
+        "target_session_attrs=read-write to its URL.",
+    ),
     ("readonly", "Make the file and its directory the daemon's user's."),
     ("lock timeout", "Another session holds it: pg_stat_activity names it. End that one."),
     ("authentication failed", "Correct user and password in [daemon] database."),

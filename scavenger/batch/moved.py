@@ -30,30 +30,28 @@ class MovedLeases:
         self._sentence = ""
 
     def look(
-        self, partitions: Mapping[str, str], wanted: Collection[str], now: float
+        self, partitions: Mapping[str, str], allowed: Collection[str], now: float
     ) -> dict[str, str]:
         """Return lease → why it has to leave.
 
         Args:
             partitions: lease that has not ended → the partitions or queue of its job, separated by
                 commas.
-            wanted: partitions or queues in which leases may run; empty: any.
+            allowed: partitions or queues in which leases may run; empty: any.
             now: epoch seconds.
         """
         leave = {}
         for lease, names in sorted(partitions.items()):
-            others = sorted(set(names.split(",")).difference(wanted, {""}))
-            if wanted and others:
-                leave[lease] = (
-                    f"its job is in {self._noun} {', '.join(others)}, and leases are to run in "
-                    f"{', '.join(sorted(wanted))}"
-                )
+            others = sorted(set(names.split(",")).difference(allowed, {""}))
+            if allowed and others:
+                place = f"in {self._noun} {', '.join(others)}"
+                leave[lease] = f"its job is {place}, not in {', '.join(sorted(allowed))}"
                 self._at = now
                 self._sentence = (
-                    f"{self._scheduler} has moved lease {lease} to {self._noun} "
-                    f"{', '.join(others)}, whose jobs it may not preempt in the same way; exempt "
-                    f"leases from the plugin or hook that does it, or set {self._noun} in "
-                    f"[{self._table}] to where leases may run"
+                    f"lease {lease} is {place}, not in {', '.join(sorted(allowed))}, and "
+                    f"{self._scheduler} may not preempt it there; exempt leases from the plugin or "
+                    f"hook that moves them, or set {self._noun} in [{self._table}] to where leases "
+                    "may run"
                 )
         return leave
 

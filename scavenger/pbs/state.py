@@ -94,9 +94,10 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
         cpus = resources.get("ncpus")
         if cpus is not None and number_of(cpus) <= 0:
             continue
+        host = resources.get("host")
         # PBS prints a name such as 1e3 as the number that it looks like.
-        host = None if isinstance(host := resources.get("host"), float) else text_of(host)
-        hosts.setdefault(host or name.partition("[")[0], []).append((name, node))
+        host_name = "" if isinstance(host, float) else text_of(host)
+        hosts.setdefault(host_name or name.partition("[")[0], []).append((name, node))
     return hosts
 
 

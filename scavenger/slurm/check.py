@@ -448,12 +448,13 @@ def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
         yield False, str(error)
         return
     other = _PARTITION.search(result.stderr)
-    if result.status == 0 and other and s.lease.partitions and other[1] not in s.lease.partitions:
-        wanted = ", ".join(s.lease.partitions)
+    partitions = s.lease.partitions
+    if result.status == 0 and other and partitions and other[1] not in partitions:
+        configured = ", ".join(partitions)
         yield (
             False,
-            f"A lease for {wanted} would run in partition {other[1]} (sbatch --test-only), whose "
-            "jobs may not be preempted in the same way: a job_submit plugin moves it. Exempt "
+            f"A lease for {configured} would run in partition {other[1]} (sbatch --test-only), "
+            "whose jobs may not be preempted in the same way: a job_submit plugin moves it. Exempt "
             f"leases (jobs named {s.prefix}…) from that rule, or set partition in "
             "[scheduler.slurm] to where leases may run. MalleTrain ends leases elsewhere.",
         )

@@ -243,12 +243,13 @@ def read_reservations(text: str) -> list[SlurmReservation]:
     """Parse ``scontrol show reservation -o``. Raises SchedulerError if the text has another
     form.
     """
-    reservations: list[SlurmReservation] = []
+    reservations, begun = [], False
     for line in require_complete(text, "scontrol show reservation").split("\n"):
         if not line.startswith("ReservationName="):
-            if line.strip() and "No reservations" not in line and not reservations:
+            if line.strip() and "No reservations" not in line and not begun:
                 raise _unreadable("scontrol show reservation", line)
             continue  # the rest of a comment that contains a line break
+        begun = True
         fields: dict[str, str] = {}
         for name, value in _FIELD.findall(line):
             # A later one is part of the comment, which people write.

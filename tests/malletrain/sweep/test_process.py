@@ -60,15 +60,15 @@ def moved(tmp_path, monkeypatch):
 def test_a_sweep_waits_for_its_database_and_goes_on(moved, sweep):
     """As when its server is restarted; the points are those between any two writes."""
     url, away = moved
-    said, back = [], []
+    lines, back = [], []
 
     def say(text):
-        said.append(text)
+        lines.append(text)
         if "Waiting" in text:
             back.pop()()
 
     def point(name):
-        if name == "submitted" and not any("Waiting" in text for text in said) and not back:
+        if name == "submitted" and not any("Waiting" in text for text in lines) and not back:
             back.append(away())
 
     with open_storage(url) as storage:
@@ -77,9 +77,9 @@ def test_a_sweep_waits_for_its_database_and_goes_on(moved, sweep):
         process.run(ledger, jobs, say, point)
         assert len(ledger.trials(optuna.trial.TrialState.RUNNING)) == 0
         assert len(ledger.trials()) == len(jobs.jobs) == 3, "no job was submitted twice"
-    [waiting] = [text for text in said if "Waiting" in text]
+    [waiting] = [text for text in lines if "Waiting" in text]
     assert waiting.startswith("The database of sweeps refuses: no such table: ")
-    assert "The database answers again." in said
+    assert "The database answers again." in lines
 
 
 def test_a_database_that_refuses_a_query_is_a_sentence(moved, sweep):

@@ -175,8 +175,8 @@ def test_ids_are_those_of_squeue(module):
     (pyslurm's array_tasks_waiting lacks it).
     """
     jobs = [
-        job(7, "PENDING", "het", heterogeneous_id=7, heterogeneous_offset=0),
-        job(8, "PENDING", "het", heterogeneous_id=7, heterogeneous_offset=1),
+        job(7, "PENDING", "first", heterogeneous_id=7, heterogeneous_offset=0),
+        job(8, "PENDING", "second", heterogeneous_id=7, heterogeneous_offset=1),
         job(9, "PENDING", "many", array_id=9, array_tasks_waiting="0-9", array_tasks_parallel=2),
     ]
     module.Jobs.load = lambda: collection(*jobs)

@@ -191,9 +191,9 @@ def test_reservations_that_are_hidden_are_told_to_who_is_no_operator(
 
 
 def test_a_plugin_that_moves_leases_to_another_partition_is_named(slurm):
-    said = "Job 7 to start at 2026-11-27T22:00:00 using 4 processors on nodes n1 in partition {}"
+    line_of = "Job 7 to start at 2026-11-27T22:00:00 using 4 processors on nodes n1 in partition {}"
     for partition, moved in (("long", True), ("preemptable", False)):
-        line = f"sbatch: {said.format(partition)}"
+        line = f"sbatch: {line_of.format(partition)}"
         slurm.tools.runs("sbatch", f'echo "{line}" >&2')
         sentences = troubles(slurm, needed_grace_s=9.0)
         assert any("would run in partition long" in each for each in sentences) is moved, sentences
@@ -222,12 +222,12 @@ def test_the_cluster_of_a_federation_has_its_leases_alone(slurm):
         "scontrol",
         'case "$*" in *federation*) printf "Federation: fed\\nSelf:       site:c1:6817 ID:1\\n"; '
         'exit 0;; *config*) cat "$here/config"; exit 0;; '
-        '*partitions*) cat "$here/partitions"; exit 0;; '
-        '*) cat "$here/partitions"; exit 0;; esac',
+        '*partition*) cat "$here/partitions"; exit 0;; '
+        '*) cat "$here/reservations"; exit 0;; esac',
     )
     sentences = [sentence for _, sentence in slurm.scavenger(needed_grace_s=9.0).check()]
     assert any("belongs to federation fed" in each for each in sentences), sentences
     assert all("--clusters=site" in call for call in slurm.tools.calls("sbatch"))
-    asked = [*slurm.tools.calls("squeue"), *slurm.tools.calls("sinfo")]
-    assert asked
-    assert all("--local" in call for call in asked)
+    calls = [*slurm.tools.calls("squeue"), *slurm.tools.calls("sinfo")]
+    assert calls
+    assert all("--local" in call for call in calls)

@@ -273,5 +273,5 @@ def test_leases_that_a_plugin_moves_to_another_partition_leave_and_none_is_taken
     slurm.queue(world.job("RUNNING", lease.scheduler_id, "malletrain-t-l1", **moved))
     poll = one.poll()
     assert world.names(poll) == []
-    assert "Slurm has moved lease l1 to partition long" in world.why(poll, "n2")["hold"]
+    assert "lease l1 is in partition long, not in preemptable" in world.why(poll, "n2")["hold"]
     assert any("--signal=TERM" in call for call in slurm.tools.calls("scancel"))

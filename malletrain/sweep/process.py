@@ -121,18 +121,19 @@ def run(
         try:
             began = time.monotonic()
             over = engine.turn(time.time())
+            if away:
+                say(f"The {away} answers again.")
+            away = ""
             progress.print_changes()
             delete_losers(ledger, time.time())
             if over:
                 return ledger.end
-            if away:
-                say(f"The {away} answers again.")
-            away = ""
         except (JobsAway, optuna.exceptions.StorageInternalError) as error:
-            gone = isinstance(error, JobsAway)
-            noun = "daemon" if gone else "database"
+            if isinstance(error, JobsAway):
+                noun, sentence = "daemon", str(error)
+            else:
+                noun, sentence = "database", refusal(error)
             if away != noun:
-                sentence = str(error) if gone else refusal(error)
                 say(f"{sentence} Waiting for it to come back; the jobs go on.")
             away = noun
             time.sleep(AWAY_S)
@@ -143,7 +144,8 @@ def run(
             raise
         # Reports of one moment share a turn, and turns take at most half of the time.
         time.sleep(max(REST_S, time.monotonic() - began))
-        with contextlib.suppress(JobsAway):  # the next turn reports it
+        # The next turn reports these errors.
+        with contextlib.suppress(JobsAway, optuna.exceptions.StorageInternalError):
             jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
 
 

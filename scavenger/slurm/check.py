@@ -439,7 +439,7 @@ def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     )
     argv = [
         word
-        for word in sbatch(s, spec, False)
+        for word in sbatch(s, spec, False, cluster=inputs.site.cluster)
         if not word.startswith(("--nodelist=", "--deadline="))
     ]
     try:

@@ -53,6 +53,11 @@ _SERVER = "Start its server or make it reachable; the daemon continues from the 
 _ADVICE = (
     ("malformed", _RESTORE),
     ("not a database", _RESTORE),
+    (
+        "locking protocol",
+        "SQLite's write-ahead log does not work on this file system: set database in [daemon] to "
+        "a file on a local disk, or to PostgreSQL.",
+    ),
     ("locked", "Another process holds it: `fuser` on the file names it. End that one."),
     ("disk is full", "Make room on its file system; the daemon continues from the stored state."),
     (

@@ -265,6 +265,27 @@ def privacy(config: Config) -> Iterator[tuple[bool, str]]:
         )
 
 
+def database_place(config: Config) -> Iterator[tuple[None, str]]:
+    """Tells that an SQLite database lies on a network file system."""
+    from malletrain.store.database import parse_url
+    from malletrain.store.file_system import MOUNTS, NETWORK, type_of
+
+    url = parse_url(config.database_url)
+    in_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+    if not in_file or not MOUNTS.exists():
+        return
+    path = Path(str(url.database)).resolve()
+    kind = type_of(path, MOUNTS.read_text("utf-8", "replace"))
+    if kind in NETWORK:
+        yield (
+            None,
+            f"{path} lies on a network file system ({kind}), where only one host may open an "
+            "SQLite database: run `malletrain db` on this host, and no second daemon on another "
+            "one, which the lock may not reach. Better set database in [daemon] to a file on a "
+            "local disk (sqlite:////var/lib/malletrain/malletrain.db) or to PostgreSQL.",
+        )
+
+
 def scheduler(config: Config) -> Iterator[tuple[bool, str]]:
     """Yields the results of the main scheduler's backend, which tests its commands."""
     from malletrain.daemon.site.backends import backend
@@ -395,6 +416,7 @@ def _daemon_answers(config: Config) -> bool:
 
 MORE_TESTS: tuple[Test, ...] = (
     ("state directory", privacy),
+    ("database", database_place),
     ("main scheduler", scheduler),
     ("network", network),
     ("leases", failed_starts),

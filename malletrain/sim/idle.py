@@ -122,6 +122,7 @@ def idle_nodes(
     assumptions = [
         *log.notes,
         *observed.sentences,
+        *_endless_sentences(spans, observed),
         "Nodes without a job count as idle: the log does not tell those that are down, drained "
         "or reserved.",
     ]
@@ -142,6 +143,27 @@ def idle_nodes(
             )
         return IdleNodes(trace, tuple(assumptions), IdleBounds(least_s, idle_s), is_named=True)
     return _without_names(log, spans, observed, (nodes, nodes_ground), cpus_per_node, assumptions)
+
+
+def _endless_sentences(spans: Sequence[JobSpan], observed: Observation) -> list[str]:
+    """Return a sentence about jobs that have no end although they run longer than any that ended.
+    Accounting that missed the end of a job lists it as running for ever (Slurm's "runaway jobs").
+    """
+    longest_s = max((span.end - span.start for span in spans if span.end < math.inf), default=None)
+    if longest_s is None:
+        return []
+    endless = [
+        span for span in spans if span.end == math.inf and observed.end_s - span.start > longest_s
+    ]
+    if not endless:
+        return []
+    hours = node_seconds(endless, observed) / 3600
+    return [
+        f"{len(endless)} jobs have no end in the log and run longer than any that ended "
+        f"({longest_s / 86400:.1f} days): they count as running, with {hours:,.0f} node-hours. If "
+        "the accounting has missed their ends (sacctmgr show runawayjobs lists such jobs of "
+        "Slurm), more nodes were idle."
+    ]
 
 
 def require_time(trace: Trace) -> None:

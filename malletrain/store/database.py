@@ -53,8 +53,18 @@ _SERVER = "Start its server or make it reachable; the daemon continues from the 
 _ADVICE = (
     ("malformed", _RESTORE),
     ("not a database", _RESTORE),
+    (
+        "locking protocol",
+        "SQLite's write-ahead log does not work on this file system: set database in [daemon] to "
+        "a file on a local disk, or to PostgreSQL.",
+    ),
     ("locked", "Another process holds it: `fuser` on the file names it. End that one."),
     ("disk is full", "Make room on its file system; the daemon continues from the stored state."),
+    (
+        "read-only transaction",
+        "It is a standby: name the primary in [daemon] database, or add "
+        "target_session_attrs=read-write to its URL.",
+    ),
     ("readonly", "Make the file and its directory the daemon's user's."),
     ("lock timeout", "Another session holds it: pg_stat_activity names it. End that one."),
     ("authentication failed", "Correct user and password in [daemon] database."),

@@ -76,14 +76,29 @@ def open_storage(url: str) -> Iterator[optuna.storages.RDBStorage]:
     reliably. Studies opened in it can still be used; that opens new connections.
 
     Raises:
-        SweepError: the database cannot be opened.
+        SweepError: the database cannot be opened, or refuses a query in the block.
     """
     storage = _connected(url)
     try:
         yield storage
+    except optuna.exceptions.StorageInternalError as error:
+        raise SweepError(
+            f"{refusal(error)} It is {without_password(url)}. What is stored is kept; try again "
+            "when it works."
+        ) from error
     finally:
         storage.remove_session()
         storage.engine.dispose()
+
+
+def refusal(error: optuna.exceptions.StorageInternalError) -> str:
+    """Returns the sentence that reports an error of the database, in its own words. Optuna's words
+    blame the values ("invalid data in the commit") also if the server is gone or the disk is
+    full."""
+    cause = error.__cause__
+    cause = getattr(cause, "orig", None) or cause or error
+    why = (str(cause).strip() or type(cause).__name__).splitlines()[0].rstrip(".")
+    return f"The database of sweeps refuses: {why}."
 
 
 def _connected(url: str) -> optuna.storages.RDBStorage:

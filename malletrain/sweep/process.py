@@ -1,7 +1,9 @@
 """The engine's process: one per sweep, in the foreground or detached, until the sweep is over. It
 may be killed at any time.
 
-Decides when the engine has its turn, and how to wait for a daemon that does not answer.
+Decides when the engine has its turn, and how to wait for a daemon that does not answer, or a
+database that refuses (a server that is restarted, a full disk, a lock). A turn that was interrupted
+is made again.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import optuna
+
 from malletrain.identity.state_directory import make_private_dir
 from malletrain.protocol import env
 from malletrain.sweep.engine import Engine
 from malletrain.sweep.jobs import Jobs, JobsAway
-from malletrain.sweep.ledger import Ledger
+from malletrain.sweep.ledger import Ledger, refusal
 from malletrain.sweep.spec import SweepError
 from malletrain.sweep.trials import delete_losers, job_of
 
@@ -28,7 +32,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 20, 0.01
 REST_S = 0.05
 """Minimum time between two turns, seconds."""
 AWAY_S = 5.0
-"""Time between two attempts to reach a daemon that is gone, seconds."""
+"""Time between two attempts to reach a daemon or database that is gone, seconds."""
 
 
 def lock_path(state_dir: Path, name: str) -> Path:
@@ -112,31 +116,36 @@ def run(
     ledger.ends("")
     engine = Engine(ledger, jobs, job_of, point)
     progress = _TrialPrinter(ledger, say)
-    away = False
+    away = ""
     while True:
         try:
             began = time.monotonic()
             over = engine.turn(time.time())
             if away:
-                say("The daemon answers again.")
-            away = False
-        except JobsAway as error:
-            if not away:
-                say(f"{error} Waiting for it to come back; the jobs go on.")
-            away = True
+                say(f"The {away} answers again.")
+            away = ""
+            progress.print_changes()
+            delete_losers(ledger, time.time())
+            if over:
+                return ledger.end
+        except (JobsAway, optuna.exceptions.StorageInternalError) as error:
+            if isinstance(error, JobsAway):
+                noun, sentence = "daemon", str(error)
+            else:
+                noun, sentence = "database", refusal(error)
+            if away != noun:
+                say(f"{sentence} Waiting for it to come back; the jobs go on.")
+            away = noun
             time.sleep(AWAY_S)
             continue
         except SweepError as error:
             progress.print_changes()
             ledger.ends(str(error))
             raise
-        progress.print_changes()
-        delete_losers(ledger, time.time())
-        if over:
-            return ledger.end
         # Reports of one moment share a turn, and turns take at most half of the time.
         time.sleep(max(REST_S, time.monotonic() - began))
-        with contextlib.suppress(JobsAway):  # the next turn reports it
+        # The next turn reports these errors.
+        with contextlib.suppress(JobsAway, optuna.exceptions.StorageInternalError):
             jobs.wait(engine.jobs_under_way(), ledger.sweep.sweep.every)
 
 

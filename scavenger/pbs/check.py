@@ -177,6 +177,15 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
                 f"(preempt_order{'' if inputs.site.preempt_known else ', by default'})."
             ),
         )
+        for each in (inputs.site.queues[express] for express in above):
+            if not inputs.site.preempts(each, name):
+                targets = each.preempt_targets or inputs.site.preempt_targets
+                yield (
+                    False,
+                    f"Jobs of {each.name} do not preempt those of {name} by default "
+                    f"(resources_default.preempt_targets = {targets}), so that leases would keep "
+                    f"them waiting; add queue={name} to it.",
+                )
         others = sorted(
             q.name for q in inputs.site.queues.values() if _waits_for_leases(q.name, above, inputs)
         )
@@ -208,8 +217,14 @@ def _preemption(inputs: PbsCheckInputs) -> Iterator[Finding]:
 
 def _waits_for_leases(name: str, above: list[str], inputs: PbsCheckInputs) -> bool:
     queue = inputs.site.queues[name]
-    own = inputs.settings.lease.queue
-    return queue.execution and queue.enabled and name not in above and name != own and not queue.acl
+    own = inputs.site.queues[inputs.settings.lease.queue]
+    return (
+        queue.execution
+        and queue.enabled
+        and name not in (*above, own.name)
+        and not queue.acl
+        and queue.partition == own.partition
+    )
 
 
 def _grace(inputs: PbsCheckInputs) -> Iterator[Finding]:

@@ -7,18 +7,21 @@ vnode's memory count. Pure; :mod:`scavenger.batch.slots` decides which slots are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scavenger.batch.slots import CPUS, MEMORY_MB, Amounts, HostResources, Neighbour
 from scavenger.pbs.job import sum_of
-from scavenger.pbs.parse import PbsJob, number_of, text_of
+from scavenger.pbs.parse import PbsJob, number_of, text_of, words_of
 from scavenger.pbs.state import HostVnodes
 
 NAMES = {"gpu": "ngpus", CPUS: "ncpus", MEMORY_MB: "mem"}
 """Resource of a slot → PBS's name."""
 FORCED = ("force_excl", "force_exclhost")
 """Values of a vnode's ``sharing`` with which no two jobs share it, whatever they ask for."""
+_ARRAY, _SUBJOB = re.compile(r"(\d+)\[\]"), re.compile(r"(\d+)\[\d+\]")
+"""The beginning of the id of an array, and of one of its subjobs."""
 
 
 def read_hosts(
@@ -28,12 +31,22 @@ def read_hosts(
 
     Args:
         hosts: host → its vnodes.
-        jobs: jobs of others that have vnodes. Needed only if a kind asks beside whom it is.
+        jobs: jobs of others that have vnodes, and arrays, whose subjobs only the vnodes name.
+            Needed only if a kind asks beside whom it is.
     """
     host_of_vnode = {vnode: host for host, vnodes in hosts.items() for vnode, _ in vnodes}
     neighbours: dict[str, list[Neighbour]] = {}
+    array_of: dict[str, PbsJob] = {}
     for job in jobs:
+        if match := _ARRAY.match(job.id):
+            array_of[match[1]] = job
         for host in {host_of_vnode[v] for v in job.vnodes if v in host_of_vnode}:
+            neighbours.setdefault(host, []).append(Neighbour(job.user, job.queue))
+    for host, vnodes in hosts.items() if array_of else ():
+        subjobs = {word for _, node in vnodes if node.jobs for word in words_of(node.jobs)}
+        arrays = {match[1] for word in subjobs if (match := _SUBJOB.match(word))}
+        for array in sorted(arrays & array_of.keys()):
+            job = array_of[array]
             neighbours.setdefault(host, []).append(Neighbour(job.user, job.queue))
     return {
         host: HostResources(

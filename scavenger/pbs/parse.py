@@ -188,6 +188,9 @@ JOB_ATTRIBUTES = (
     "stime",
 )
 """Attributes of a job that are read."""
+SUSPENDED_STATES = frozenset({"S", "U"})
+SUSPENDED_SUBSTATES = frozenset({43, 45})
+"""Suspended by request (qsig) and by the scheduler."""
 DSV_MARK = "\x1f"
 """Separator of the fields in qstat's DSV output."""
 _VNODE = re.compile(r"\(([^():+]+)|\+([^():+]+)")
@@ -205,6 +208,7 @@ class RawNode(msgspec.Struct):
     resv: Any = ""
     comment: Any = ""
     queue: Any = ""
+    partition: Any = ""
     resources_available: dict[str, Any] = {}
     resources_assigned: dict[str, Any] = {}
     sharing: Any = ""
@@ -283,7 +287,11 @@ class PbsJobTable(NamedTuple):
     ours: list[PbsJob]
     """All jobs with our prefix in their names."""
     running: list[PbsJob]
-    """Jobs of others that have vnodes, if they were asked for."""
+    """Jobs of others that have vnodes, and arrays that have begun, if they were asked for. PBS
+    lists an array without its subjobs.
+    """
+    suspended: list[PbsJob]
+    """Suspended jobs of others."""
 
 
 class PbsReservation(NamedTuple):
@@ -355,21 +363,34 @@ def number_in(job_id: str) -> str:
 
 
 def job_table(raw: Mapping[str, RawJob], prefix: str, with_running: bool = False) -> PbsJobTable:
-    """Return the relevant jobs: ours, those of others with an expected start, and, if asked for,
-    those of others that have vnodes.
+    """Return the relevant jobs: ours, those of others that are suspended or have an expected start,
+    and, if asked for, those of others that run.
     """
-    table = PbsJobTable([], [], [])
+    table = PbsJobTable([], [], [], [])
     for job_id, job in raw.items():
         name = job.Job_Name
         if isinstance(name, str) and name.startswith(prefix):
             table.ours.append(_job(job_id, job))
-        elif job.estimated is not None and job.job_state in ("Q", "B", "T"):
+            continue
+        if job.estimated is not None and job.job_state in ("Q", "B", "T"):
             pbs_job = _job(job_id, job)
             if pbs_job.start is not None and pbs_job.planned_on:
                 table.pending.append(pbs_job)
-        elif with_running and job.exec_vnode and job.job_state in ("R", "E", "S", "U"):
+        if job.exec_vnode and is_suspended(job.job_state, job.substate):
+            table.suspended.append(_job(job_id, job))
+        has_vnodes = job.exec_vnode and job.job_state in ("R", "E", "S", "U")
+        if with_running and (has_vnodes or job.job_state == "B"):
             table.running.append(_job(job_id, job))
     return table
+
+
+def is_suspended(state: Any, substate: Any) -> bool:
+    """Return whether the processes of a job in this state are stopped. Its state can still be R for
+    a moment.
+    """
+    return state in SUSPENDED_STATES or (
+        state == "R" and int(number_of(substate)) in SUSPENDED_SUBSTATES
+    )
 
 
 def _job(job_id: str, raw: RawJob) -> PbsJob:

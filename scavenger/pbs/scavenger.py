@@ -24,6 +24,7 @@ from scavenger.batch.hold import PreemptionHold
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
+from scavenger.batch.moved import MovedLeases
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -114,6 +115,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         self._own: Mapping[str, PbsJob] = {}
         """From the last poll: the vnodes of each host, and lease id → its job."""
         self._preemption_hold = PreemptionHold()
+        self._moved = MovedLeases(self.title, "queue", "scheduler.pbs")
 
     @property
     def source_name(self) -> str:
@@ -121,7 +123,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         return f"its {self.source.name}"
 
     def _ask_site(self) -> PbsSite:
-        site = ask_site(self.commands)
+        site = ask_site(self.commands, self.settings.lease.queue)
         if not self._settled:
             self.source = source_for(self.api, self.commands, site.server)
             self._settled = True
@@ -137,7 +139,7 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
         hosts = by_host(nodes)
         wants_features = bool(s.rules.features or s.node_classes)
-        reading = PbsSnapshot(hosts, jobs.pending, own, reservations)
+        reading = PbsSnapshot(hosts, jobs.pending, own, reservations, jobs.suspended)
         facts = node_facts(
             reading, site.queues_of(), self._idle_since, now, with_features=wants_features
         )
@@ -157,12 +159,14 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
             lease_id: ledger_entry(lease_id, job, now, grace_s) for lease_id, job in own.items()
         }
         preempting = self._preemption_hold.reason(hold_s, now)
-        leave = self._never_preempted(site, own)
+        queues = {lease: own[lease].queue for lease, job in lease_jobs.items() if job.alive}
+        moved = self._moved.look(queues, site.reached_from(s.lease.queue), now)
+        leave = self._never_preempted(site, own) | moved
         return SchedulerAnswer(
             facts,
             lease_jobs,
             gone,
-            hold=self._closed(site) or preempting,
+            hold=self._closed(site) or self._moved.hold(now) or preempting,
             leave=leave,
             urgent=bool(preempting),
         )

@@ -41,7 +41,8 @@ LIMITS = ("max_run", "max_queued")
 AMOUNTS = ("max_run_res", "max_queued_res")
 """Attributes that limit the amount of a resource that a user's jobs have."""
 _LIMIT = re.compile(r"u:([^=\]]+?)\s*=\s*(\d+)\s*\]")
-_SCHED = re.compile(r"^set sched(?: \S+)? (\w+) = (.*?)\s*$", re.MULTILINE)
+_SCHED = re.compile(r"^set sched(?: (\S+))? (\w+) = (.*?)\s*$", re.MULTILINE)
+DEFAULT_SCHEDULER = "default"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class PbsQueue:
     """Users that may use it, as PBS prints them; empty: all users."""
     destinations: Sequence[str] = ()
     """Queues to which a routing queue routes."""
+    partition: str = ""
+    """Partition of its jobs and nodes, which has a scheduler of its own (multisched); empty: the
+    default one.
+    """
+    preempt_targets: str = ""
+    """``resources_default.preempt_targets``: the jobs that its jobs preempt; empty: all below."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """``max_run``, ``max_queued`` and, as ``max_run_res.ncpus``, amounts of resources, as PBS
     prints them.
@@ -106,6 +113,8 @@ class PbsSite:
     """Whether the scheduler can forecast the starts of pending jobs (``backfill_depth`` above
     0).
     """
+    preempt_targets: str | None = ""
+    """Default of the jobs of all queues, as ``preempt_targets`` of a queue; None: not used."""
     sees_others: bool = True
     """Whether users see the jobs of others."""
     limits: Mapping[str, str] = field(default_factory=dict)
@@ -148,29 +157,61 @@ class PbsSite:
             and q.priority >= self.preempt_queue_prio
             and q.priority > own.priority
             and q.name != queue
+            and q.partition == own.partition
         )
+
+    def preempts(self, queue: PbsQueue, target: str) -> bool:
+        """Return whether jobs of ``queue`` can preempt those of queue ``target``, by their default
+        of preempt_targets (PBS Professional Administrator's Guide, "Preemption"): ``NONE``, or a
+        list of ``queue=NAME`` and ``Resource_List.NAME=VALUE``.
+        """
+        targets = words_of(queue.preempt_targets or self.preempt_targets or "")
+        if not targets or self.preempt_targets is None:
+            return True
+        return any(
+            word.lower().startswith("resource_list.")
+            or (word.lower().startswith("queue=") and word.partition("=")[2] == target)
+            for word in targets
+        )
+
+    def reached_from(self, queue: str) -> frozenset[str]:
+        """Return the queues in which a job submitted to ``queue`` can be: itself, and those to
+        which it routes. Empty if ``queue`` is empty or routes to another server.
+        """
+        reached, remaining = set[str](), [queue]
+        while remaining:
+            name = remaining.pop()
+            if not name or "@" in name:
+                return frozenset()
+            if name not in reached:
+                reached.add(name)
+                remaining += self.queues[name].destinations if name in self.queues else ()
+        return frozenset(reached)
 
     def queues_of(self) -> Callable[[RawNode], Sequence[str]]:
         """Return a function from a vnode to the queues whose jobs may run on it."""
         plain = tuple(q for q in self.queues.values() if q.execution)
         keys = sorted({key for q in plain for key in q.chunk})
+        divided = any(q.partition for q in plain)
         free = tuple(q.name for q in plain if not q.chunk)
         cache: dict[tuple[str, ...], tuple[str, ...]] = {}
 
         def find(node: RawNode) -> Sequence[str]:
             if node.queue:
                 return (text_of(node.queue),)
-            if not keys:
+            partition = text_of(node.partition)
+            if not keys and not divided and not partition:
                 return free
             has = node.resources_available
-            resources = tuple(text_of(has.get(key)) for key in keys)
+            resources = (partition, *(text_of(has.get(key)) for key in keys))
             names = cache.get(resources)
             if names is None:
-                values = dict(zip(keys, resources, strict=True))
+                values = dict(zip(keys, resources[1:], strict=True))
                 names = tuple(
                     q.name
                     for q in plain
-                    if all(value in words_of(values[key]) for key, value in q.chunk.items())
+                    if q.partition == partition
+                    and all(value in words_of(values[key]) for key, value in q.chunk.items())
                 )
                 cache[resources] = names
             return names
@@ -207,9 +248,9 @@ def _torque_version(commands: Commands) -> str:
     return match[1] if match else ""
 
 
-def ask_site(commands: Commands) -> PbsSite:
+def ask_site(commands: Commands, queue: str = "") -> PbsSite:
     """Read the configuration of a running PBS. Raises SchedulerError, with a specific message if it
-    is Torque.
+    is Torque. ``queue``: queue of the leases.
     """
     try:
         server = commands.ask(["qstat", "-Bf", "-F", "json"])
@@ -222,24 +263,30 @@ def ask_site(commands: Commands) -> PbsSite:
         sched = commands.ask(["qmgr", "-c", "print sched"])
     except CommandError:  # some sites restrict qmgr; the defaults are then used
         sched = ""
-    return read_site(server, queues, sched)
+    return read_site(server, queues, sched, queue)
 
 
-def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
+def read_site(server: str, queues: str, sched: str = "", queue: str = "") -> PbsSite:
     """Parse the output of the three commands. Raises SchedulerError.
 
     Args:
         server: output of ``qstat -Bf``.
         queues: output of ``qstat -Qf``.
         sched: output of ``qmgr -c 'print sched'``; empty if the site restricts it.
+        queue: queue of the leases. If PBS has several schedulers, the settings are those of the
+            one that starts the jobs of this queue.
     """
     answer = decode_joined(server, _Server, "qstat -Bf")
     if not answer.Server:
         raise SchedulerError("The answer of qstat -Bf cannot be understood: it names no server.")
     name, attributes = next(iter(answer.Server.items()))
     shown = text_of(attributes.get("pbs_version") or answer.pbs_version)
-    settings = dict(_SCHED.findall(require_complete(sched, "qmgr")))
-    table = decode_joined(queues, _Queues, "qstat -Qf").Queue
+    table = {
+        each: _queue(each, values)
+        for each, values in decode_joined(queues, _Queues, "qstat -Qf").Queue.items()
+    }
+    partition = table[queue].partition if queue in table else ""
+    settings = _scheduler_of(partition, require_complete(sched, "qmgr"))
     return PbsSite(
         version=read_version(shown),
         shown_version=shown,
@@ -255,8 +302,28 @@ def read_site(server: str, queues: str, sched: str = "") -> PbsSite:
         estimates=number_of(attributes.get("backfill_depth"), 1) > 0,
         sees_others=truth_of(attributes.get("query_other_jobs"), False),
         limits=_limits(attributes),
-        queues={queue: _queue(queue, values) for queue, values in table.items()},
+        preempt_targets=_preempt_targets(attributes, settings),
+        queues=table,
     )
+
+
+def _scheduler_of(partition: str, printed: str) -> Mapping[str, str]:
+    """Return the settings of the scheduler of a partition, from ``qmgr -c 'print sched'``."""
+    schedulers: dict[str, dict[str, str]] = {}
+    for name, key, value in _SCHED.findall(printed):
+        schedulers.setdefault(name or DEFAULT_SCHEDULER, {})[key] = value
+    if partition:
+        of_partition = (s for s in schedulers.values() if s.get("partition") == partition)
+        return next(of_partition, {})
+    return schedulers.get(DEFAULT_SCHEDULER, {})
+
+
+def _preempt_targets(attributes: Mapping[str, Any], settings: Mapping[str, str]) -> str | None:
+    """Return the server's default of preempt_targets; None if its scheduler ignores them."""
+    if not truth_of(settings.get("preempt_targets_enable"), True):
+        return None
+    defaults = attributes.get("resources_default")
+    return text_of(defaults.get("preempt_targets")) if isinstance(defaults, dict) else ""
 
 
 def read_version(text: str) -> tuple[int, int]:
@@ -272,8 +339,9 @@ def read_version(text: str) -> tuple[int, int]:
 
 
 def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
-    chunk, maximum, minimum = (
-        values.get(key) for key in ("default_chunk", "resources_max", "resources_min")
+    chunk, maximum, minimum, defaults = (
+        values.get(key)
+        for key in ("default_chunk", "resources_max", "resources_min", "resources_default")
     )
     delay = values.get("kill_delay")
     return PbsQueue(
@@ -297,6 +365,10 @@ def _queue(name: str, values: Mapping[str, Any]) -> PbsQueue:
         if truth_of(values.get("acl_user_enable"), False)
         else (),
         destinations=words_of(values.get("route_destinations")),
+        partition=text_of(values.get("partition")),
+        preempt_targets=text_of(defaults.get("preempt_targets"))
+        if isinstance(defaults, dict)
+        else "",
         limits=_limits(values),
     )
 

@@ -36,7 +36,7 @@ from scavenger.pbs.parse import (
 )
 
 NODE_ATTRIBUTES = (
-    *("state", "jobs", "resv", "comment", "queue", "sharing"),
+    *("state", "jobs", "resv", "comment", "queue", "partition", "sharing"),
     *("resources_available", "resources_assigned"),
 )
 PROGRAM = (sys.executable, "-I", str(Path(__file__).with_name("ask_pbs_ifl.py")))

@@ -19,6 +19,7 @@ from scavenger.pbs.parse import (
     PbsJob,
     PbsReservation,
     RawNode,
+    is_suspended,
     number_of,
     planned_uses,
     reservations_of,
@@ -48,9 +49,6 @@ DRAINED_STATES = frozenset({"offline", "maintenance"})
 """The states in UNAVAILABLE_STATES with which an administrator asks running jobs to leave."""
 PENDING_STATES = frozenset({"Q", "T", "W", "H"})
 ENDED_STATES = frozenset({"F", "M", "X"})
-SUSPENDED_STATES = frozenset({"S", "U"})
-SUSPENDED_SUBSTATES = frozenset({43, 45})
-"""Suspended by request (qsig) and by the scheduler. The state can still be R for a moment."""
 KILL_REASONS = {
     -27: "it used more memory than it asked for",
     -28: "it used more CPU time than it asked for",
@@ -82,6 +80,8 @@ class PbsSnapshot(NamedTuple):
     """Lease id → its job."""
     reservations: Mapping[str, PbsReservation]
     """Id → reservation."""
+    suspended: Sequence[PbsJob] = ()
+    """Suspended jobs of others."""
 
 
 def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]]:
@@ -95,7 +95,9 @@ def by_host(nodes: Mapping[str, RawNode]) -> dict[str, list[tuple[str, RawNode]]
         if cpus is not None and number_of(cpus) <= 0:
             continue
         host = resources.get("host")
-        hosts.setdefault(text_of(host) if host else name.partition("[")[0], []).append((name, node))
+        # PBS prints a name such as 1e3 as the number that it looks like.
+        host_name = "" if isinstance(host, float) else text_of(host)
+        hosts.setdefault(host_name or name.partition("[")[0], []).append((name, node))
     return hosts
 
 
@@ -123,15 +125,8 @@ def is_preempted(job: PbsJob) -> bool:
     return (
         terminated_by(job) == "Scheduler"
         or job.substate in RERUN_SUBSTATES
-        or is_suspended(job)
+        or is_suspended(job.state, job.substate)
         or was_requeued(job)
-    )
-
-
-def is_suspended(job: PbsJob) -> bool:
-    """Return whether the job's processes are stopped."""
-    return job.state in SUSPENDED_STATES or (
-        job.state == "R" and job.substate in SUSPENDED_SUBSTATES
     )
 
 
@@ -146,7 +141,7 @@ def loss_reason(job: PbsJob) -> str:
     """Return why a lease has ended although its job still exists; empty if the lease has not
     ended.
     """
-    if is_suspended(job):
+    if is_suspended(job.state, job.substate):
         return "the main scheduler suspended it"
     if was_requeued(job):
         return "the main scheduler requeued it"
@@ -195,7 +190,7 @@ def ledger_entry(lease_id: str, job: PbsJob, now: float, grace_s: float) -> Leas
         job.submitted,
         loss_reason(job),
         job.state == "E",
-        is_suspended(job),
+        is_suspended(job.state, job.substate),
     )
 
 
@@ -231,6 +226,13 @@ def node_facts(
         with_features: whether the rules need the hosts' features.
     """
     uses = planned_uses(reading.pending)
+    # PBS lists a suspended job on none of its vnodes. It keeps its memory there, and is to go on
+    # with them when it is resumed.
+    suspended = {
+        vnode: f"job {job.id} is suspended on it"
+        for job in reading.suspended
+        for vnode in job.vnodes
+    }
     lease_on_host = {
         job.host: lease
         for lease, job in reading.own.items()
@@ -251,7 +253,8 @@ def node_facts(
             name=host,
             state=state,
             idle=idle,
-            trouble=unavailable,
+            trouble=unavailable
+            or next((suspended[name] for name, _ in vnodes if name in suspended), ""),
             reserved=reserved,
             reserved_from=reserved_from,
             planned=bool(planned) and idle,

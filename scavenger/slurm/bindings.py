@@ -22,6 +22,7 @@ import msgspec
 from scavenger.batch.commands import Commands, shorten
 from scavenger.interface import SchedulerError
 from scavenger.slurm.parse import (
+    SUSPENDED_STATE,
     WAITING_STATES,
     NodeGroup,
     NodeTable,
@@ -45,9 +46,11 @@ FLAG_WORDS = {
     "POWER_DRAIN": "powering_down",
     "REBOOT_ISSUED": "reboot_issued",
     "REBOOT_REQUESTED": "reboot_requested",
+    "EXTERNAL": "external",
     "COMPLETING": "completing",
     "MAINTENANCE": "maint",
     "RESERVED": "reserved",
+    "BLOCKED": "blocked",
     "PLANNED": "planned",
 }
 """Flags after the base state of a node (scontrol(1), "NODES - SPECIFICATIONS FOR SHOW":
@@ -162,7 +165,7 @@ def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
         words[0] = "draining"
     word = (
         words[0]
-        if words and (base == "IDLE" or words[0] not in ("maint", "reserved", "planned"))
+        if words and (base == "IDLE" or words[0] not in ("maint", "reserved", "blocked", "planned"))
         else base.lower()
     )
     marks = "".join(mark for flag, mark in FLAG_MARKS.items() if flag in flags)
@@ -170,12 +173,12 @@ def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
 
 
 def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
-    """Return the table of ``pyslurm.Jobs``: pending jobs, and ours."""
-    table = SlurmJobTable([], [])
+    """Return the table of ``pyslurm.Jobs``: pending and suspended jobs, and ours."""
+    table = SlurmJobTable([], [], [])
     for job in items(jobs):
         name, state = job.name or "", str(job.state)
         mine = name.startswith(prefix)
-        if not mine and state not in WAITING_STATES:
+        if not mine and state not in (*WAITING_STATES, SUSPENDED_STATE):
             continue
         slurm_job = SlurmJob(
             state,
@@ -194,16 +197,24 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
             job.batch_host or "",
             str(job.account or ""),
         )
-        (table.ours if mine else table.pending).append(slurm_job)
+        others = table.suspended if state == SUSPENDED_STATE else table.pending
+        (table.ours if mine else others).append(slurm_job)
     return table
 
 
 def _id(job: Any) -> str:
-    """Return the job id as squeue prints it (its ``%i``)."""
+    """Return the job id as squeue prints it (its ``%i``): ``7+1`` for a component of a
+    heterogeneous job, ``7_[0-9%2]`` for the pending tasks of an array, of which pyslurm lists the
+    limit separately.
+    """
+    if job.heterogeneous_id:
+        return f"{job.heterogeneous_id}+{job.heterogeneous_offset or 0}"
     if not job.array_id:
         return str(job.id)
-    waiting = job.array_tasks_waiting
-    return f"{job.array_id}_[{waiting}]" if waiting else f"{job.array_id}_{job.array_task_id}"
+    if not job.array_tasks_waiting:
+        return f"{job.array_id}_{job.array_task_id}"
+    limit = f"%{job.array_tasks_parallel}" if job.array_tasks_parallel else ""
+    return f"{job.array_id}_[{job.array_tasks_waiting}{limit}]"
 
 
 def reservations(collection: Any) -> list[SlurmReservation]:

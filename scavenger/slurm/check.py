@@ -11,6 +11,7 @@ slurm.conf(5), PreemptExemptTime, GraceTime, KillWait, bf_interval.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,8 @@ from scavenger.slurm.source import SlurmSource
 
 CLUSTER = "PreemptExemptTime"
 DEFAULT_QOS = "normal"
+_PARTITION = re.compile(r"\bto start at .* in partition (\S+)")
+"""The output of ``sbatch --test-only``."""
 HETEROGENEOUS_DELAY_S = 30.0
 """Time for which Slurm puts off a component of a heterogeneous job (reason ``BeginTime``) if its
 nodes are not free yet when it first could start; measured with Slurm 22.05, also without leases.
@@ -116,7 +119,11 @@ class SlurmCheckInputs:
 
 def findings(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     """Yield (works, sentence) for each test."""
-    by_mode = [_backfill] if inputs.settings.backfill else [_preemption, _grace, _longest_wait]
+    by_mode = (
+        [_backfill]
+        if inputs.settings.backfill
+        else [_preemption, _exempt_priority, _grace, _longest_wait]
+    )
     for part in (_partitions, _time_limit, _memory, *by_mode, _permission, _shape, _gpus, _sight):
         yield from part(inputs)
     yield from slot_findings(inputs.site, inputs.settings, inputs.commands)
@@ -148,6 +155,19 @@ def _partitions(inputs: SlurmCheckInputs) -> Iterator[Finding]:
             )
         else:
             yield True, f"Partition {name} is up and has {len(partition.nodes)} nodes."
+            if partition.exclusive_topo:
+                yield (
+                    False,
+                    f"A lease would block all other nodes of its topology block for other jobs "
+                    f"(ExclusiveTopo=YES of partition {name}); set ExclusiveTopo=NO for it.",
+                )
+    if inputs.site.federation:
+        yield (
+            True,
+            f"The cluster belongs to federation {inputs.site.federation}. Leases are submitted to "
+            f"{inputs.site.cluster} alone (sbatch --clusters), and only its nodes and jobs are "
+            "read.",
+        )
 
 
 def _time_limit(inputs: SlurmCheckInputs) -> Iterator[Finding]:
@@ -248,6 +268,27 @@ def _by_priority(preemptors: Sequence[str], nice: int) -> Iterator[Finding]:
             f"{sentence}, so that a lease can keep a job waiting; remove PRIORITY from "
             "PreemptMode in slurm.conf, or set nice in [scheduler.slurm] so high that the priority "
             "of leases is below that of all other jobs.",
+        )
+
+
+def _exempt_priority(inputs: SlurmCheckInputs) -> Iterator[Finding]:
+    """Check whether Slurm preempts leases whatever their priority."""
+    most = inputs.site.max_preempted_priority
+    if most is None:
+        return
+    nice = inputs.settings.lease.nice
+    sentence = (
+        f"Slurm does not preempt jobs whose priority is above {most} "
+        f"(PreemptParameters=min_exempt_priority={most})"
+    )
+    if nice > 0:
+        yield True, f"{sentence}; leases have nice = {nice}, which has to keep theirs below that."
+    else:
+        yield (
+            False,
+            f"{sentence}, so that a lease can keep a job waiting; remove min_exempt_priority from "
+            "slurm.conf, or set nice in [scheduler.slurm] so high that the priority of leases is "
+            "below it.",
         )
 
 
@@ -398,7 +439,7 @@ def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     )
     argv = [
         word
-        for word in sbatch(s, spec, False)
+        for word in sbatch(s, spec, False, cluster=inputs.site.cluster)
         if not word.startswith(("--nodelist=", "--deadline="))
     ]
     try:
@@ -406,7 +447,18 @@ def _permission(inputs: SlurmCheckInputs) -> Iterator[Finding]:
     except CommandError as error:
         yield False, str(error)
         return
-    if result.status == 0:
+    other = _PARTITION.search(result.stderr)
+    partitions = s.lease.partitions
+    if result.status == 0 and other and partitions and other[1] not in partitions:
+        configured = ", ".join(partitions)
+        yield (
+            False,
+            f"A lease for {configured} would run in partition {other[1]} (sbatch --test-only), "
+            "whose jobs may not be preempted in the same way: a job_submit plugin moves it. Exempt "
+            f"leases (jobs named {s.prefix}…) from that rule, or set partition in "
+            "[scheduler.slurm] to where leases may run. MalleTrain ends leases elsewhere.",
+        )
+    elif result.status == 0:
         yield True, "A lease could be submitted (sbatch --test-only)."
     else:
         yield (

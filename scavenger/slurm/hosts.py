@@ -19,13 +19,15 @@ from scavenger.batch.commands import require_complete, shorten
 from scavenger.batch.slots import CPUS, MEMORY_MB, HostResources, Neighbour
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
+from scavenger.slurm.parse import OF_THIS_CLUSTER
 
-HOSTS = ("scontrol", "show", "node", "-o", "-d")
+HOSTS = ("scontrol", "show", "node", "-o", "-d", "--all")
+"""The command that lists the hosts, also those of hidden partitions, which sinfo lists too."""
 NEIGHBOUR_FIELDS = "%i|%u|%P|%N"
 """Job id, user, partition, nodes."""
 NEIGHBOURS = (
-    *("squeue", "-h", "-a", "-t", "running,suspended,completing,configuring,stopped"),
-    "-o",
+    *("squeue", "-h", "-a", *OF_THIS_CLUSTER),
+    *("-t", "running,suspended,completing,configuring,stopped", "-o"),
 )
 """The command that lists the jobs on hosts, without its last word, ``MARK|NEIGHBOUR_FIELDS``."""
 _KEY = re.compile(r"(?:^| )([A-Z][A-Za-z]+)=(\S*)")
@@ -36,10 +38,12 @@ _FACTOR = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 
 def read_hosts(text: str) -> dict[str, HostResources]:
     """Parse the output of :data:`HOSTS`. Raises SchedulerError if the text has another form."""
-    hosts = {}
-    for line in require_complete(text, "scontrol show node").splitlines():
-        if not line.strip():
-            continue
+    hosts: dict[str, HostResources] = {}
+    for line in require_complete(text, "scontrol show node").split("\n"):
+        if not line.startswith("NodeName="):
+            if line.strip() and not hosts:
+                raise _unreadable(line)
+            continue  # the rest of a comment or reason that contains a line break
         values: dict[str, str] = {}
         for match in _KEY.finditer(line):
             # A later one is part of a text that people write, such as the reason of a state.
@@ -55,9 +59,7 @@ def read_hosts(text: str) -> dict[str, HostResources]:
                 **read_gres(values.get("GresUsed", "")),
             }
         except (KeyError, ValueError):
-            raise SchedulerError(
-                f"The answer of scontrol show node cannot be understood: {shorten(line)}"
-            ) from None
+            raise _unreadable(line) from None
         # A job with --exclusive has all processors of its nodes, so that nothing fits beside it.
         # One with --exclusive=user has not, and makes its user the owner of the node.
         owner = values.get("Owner", "N/A").partition("(")[0]
@@ -66,6 +68,10 @@ def read_hosts(text: str) -> dict[str, HostResources]:
     if not hosts:
         raise SchedulerError("scontrol show node lists no node.")
     return hosts
+
+
+def _unreadable(line: str) -> SchedulerError:
+    return SchedulerError(f"The answer of scontrol show node cannot be understood: {shorten(line)}")
 
 
 def read_gres(text: str) -> dict[str, int]:

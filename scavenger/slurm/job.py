@@ -138,7 +138,11 @@ class SlurmLeaseOptions:
 
 
 def sbatch(
-    settings: BatchSettings[SlurmLeaseOptions], spec: LeaseSpec, step: bool, memory_mb: int = 0
+    settings: BatchSettings[SlurmLeaseOptions],
+    spec: LeaseSpec,
+    step: bool,
+    memory_mb: int = 0,
+    cluster: str = "",
 ) -> list[str]:
     """Return the command that submits one lease. Its script is read from standard input.
 
@@ -147,10 +151,13 @@ def sbatch(
         spec: the lease.
         step: whether the agent runs as a job step.
         memory_mb: memory to request on a whole node, MB; 0: all of it.
+        cluster: cluster of a federation to submit to; empty: Slurm decides.
     """
     output = "/dev/null" if spec.output is None else _pattern(str(spec.output))
     where = [f"--nodelist={spec.host}", "--nodes=1", "--ntasks=1"]
-    return _sbatch(settings, spec.name, where, output, spec, step, memory_mb)
+    return _sbatch(
+        settings, spec.name, [*of_cluster(cluster), *where], output, spec, step, memory_mb
+    )
 
 
 def sbatch_shared(
@@ -159,6 +166,7 @@ def sbatch_shared(
     others: Collection[str],
     step: bool,
     memory_mb: int = 0,
+    cluster: str = "",
 ) -> list[str]:
     """Return the command that submits one job for several leases: an array with one task per lease,
     or a block.
@@ -172,9 +180,10 @@ def sbatch_shared(
         others: all other nodes on which leases could run.
         step: whether the agents run as job steps.
         memory_mb: memory to request on a whole node, MB; 0: all of it.
+        cluster: cluster of a federation to submit to; empty: Slurm decides.
     """
     name = name_of(one.lease for one in pack)
-    where = [f"--exclude={fold(others)}"] if others else []
+    where = [*of_cluster(cluster), *([f"--exclude={fold(others)}"] if others else [])]
     if settings.shape == "array":
         where += [f"--array=0-{len(pack) - 1}", "--nodes=1", "--ntasks=1"]
     else:
@@ -225,6 +234,13 @@ def _sbatch(
         if value := getattr(options, option):
             words.append(f"--{option}={value}")
     return words + list(options.options)
+
+
+def of_cluster(cluster: str) -> list[str]:
+    """Return the option with which sbatch submits to one cluster of a federation only, and not to
+    all, some of which may have nodes of the same names.
+    """
+    return [f"--clusters={cluster}"] if cluster else []
 
 
 def slot_options(amounts: Amounts) -> list[str]:

@@ -20,7 +20,7 @@ from scavenger.batch.groups import PartOf
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import SchedulerError
 
-SINFO_FIELDS = "%R|%a|%T|%f|%G|%N|%E"
+SINFO_FIELDS = "%R|%a|%T|%b|%G|%N|%E"
 """Partition, whether it is up, state with flags, active features, GRES, nodes, reason. One line per
 group of nodes with equal values.
 """
@@ -30,9 +30,19 @@ of nodes, submission, (expected) start, (expected) end, nodes, requested nodes, 
 reason, account, host of the batch script, name.
 """
 
+OF_THIS_CLUSTER = ("--local",)
+"""Option of squeue and sinfo, which otherwise list the jobs and nodes of all clusters of a
+federation if ``FederationParameters=fed_display`` is set (slurm.conf(5)).
+"""
 WAITING_STATES = ("PENDING", "EXPEDITING")
 """States of a job that waits for nodes. EXPEDITING, since Slurm 25.11: it was submitted with
 ``--requeue=expedite``, was requeued and waits before all other jobs.
+"""
+
+
+SUSPENDED_STATE = "SUSPENDED"
+"""State of a job whose processes are stopped and whose processors Slurm gives to others. It keeps
+its memory, and Slurm lists its node as idle if no other job runs there.
 """
 
 
@@ -106,6 +116,8 @@ class SlurmJobTable(NamedTuple):
     """Jobs of others in WAITING_STATES."""
     ours: list[SlurmJob]
     """All jobs with our prefix in their names, including ended ones."""
+    suspended: list[SlurmJob]
+    """Suspended jobs of others."""
 
 
 class SlurmReservation(NamedTuple):
@@ -177,18 +189,17 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
     """Parse ``squeue -h -a -t all -o MARK|SQUEUE_FIELDS``. ``prefix``: beginning of the names of
     our jobs.
 
-    Lines of other users' jobs that do not wait are skipped. Raises SchedulerError if the text
-    has another form.
+    Lines of other users' jobs that neither wait nor are suspended are skipped. Raises
+    SchedulerError if the text has another form.
     """
-    pending: list[SlurmJob] = []
-    ours: list[SlurmJob] = []
+    table = SlurmJobTable([], [], [])
     begin, own = mark + "|", "|" + prefix
-    waiting = tuple(f"{begin}{state}|" for state in WAITING_STATES)
+    relevant = tuple(f"{begin}{state}|" for state in (*WAITING_STATES, SUSPENDED_STATE))
     for line in require_complete(text, "squeue").split("\n"):
         if not line.startswith(begin):
             continue  # the rest of a name that contains a line break
         mine = own in line
-        if not mine and not line.startswith(waiting):
+        if not mine and not line.startswith(relevant):
             continue
         fields = line.split("|", 15)
         if len(fields) != 16:
@@ -215,12 +226,14 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             "" if fields[13] == "(null)" else fields[13],
         )
         if mine and job.name.startswith(prefix):
-            ours.append(job)
+            table.ours.append(job)
         elif job.state in WAITING_STATES:
-            pending.append(job)
+            table.pending.append(job)
+        elif job.state == SUSPENDED_STATE:
+            table.suspended.append(job)
     if text.strip() and begin not in text:
         raise _unreadable("squeue", text)
-    return SlurmJobTable(pending, ours)
+    return table
 
 
 _FIELD = re.compile(r"(\w+)=(\S*)")
@@ -230,13 +243,17 @@ def read_reservations(text: str) -> list[SlurmReservation]:
     """Parse ``scontrol show reservation -o``. Raises SchedulerError if the text has another
     form.
     """
-    reservations = []
-    for line in require_complete(text, "scontrol show reservation").splitlines():
+    reservations, begun = [], False
+    for line in require_complete(text, "scontrol show reservation").split("\n"):
         if not line.startswith("ReservationName="):
-            if line.strip() and "No reservations" not in line:
+            if line.strip() and "No reservations" not in line and not begun:
                 raise _unreadable("scontrol show reservation", line)
-            continue
-        fields = dict(_FIELD.findall(line))
+            continue  # the rest of a comment that contains a line break
+        begun = True
+        fields: dict[str, str] = {}
+        for name, value in _FIELD.findall(line):
+            # A later one is part of the comment, which people write.
+            fields.setdefault(name, value)
         start, end = read_time(fields.get("StartTime", "")), read_time(fields.get("EndTime", ""))
         nodes = fields.get("Nodes", "")
         if start is None or end is None or nodes in ("", "(null)"):  # only licences

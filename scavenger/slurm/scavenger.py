@@ -36,6 +36,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
+from scavenger.batch.moved import MovedLeases
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -71,6 +72,7 @@ from scavenger.slurm.job import (
 )
 from scavenger.slurm.limits import AtLimit, LimitWatch, longest_lease, max_walls, most_memory_mb
 from scavenger.slurm.parse import (
+    OF_THIS_CLUSTER,
     SQUEUE_FIELDS,
     STEP_FIELDS,
     SlurmJob,
@@ -197,9 +199,8 @@ def ask_of_missing(commands: Commands, prefix: str, jobs: Mapping[str, str]) -> 
 def _those_there(commands: Commands, prefix: str, ids: Sequence[str]) -> dict[str, str]:
     """Return job id → name, for the jobs that Slurm knows and that have not ended."""
     mark = new_mark()
-    result = commands.run(
-        ["squeue", "-h", "-a", "-t", "all", "-j", ",".join(ids), "-o", f"{mark}|{SQUEUE_FIELDS}"]
-    )
+    argv = ["squeue", "-h", "-a", *OF_THIS_CLUSTER, "-t", "all", "-j", ",".join(ids)]
+    result = commands.run([*argv, "-o", f"{mark}|{SQUEUE_FIELDS}"])
     if result.status:
         if "Invalid job id" in result.stderr:  # Slurm does not know a single job
             return {}
@@ -296,6 +297,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         self._settled = source is not None or api == "commands"
         self._hold = Hold()
         self._limits = LimitWatch()
+        self._moved = MovedLeases(self.title, "partition", "scheduler.slurm")
         self._step_watch = StepWatch()
         self._due_since: dict[str, float] = {}
         self._needed_leases: dict[str, tuple[float, list[str]]] = {}
@@ -325,7 +327,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         expected = {lease: self.ledger.jobs[lease] for lease in expected_ids}
         ask_of_missing(self.commands, s.prefix, missing(expected, own))
         own = {lease: in_slot(job, self.ledger.node_of(lease)) for lease, job in own.items()}
-        facts = node_facts(nodes, jobs.pending, reservations, own, self._idle_since, now)
+        facts = node_facts(nodes, jobs, reservations, own, self._idle_since, now)
         if s.slots:
             facts = self._slots(facts, jobs.pending, own, now)
         due = (
@@ -372,7 +374,9 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             self._leave_by,
         )
         hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
-        leave = {
+        partitions = {i: own[i].partition for i, job in lease_jobs.items() if job.alive}
+        moved = self._moved.look(partitions, s.lease.partitions, now)
+        leave = moved | {
             lease: f"job {job} waits at a limit against which it counts"
             if job in limited.needed_leases
             else f"Slurm lacks its node to start job {job}"
@@ -383,7 +387,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return SchedulerAnswer(
             facts,
             lease_jobs,
-            hold=hold or limited.hold,
+            hold=self._moved.hold(now) or hold or limited.hold,
             node_holds=claimed.node_holds,
             leave=leave,
             leave_by=self._leave_by,
@@ -501,7 +505,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _submission(self, spec: LeaseSpec, site: SlurmSite) -> tuple[list[str], bytes]:
         step = self._as_step(site)
         memory_mb = most_memory_mb(site, self.settings.lease)
-        return sbatch(self.settings, spec, step, memory_mb), batch_script(
+        return sbatch(self.settings, spec, step, memory_mb, site.cluster), batch_script(
             self.settings.template, spec.argv, spec.env, step, spec.keep_at_home
         )
 
@@ -528,13 +532,14 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
                 other_nodes,
                 step,
                 most_memory_mb(view.site, self.settings.lease),
+                view.site.cluster,
             ),
             shared_script(self.settings, pack, step),
         )
 
     def _steps(self, jobs: Collection[str]) -> Mapping[tuple[str, str], str]:
-        argv = ["squeue", "-h", "-s", "-j", ",".join(sorted(jobs)), "-o", STEP_FIELDS]
-        return read_steps(self.commands.ask(argv))
+        argv = ["squeue", "-h", *OF_THIS_CLUSTER, "-s", "-j", ",".join(sorted(jobs))]
+        return read_steps(self.commands.ask([*argv, "-o", STEP_FIELDS]))
 
     def _findings(self, site: SlurmSite) -> Iterator[Finding]:
         return findings(

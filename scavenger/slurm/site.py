@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scavenger.batch.commands import CommandError, Commands, require_complete
 from scavenger.hostlist import HostlistError, expand
@@ -22,6 +22,7 @@ KILL_WAIT_S = 30.0
 MAX_ARRAY_SIZE = 1001
 _FIELD = re.compile(r"(\S+?)=(\S*)")
 _SETTING = re.compile(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_FEDERATION = re.compile(r"^Federation:\s*(\S+)", re.MULTILINE)
 _LAST_CYCLE = re.compile(
     r"Backfilling stats.*?Last cycle:\s*(\d+).*?Mean cycle:\s*(\d+)", re.DOTALL
 )
@@ -49,6 +50,10 @@ class Partition:
     """The QOS that the partition assigns to its jobs; empty: none."""
     max_memory_mb: int | None = None
     """MaxMemPerNode, MB; None: no limit."""
+    exclusive_topo: bool = False
+    """Whether its jobs have whole blocks of the topology (``ExclusiveTopo=YES`` since 24.11,
+    ``Exclusive=TOPO`` in later releases).
+    """
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,27 @@ class SlurmSite:
     """The settings of ``scontrol show config``."""
     max_wall: Mapping[str, float] = field(default_factory=dict)
     """QOS → its MaxWall, seconds."""
+    federation: str = ""
+    """Federation to which the cluster belongs; empty: none."""
 
     @property
     def display_name(self) -> str:
         """Its release and its cluster, for sentences."""
         release = ".".join(f"{part:02d}" for part in self.version)
         return f"{release} (cluster {self.settings.get('ClusterName', '?')})"
+
+    @property
+    def max_preempted_priority(self) -> int | None:
+        """Priority above which Slurm preempts no job; None: no limit (slurm.conf(5),
+        PreemptParameters).
+        """
+        text = _options(self.settings.get("PreemptParameters", "")).get("min_exempt_priority", "")
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def cluster(self) -> str:
+        """Its name if it belongs to a federation, so that jobs have to name it; otherwise empty."""
+        return self.settings.get("ClusterName", "") if self.federation else ""
 
     @property
     def array_size(self) -> int:
@@ -128,7 +148,14 @@ def ask_site(commands: Commands) -> SlurmSite:
         statistics = commands.ask(["sdiag"])
     except CommandError:  # some sites restrict sdiag; bf_interval is then used alone
         statistics = ""
-    return read_site(config, partitions, statistics)
+    site = read_site(config, partitions, statistics)
+    if "slurmdbd" not in site.settings.get("AccountingStorageType", ""):
+        return site  # a federation needs slurmdbd
+    try:
+        federation = _FEDERATION.search(commands.ask(["scontrol", "show", "federation"]))
+    except CommandError:
+        return site
+    return replace(site, federation=federation[1] if federation else "")
 
 
 def read_site(config: str, partitions: str, statistics: str = "") -> SlurmSite:
@@ -197,6 +224,7 @@ def _partition(line: str) -> Partition:
         nodes,
         fields.get("QoS", "N/A").replace("N/A", "").replace("(null)", ""),
         int(memory) if (memory := fields.get("MaxMemPerNode", "")).isdecimal() else None,
+        fields.get("ExclusiveTopo") == "YES" or fields.get("Exclusive") == "TOPO",
     )
 
 

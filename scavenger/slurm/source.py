@@ -12,6 +12,7 @@ from scavenger.batch.commands import CommandError, Commands
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource
 from scavenger.slurm.parse import (
+    OF_THIS_CLUSTER,
     SINFO_FIELDS,
     SQUEUE_FIELDS,
     NodeTable,
@@ -66,9 +67,11 @@ class SlurmCommandSource:
         self, prefix: str, mark: str
     ) -> tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]:
         jobs = self.commands.ask(
-            ["squeue", "-h", "-a", "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"]
+            ["squeue", "-h", "-a", *OF_THIS_CLUSTER, "-t", "all", "-o", f"{mark}|{SQUEUE_FIELDS}"]
         )
-        nodes = self.commands.ask(["sinfo", "-h", "-a", "-o", f"{mark}|{SINFO_FIELDS}"])
+        nodes = self.commands.ask(
+            ["sinfo", "-h", "-a", *OF_THIS_CLUSTER, "-o", f"{mark}|{SINFO_FIELDS}"]
+        )
         reservations = self.commands.ask(["scontrol", "show", "reservation", "-o"])
         return (
             read_nodes(nodes, mark),

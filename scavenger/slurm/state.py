@@ -13,7 +13,13 @@ from scavenger.batch.lease_ledger import LeaseJob
 from scavenger.batch.rules import NodeFacts
 from scavenger.hostlist import HostlistError, expand
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.slurm.parse import NodeTable, SlurmJob, SlurmReservation, planned_uses
+from scavenger.slurm.parse import (
+    NodeTable,
+    SlurmJob,
+    SlurmJobTable,
+    SlurmReservation,
+    planned_uses,
+)
 
 IDLE_STATES = frozenset({"idle", "planned", "reserved", "maint"})
 RESERVED_STATES = {
@@ -27,6 +33,7 @@ UNAVAILABLE_STATES = frozenset(
         "drained",
         "draining",
         "drng",
+        "external",
         "fail",
         "failing",
         "failg",
@@ -160,7 +167,7 @@ def ledger_entry(lease_id: str, job: SlurmJob, now: float, grace_s: float) -> Le
 
 def node_facts(
     table: NodeTable,
-    pending: Sequence[SlurmJob],
+    jobs: SlurmJobTable,
     reservations: Sequence[SlurmReservation],
     own: Mapping[str, SlurmJob],
     idle_since: Mapping[str, float],
@@ -170,7 +177,7 @@ def node_facts(
 
     Args:
         table: nodes.
-        pending: pending jobs.
+        jobs: jobs.
         reservations: reservations.
         own: lease id → its job.
         idle_since: node → time since which it is idle, from the previous poll.
@@ -179,7 +186,8 @@ def node_facts(
     Raises:
         SchedulerError: a node list cannot be parsed.
     """
-    uses = planned_uses(pending)
+    uses = planned_uses(jobs.pending)
+    suspended = _suspended_on(jobs.suspended)
     active, coming = _reserved(reservations, now)
     holders = _lease_by_node(own)
     facts = {}
@@ -189,7 +197,8 @@ def node_facts(
             name=name,
             state=group.state,
             idle=idle,
-            trouble=_unavailable_reason(group.base, group.marks, group.reason),
+            trouble=_unavailable_reason(group.base, group.marks, group.reason)
+            or suspended.get(name, ""),
             reserved=active.get(name) or RESERVED_STATES.get(group.base, ""),
             reserved_from=coming.get(name),
             planned=group.base == "planned" or PLANNED_MARK in group.marks,
@@ -201,6 +210,19 @@ def node_facts(
             drained=_drain_reason(group.base, group.marks, group.reason),
         )
     return facts
+
+
+def _suspended_on(jobs: Sequence[SlurmJob]) -> dict[str, str]:
+    """Return node → text about the suspended job on it, which keeps its memory there and is to go
+    on with the node when it is resumed.
+    """
+    reasons: dict[str, str] = {}
+    for job in jobs:
+        try:
+            reasons.update(dict.fromkeys(expand(job.node_list), f"job {job.id} is suspended on it"))
+        except HostlistError as error:
+            raise SchedulerError(f"The answer of squeue cannot be understood: {error}") from None
+    return reasons
 
 
 def _unavailable_reason(base: str, marks: str, reason: str) -> str:

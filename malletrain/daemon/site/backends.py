@@ -44,6 +44,7 @@ from scavenger.pbs.site import KILL_DELAY_S
 from scavenger.slurm import job as slurm_job
 from scavenger.slurm import source as slurm_source
 from scavenger.slurm.associations import Associations, read_associations
+from scavenger.slurm.parse import OF_THIS_CLUSTER
 from scavenger.slurm.scavenger import SlurmScavenger
 from scavenger.slurm.site import KILL_WAIT_S
 
@@ -192,7 +193,7 @@ def prepare(config: Config, table: BatchScheduler) -> None:
 def slurm_addresses(config: Config) -> list[str]:
     """Return the addresses of Slurm's nodes (NodeAddr). Raises SchedulerError."""
     commands = Commands(_policy(config.scheduler.slurm), slurm_source.asking_environment())
-    return commands.ask(["sinfo", "-h", "-a", "-N", "-o", "%o"]).split()
+    return commands.ask(["sinfo", "-h", "-a", *OF_THIS_CLUSTER, "-N", "-o", "%o"]).split()
 
 
 def slurm_associations(config: Config) -> Associations:

@@ -37,6 +37,21 @@ def test_good(run, config, tmp_path):
     assert not (tmp_path / "state").exists()  # nothing was created
 
 
+def test_a_database_on_a_network_file_system_is_named(run, config, tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"disk / ext4 rw 0 0\nhead:/export {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr("malletrain.store.file_system.MOUNTS", mounts)
+    path = config()
+    result = run("check", "--json", "--config", path)
+    [row] = [
+        f for f in json.loads(result.stdout)["findings"] if "network file system" in f["sentence"]
+    ]
+    assert row["look"]
+    assert "(nfs4)" in row["sentence"]
+    mounts.write_text("disk / ext4 rw 0 0\n")
+    assert "network file system" not in run("check", "--config", path).stdout
+
+
 def test_no_lease_of_an_embedded_cluster_is_tried(run, config, tmp_path):
     result = run("check", "--lease", "--config", config())
     assert result.exit_code == 0, result.stdout + result.stderr

@@ -56,6 +56,18 @@ def test_overlapping_jobs_on_one_node_are_one_busy_time():
     assert spans(idle.trace) == [("a", 80.0, 100.0)]
 
 
+def test_jobs_whose_end_the_accounting_missed_are_named():
+    """Slurm lists a runaway job as RUNNING with an unknown end, for ever."""
+    usual = [LogJob(100.0 * k, 100.0 * k, 90.0, 1, ("a",)) for k in range(100)]
+    runs_still = LogJob(9950.0, 9950.0, None, 1, ("b",))
+    assert not any("no end" in s for s in idle_nodes(log(*usual, runs_still)).assumptions)
+    runaway = LogJob(0.0, 2000.0, None, 2, ("c", "d"))
+    [sentence] = [s for s in idle_nodes(log(*usual, runaway)).assumptions if "no end" in s]
+    assert sentence.startswith("1 jobs have no end in the log")
+    assert "with 4 node-hours" in sentence
+    assert "runawayjobs" in sentence
+
+
 def test_a_few_jobs_without_names_do_not_cost_the_others_theirs():
     named = [LogJob(10.0 * k, 10.0 * k, 10.0, 1, (f"n{k % 2}",)) for k in range(100)]
     whole = idle_nodes(log(*named))

@@ -73,6 +73,18 @@ def test_a_server_that_is_restarted_costs_the_transaction_under_way_and_no_other
         assert [row.name for row in store.list_jobs()] == ["before", "after"]
 
 
+def test_a_standby_is_named_as_such(server):
+    """A standby answers reads, and refuses writes with the same words (SQLSTATE 25006)."""
+    with Store.open(server.url):
+        pass
+    standby = f"{server.url}&options=-c%20default_transaction_read_only%3Don"
+    with (
+        pytest.raises(StoreError, match=r"read-only transaction.*target_session_attrs=read-write"),
+        Store.open(standby) as store,
+    ):
+        new_job(store)
+
+
 def test_tasks_of_farms(server):
     with Store.open(server.url) as store:
         check_life_of_tasks(store)

@@ -3,10 +3,13 @@
 import fcntl
 import os
 
+import optuna
 import pytest
 
 from malletrain.sweep import process
-from malletrain.sweep.spec import SweepError
+from malletrain.sweep.ledger import Ledger, open_storage
+from malletrain.sweep.spec import SweepError, parse_sweep
+from tests.malletrain.sweep.sweep_world import TEXT, WorldJobs
 
 
 def test_a_look_whether_a_sweep_is_run_keeps_nobody_from_running_it(tmp_path, monkeypatch):
@@ -23,3 +26,66 @@ def test_a_look_whether_a_sweep_is_run_keeps_nobody_from_running_it(tmp_path, mo
         assert process.attended(tmp_path, "lr")
     os.close(look)
     assert not process.attended(tmp_path, "lr")
+
+
+class TrainingJobs(WorldJobs):
+    """Jobs that train while the engine waits for news of them."""
+
+    def wait(self, ids, within_s):
+        self.train()
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    (tmp_path / "train.py").touch()
+    text = TEXT.format(trials=3, at_once=3, pruner="asha", more="")
+    return parse_sweep(text, "sweep.toml", tmp_path, "s")
+
+
+@pytest.fixture
+def moved(tmp_path, monkeypatch):
+    """A database in a file, and a function that takes it away and returns one that brings it
+    back."""
+    monkeypatch.setattr(process, "AWAY_S", 0.0)
+    monkeypatch.setattr(process, "REST_S", 0.0)
+    file, elsewhere = tmp_path / "sweeps.db", tmp_path / "elsewhere.db"
+
+    def away():
+        file.rename(elsewhere)
+        return lambda: elsewhere.replace(file)
+
+    return f"sqlite:///{file}", away
+
+
+def test_a_sweep_waits_for_its_database_and_goes_on(moved, sweep):
+    """As when its server is restarted; the points are those between any two writes."""
+    url, away = moved
+    lines, back = [], []
+
+    def say(text):
+        lines.append(text)
+        if "Waiting" in text:
+            back.pop()()
+
+    def point(name):
+        if name == "submitted" and not any("Waiting" in text for text in lines) and not back:
+            back.append(away())
+
+    with open_storage(url) as storage:
+        ledger = Ledger.create(storage, sweep)
+        jobs = TrainingJobs()
+        process.run(ledger, jobs, say, point)
+        assert len(ledger.trials(optuna.trial.TrialState.RUNNING)) == 0
+        assert len(ledger.trials()) == len(jobs.jobs) == 3, "no job was submitted twice"
+    [waiting] = [text for text in lines if "Waiting" in text]
+    assert waiting.startswith("The database of sweeps refuses: no such table: ")
+    assert "The database answers again." in lines
+
+
+def test_a_database_that_refuses_a_query_is_a_sentence(moved, sweep):
+    url, away = moved
+    refused = pytest.raises(SweepError, match=r"refuses: no such table.*What is stored is kept")
+    with refused, open_storage(url) as storage:
+        ledger = Ledger.create(storage, sweep)
+        away()
+        ledger.cancel()

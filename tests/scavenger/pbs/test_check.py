@@ -186,3 +186,13 @@ def test_the_defaults_do_where_the_scheduler_may_not_be_asked(site):
     findings = site.scavenger().check()
     assert any("by default" in sentence for _, sentence in findings), findings
     assert QUEUES["expressq"]["Priority"] == 200
+
+
+def test_a_queue_whose_jobs_preempt_no_leases_is_named(site):
+    def only_others(state):
+        state["queues"]["expressq"]["resources_default"] = {"preempt_targets": "queue=workq"}
+
+    site.pbs.edit(only_others)
+    [sentence] = troubles(site, needed_grace_s=7.0)
+    assert "Jobs of expressq do not preempt those of preemptable" in sentence
+    assert "add queue=preemptable" in sentence

@@ -247,12 +247,12 @@ def test_reservations_with_wrapped_lines():
             read_reservations(damaged)
 
 
-def facts_of(reservations=None, pending=(), now=100.0, **vnodes):
+def facts_of(reservations=None, pending=(), now=100.0, suspended=(), **vnodes):
     nodes = {
         name: RawNode(resources_available={"host": name.partition("[")[0], "ncpus": 2}, **fields)
         for name, fields in vnodes.items()
     }
-    reading = PbsSnapshot(by_host(nodes), pending, {}, reservations or {})
+    reading = PbsSnapshot(by_host(nodes), pending, {}, reservations or {}, suspended)
     return node_facts(reading, lambda node: ("q",), {}, now)
 
 
@@ -286,11 +286,38 @@ def test_states_of_vnodes(state, jobs, idle, trouble):
     assert (trouble in fact.trouble) if trouble else not fact.trouble
 
 
+@pytest.mark.parametrize("state", ['"S"', '"U"', '"R", "substate": 43', '"R", "substate": 45'])
+def test_the_vnodes_of_a_suspended_job_are_in_use_although_pbs_calls_them_free(state):
+    """The server takes the job off its vnodes (openpbs, req_signal.c, rel_resc; node_manager.c,
+    free_nodes); it keeps its memory there.
+    """
+    jobs = read_jobs(
+        f'{{"timestamp": 1, "Jobs": {{"7.s": {{"Job_Name": "main", "job_state": {state}, '
+        '"exec_vnode": "(a[0]:ncpus=2)+(b:ncpus=2)"}}}',
+        "malletrain-",
+    )
+    vnodes = {"a[0]": {"state": "free"}, "a[1]": {"state": "free"}, "c": {"state": "free"}}
+    facts = facts_of(suspended=jobs.suspended, **vnodes)
+    assert {host: fact.trouble for host, fact in facts.items()} == {
+        "a": "job 7.s is suspended on it",
+        "c": "",
+    }
+
+
 def test_a_reservation_that_nobody_knows_counts_while_it_has_the_vnode():
     [fact] = facts_of(a={"state": "resv-exclusive", "resv": "R9.s"}).values()
     assert fact.reserved == "reservation R9.s has it"
     [fact] = facts_of(a={"state": "free", "resv": ["R9.s"]}).values()
     assert (fact.reserved, fact.reserved_from) == ("", None)
+
+
+def test_a_host_whose_name_looks_like_a_number():
+    """qstat prints it without quotes (openpbs issue 1255): 1e3 arrives as 1000.0."""
+    nodes = read_nodes(
+        '{"nodes": {"1e3": {"resources_available": {"host":1e3, "ncpus": 2}}, '
+        '"12[0]": {"resources_available": {"host":12, "ncpus": 2}}}}'
+    )
+    assert sorted(by_host(nodes)) == ["12", "1e3"]
 
 
 def test_versions():

@@ -4,7 +4,8 @@ import pytest
 
 from scavenger.batch.commands import CommandPolicy, Commands
 from scavenger.interface import SchedulerError
-from scavenger.pbs.site import ask_site
+from scavenger.pbs.parse import RawNode
+from scavenger.pbs.site import ask_site, read_site
 from tests.scavenger.batch.fake_tools import FakeTools
 from tests.waiting import PATIENCE_S
 
@@ -44,3 +45,79 @@ def test_another_failure_is_told_in_its_own_words(answer, version):
     sentence = answer(version)
     assert "Torque" not in sentence
     assert "invalid option" in sentence
+
+
+SERVER = '{"timestamp": 1, "Server": {"s": {"pbs_version": "23.06.06"}}}'
+QUEUES = """{"timestamp": 1, "Queue": {
+"workq": {"queue_type": "Execution", "Priority": 150},
+"low": {"queue_type": "Execution", "Priority": 10},
+"gpuq": {"queue_type": "Execution", "Priority": 150, "partition": "P1"},
+"gpulow": {"queue_type": "Execution", "Priority": 10, "partition": "P1"},
+"route": {"queue_type": "Route", "route_destinations": "low,again"},
+"again": {"queue_type": "Route", "route_destinations": "gpulow"},
+"away": {"queue_type": "Route", "route_destinations": "low@other"}}}
+"""
+SCHEDULERS = """#
+# Create and define scheduler multi
+#
+create sched multi
+set sched multi partition = P1
+set sched multi preempt_order = R
+set sched multi scheduler_iteration = 60
+create sched default
+set sched default preempt_order = D
+set sched default partition = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("queue", "order", "above"), [("low", "D", ["workq"]), ("gpulow", "R", ["gpuq"])]
+)
+def test_of_several_schedulers_the_one_of_the_queue_counts(queue, order, above):
+    """In either order of qmgr's answer; jobs of another partition never meet the leases."""
+    head, _, tail = SCHEDULERS.partition("create sched default")
+    for printed in (SCHEDULERS, f"create sched default{tail}{head}"):
+        site = read_site(SERVER, QUEUES, printed, queue)
+        assert site.preempt_order == order
+        assert site.above(queue) == above
+
+
+def test_vnodes_of_a_partition_take_jobs_of_its_queues_only():
+    queues_of = read_site(SERVER, QUEUES).queues_of()
+    assert set(queues_of(RawNode(partition="P1"))) == {"gpuq", "gpulow"}
+    assert set(queues_of(RawNode())) == {"workq", "low"}
+    assert queues_of(RawNode(partition="P2")) == ()
+
+
+def test_where_a_job_can_be_that_a_queue_routes():
+    site = read_site(SERVER, QUEUES)
+    assert site.reached_from("route") == {"route", "low", "again", "gpulow"}
+    assert site.reached_from("low") == {"low"}
+    assert site.reached_from("away") == site.reached_from("") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("targets", "sched", "preempts"),
+    [
+        ("NONE", "", False),
+        ("queue=other", "", False),
+        ("queue=other,queue=low", "", True),
+        ("Queue=low", "", True),
+        ("Resource_List.kind=x", "", True),
+        ("NONE", "set sched preempt_targets_enable = False\n", True),
+    ],
+)
+def test_the_jobs_that_a_queue_preempts(targets, sched, preempts):
+    """PBS takes no other job's node for a job (openpbs, job_info.cpp, find_jobs_to_preempt)."""
+    of_queue = QUEUES.replace(
+        '"Priority": 150},',
+        f'"Priority": 150, "resources_default": {{"preempt_targets": "{targets}"}}}},',
+        1,
+    )
+    site = read_site(SERVER, of_queue, sched, "low")
+    assert site.preempts(site.queues["workq"], "low") is preempts
+    of_server = SERVER.replace(
+        "}}}", f', "resources_default": {{"preempt_targets": "{targets}"}}}}}}}}'
+    )
+    site = read_site(of_server, QUEUES, sched, "low")
+    assert site.preempts(site.queues["workq"], "low") is preempts

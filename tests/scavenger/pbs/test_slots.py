@@ -216,3 +216,21 @@ def test_a_lease_does_not_start_where_it_could_use_the_gpus_of_others(
     )
     assert (tmp_path / "started").exists() == starts
     assert ("enable the hook pbs_cgroups" in output.read_text()) != starts
+
+
+def test_the_subjobs_of_an_array_are_neighbours_although_pbs_lists_only_the_array():
+    """``qstat -f`` lists no subjobs; ``pbsnodes`` names them."""
+    jobs = read_jobs(
+        '{"timestamp": 1, "Jobs": {'
+        '"7[].s": {"Job_Name": "many", "Job_Owner": "ann@h", "job_state": "B", "queue": "workq"},'
+        '"8[].s": {"Job_Name": "none", "Job_Owner": "bob@h", "job_state": "Q", "queue": "workq"}}}',
+        "malletrain-",
+        with_running=True,
+    )
+    vnode = RawNode(
+        state="free",
+        jobs=["7[3].s/0", "7[4].s/1"],
+        resources_available={"host": "n1", "ncpus": 8, "mem": "2gb"},
+    )
+    use = read_hosts(by_host({"n1": vnode}), jobs.running)
+    assert use["n1"].neighbours == (Neighbour("ann", "workq"),)

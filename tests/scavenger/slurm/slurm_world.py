@@ -76,7 +76,7 @@ def job(
     name: str,
     *,
     user: str = "me",
-    partition: str = "batch",
+    partition: str = "",
     count: int = 1,
     submitted: object = "N/A",
     start: object = "N/A",
@@ -88,7 +88,8 @@ def job(
     account: str = "(null)",
     batch: str = "n/a",
 ) -> str:
-    """One line of squeue."""
+    """One line of squeue. A lease is in the partition of the leases unless another is named."""
+    partition = partition or ("preemptable" if name.startswith("malletrain-") else "batch")
     times = "|".join(
         f"{t:.0f}" if isinstance(t, (int, float)) else str(t) for t in (submitted, start, end)
     )

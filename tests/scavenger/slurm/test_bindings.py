@@ -13,6 +13,7 @@ from scavenger.batch.calls import SILENT
 from scavenger.batch.commands import CommandPolicy, Commands, NoAnswerError
 from scavenger.interface import SchedulerError
 from scavenger.slurm.bindings import PyslurmSource, load_module, node_group, read
+from scavenger.slurm.due import tasks_at_once
 from scavenger.slurm.source import SlurmCommandSource, source_for
 from tests.waiting import PATIENCE_S
 
@@ -61,6 +62,9 @@ def job(number, state, name, **fields):
         "array_id",
         "array_task_id",
         "array_tasks_waiting",
+        "array_tasks_parallel",
+        "heterogeneous_id",
+        "heterogeneous_offset",
     )
     empty = {**dict.fromkeys(names), "partition": "batch", "num_nodes": 2}
     return SimpleNamespace(
@@ -156,11 +160,36 @@ def test_the_same_tables_as_from_the_commands(module):
         ("IDLE+CLOUD+POWERED_DOWN", "powered_down", ""),
         ("IDLE+MAINTENANCE+RESERVED", "maint", ""),
         ("DOWN+NOT_RESPONDING", "down*", "*"),
+        ("IDLE+BLOCKED", "blocked", ""),
+        ("MIXED+BLOCKED", "mixed", ""),
+        ("IDLE+EXTERNAL", "external", ""),
     ],
 )
 def test_states_with_flags(state, base, marks):
     group = node_group(state, (), "")
     assert (group.state, group.marks) == (base, marks)
+
+
+def test_ids_are_those_of_squeue(module):
+    """So that the components of a heterogeneous job are one job, and the limit of an array counts
+    (pyslurm's array_tasks_waiting lacks it).
+    """
+    jobs = [
+        job(7, "PENDING", "first", heterogeneous_id=7, heterogeneous_offset=0),
+        job(8, "PENDING", "second", heterogeneous_id=7, heterogeneous_offset=1),
+        job(9, "PENDING", "many", array_id=9, array_tasks_waiting="0-9", array_tasks_parallel=2),
+    ]
+    module.Jobs.load = lambda: collection(*jobs)
+    _, table, _ = read(module, "malletrain-t-")
+    assert [j.id for j in table.pending] == ["7+0", "7+1", "9_[0-9%2]"]
+    assert tasks_at_once(table.pending[2].id) == 2
+
+
+def test_suspended_jobs_of_others(module):
+    jobs = [job(7, "SUSPENDED", "main", allocated_nodes="n1")]
+    module.Jobs.load = lambda: collection(*jobs)
+    _, table, _ = read(module, "malletrain-t-")
+    assert [(j.id, j.node_list) for j in table.suspended] == [("7", "n1")]
 
 
 def test_an_error_of_pyslurm_is_a_sentence(module):

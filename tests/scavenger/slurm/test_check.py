@@ -188,3 +188,46 @@ def test_reservations_that_are_hidden_are_told_to_who_is_no_operator(
     slurm.tools.answers("sacctmgr", f"{level}\n")
     findings = troubles(slurm)
     assert any("maintenance would not be seen" in sentence for sentence in findings) is not works
+
+
+def test_a_plugin_that_moves_leases_to_another_partition_is_named(slurm):
+    line_of = "Job 7 to start at 2026-11-27T22:00:00 using 4 processors on nodes n1 in partition {}"
+    for partition, moved in (("long", True), ("preemptable", False)):
+        line = f"sbatch: {line_of.format(partition)}"
+        slurm.tools.runs("sbatch", f'echo "{line}" >&2')
+        sentences = troubles(slurm, needed_grace_s=9.0)
+        assert any("would run in partition long" in each for each in sentences) is moved, sentences
+
+
+def test_priorities_that_slurm_never_preempts(slurm):
+    slurm.file(
+        "config", f"{world.CONFIG}PreemptParameters = youngest_first,min_exempt_priority=900\n"
+    )
+    [sentence] = troubles(slurm, needed_grace_s=9.0)
+    assert "does not preempt jobs whose priority is above 900" in sentence
+    nice = SlurmLeaseOptions(partition="preemptable", nice=10_000)
+    assert troubles(slurm, needed_grace_s=9.0, lease=nice) == []
+
+
+def test_a_partition_whose_jobs_block_their_topology(slurm):
+    slurm.file("partitions", world.PARTITIONS.replace("State=UP", "ExclusiveTopo=YES State=UP"))
+    [sentence] = troubles(slurm, needed_grace_s=9.0)
+    assert "set ExclusiveTopo=NO" in sentence
+
+
+def test_the_cluster_of_a_federation_has_its_leases_alone(slurm):
+    """Text of slurm_print_federation (federation_info.c)."""
+    slurm.file("config", f"{world.CONFIG}AccountingStorageType = accounting_storage/slurmdbd\n")
+    slurm.tools.runs(
+        "scontrol",
+        'case "$*" in *federation*) printf "Federation: fed\\nSelf:       site:c1:6817 ID:1\\n"; '
+        'exit 0;; *config*) cat "$here/config"; exit 0;; '
+        '*partition*) cat "$here/partitions"; exit 0;; '
+        '*) cat "$here/reservations"; exit 0;; esac',
+    )
+    sentences = [sentence for _, sentence in slurm.scavenger(needed_grace_s=9.0).check()]
+    assert any("belongs to federation fed" in each for each in sentences), sentences
+    assert all("--clusters=site" in call for call in slurm.tools.calls("sbatch"))
+    calls = [*slurm.tools.calls("squeue"), *slurm.tools.calls("sinfo")]
+    assert calls
+    assert all("--local" in call for call in calls)

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scavenger.slurm.due import claims, due_jobs, leave_by, tasks_at_once
-from scavenger.slurm.parse import read_jobs, read_nodes
+from scavenger.slurm.parse import SlurmJobTable, read_jobs, read_nodes
 from scavenger.slurm.site import read_site
 from scavenger.slurm.state import node_facts
 from tests.scavenger.slurm import slurm_world as world
@@ -28,7 +28,8 @@ def due(*jobs):
 
 
 def facts(**states):
-    return node_facts(read_nodes(world.nodes(states), "MARK"), [], [], {}, {}, NOW)
+    jobs = SlurmJobTable([], [], [])
+    return node_facts(read_nodes(world.nodes(states), "MARK"), jobs, [], {}, {}, NOW)
 
 
 @pytest.mark.parametrize(

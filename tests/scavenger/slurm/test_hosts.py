@@ -28,6 +28,14 @@ def test_a_host():
     assert read_hosts(LINE.format(owner="N/A")) == {"n1": N1}
 
 
+def test_a_comment_with_a_line_break():
+    """scontrol prints Comment, Extra and Reason as people wrote them."""
+    text = LINE.format(owner="N/A").replace("[root@1]", "fan\nCPUAlloc=0 and\x0bmore [root@1]")
+    assert read_hosts(text) == {"n1": N1}
+    with pytest.raises(SchedulerError, match="scontrol show node cannot be understood"):
+        read_hosts("slurm_load_node error\n" + text)
+
+
 def test_a_host_that_belongs_to_a_user():
     [use] = read_hosts(LINE.format(owner="ann(1001)")).values()
     assert use.closed == "kept for jobs of ann (--exclusive=user)"

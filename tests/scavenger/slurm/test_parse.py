@@ -207,3 +207,20 @@ def test_ten_thousand_nodes_are_read():
         for first, s in blocks
     ]
     assert len(read_nodes(world.sinfo(*lines), "MARK").nodes) == 10_000
+
+
+def test_the_comment_of_a_reservation_is_a_text():
+    """Admins write it, with line breaks and words like those of Slurm (scontrol prints it last and
+    as it is, reservation_info.c).
+    """
+    text = (
+        "ReservationName=m StartTime=100 EndTime=200 Duration=00:01:40 Nodes=n[1-2] NodeCnt=2 "
+        "CoreCnt=4 Features=(null) PartitionName=batch Flags=MAINT TRES=cpu=4 State=INACTIVE "
+        "BurstBuffer=(null) MaxStartDelay=(null) Comment=was Nodes=n9 EndTime=900\n"
+        "then Flags= more\n"
+        "ReservationName=r StartTime=300 EndTime=400 Nodes=n3 Flags= State=INACTIVE\n"
+    )
+    assert read_reservations(text) == [
+        SlurmReservation("m", 100.0, 200.0, "n[1-2]", True),
+        SlurmReservation("r", 300.0, 400.0, "n3", False),
+    ]

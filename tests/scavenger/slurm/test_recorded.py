@@ -14,7 +14,13 @@ from scavenger.interface import LeaseState
 from scavenger.slurm.associations import parse_associations
 from scavenger.slurm.due import due_jobs
 from scavenger.slurm.hosts import read_hosts
-from scavenger.slurm.parse import read_jobs, read_nodes, read_reservations, read_steps
+from scavenger.slurm.parse import (
+    SlurmJobTable,
+    read_jobs,
+    read_nodes,
+    read_reservations,
+    read_steps,
+)
 from scavenger.slurm.site import read_site
 from scavenger.slurm.state import lease_of, node_facts
 
@@ -47,7 +53,7 @@ def test_nodes_and_reservations(release):
     assert (reservation.name, reservation.nodes, reservation.maintenance) == ("r1", "n4", True)
     assert reservation.end - reservation.start == 600
     now = reservation.start - 3600
-    facts = node_facts(table, [], [reservation], {}, {}, now)
+    facts = node_facts(table, SlurmJobTable([], [], []), [reservation], {}, {}, now)
     assert facts["n3"].drained == "it is drained (fan of n3)"
     assert facts["n4"].idle
     assert facts["n4"].reserved_from == reservation.start

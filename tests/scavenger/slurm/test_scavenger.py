@@ -261,3 +261,17 @@ def test_a_mass_cancel_puts_off_no_regular_poll(slurm):
     one.commands.calls.count("scancel", "ok", requests=200)
     assert one.poll_again_s(one.look(), 0.01) == one.settings.poll_interval_s
     assert (one.poll().max_new_leases, one.contact().poll_after_s > 5) == (0, True)
+
+
+def test_leases_that_a_plugin_moves_to_another_partition_leave_and_none_is_taken(tmp_path):
+    """A job_submit plugin sends whole nodes to a partition whose jobs are never preempted."""
+    slurm = world.World(tmp_path)
+    one = slurm.ready()
+    [lease] = one.take([world.request(1)])
+    moved = {"start": slurm.now, "end": slurm.now + 3600, "nodes": "n1", "partition": "long"}
+    slurm.nodes(idle="n[2-8]", allocated="n1")
+    slurm.queue(world.job("RUNNING", lease.scheduler_id, "malletrain-t-l1", **moved))
+    poll = one.poll()
+    assert world.names(poll) == []
+    assert "lease l1 is in partition long, not in preemptable" in world.why(poll, "n2")["hold"]
+    assert any("--signal=TERM" in call for call in slurm.tools.calls("scancel"))

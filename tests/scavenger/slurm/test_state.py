@@ -14,7 +14,7 @@ def facts(states, queue="", reservations=(), idle_since=None):
     jobs = read_jobs(queue, "MARK", PREFIX)
     return node_facts(
         read_nodes(world.nodes(states), "MARK"),
-        jobs.pending,
+        jobs,
         reservations,
         ours(queue),
         idle_since or {},
@@ -160,3 +160,16 @@ def test_damaged_lists_of_nodes_are_sentences():
         facts({"idle": "n1"}, "", [SlurmReservation("r", 0.0, NOW + 1, "n[1-", False)])
     with pytest.raises(SchedulerError, match="squeue cannot be understood"):
         facts({"idle": "n1"}, world.job("PENDING", 1, "x", start=NOW, planned="n[1-"))
+
+
+def test_the_node_of_a_suspended_job_of_others_is_in_use_although_slurm_calls_it_idle():
+    """slurmctld makes it idle (job_mgr.c, _suspend_job_nodes); the job keeps its memory there."""
+    queue = world.job("SUSPENDED", 7, "main", nodes="n[1-2]")
+    queue += world.job("SUSPENDED", 8, f"{PREFIX}l1", nodes="n3")
+    table = facts({"idle": "n[1-4]"}, queue)
+    assert {name: node.trouble for name, node in table.items()} == {
+        "n1": "job 7 is suspended on it",
+        "n2": "job 7 is suspended on it",
+        "n3": "",
+        "n4": "",
+    }

@@ -39,6 +39,9 @@ _RESTART = {
         *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
         "optimizers_in_list",
     ),
+    "epoch_begins": (
+        *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),
+    ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": (
         *("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens", "best_only"),
@@ -76,6 +79,10 @@ _LIVE = {
     "live_models": (
         *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),
         *("warm_restarts", "overflow", "averages_swapped_in"),
+    ),
+    "epoch_begins": (
+        *("scheduled_first_live", "decayed_first_live", "epoch_sums_live", "teacher_first_live"),
+        "drawn_first_live",
     ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),

@@ -62,11 +62,9 @@ class EpochBegin:
             self._rng = rng.state()
             return
         constant_batch = getattr(epochs, "script_batch_size", 0) is not None
-        self._undo = undo_of(self._objects(), constant_batch)
-        if self._rng:
-            now = rng.state()
-            self._undo.append(lambda: rng.load(now))
-            rng.load(self._rng)
+        now = rng.state()
+        self._undo = [*undo_of(self._objects(), constant_batch), lambda: rng.load(now)]
+        rng.load(self._rng)
 
     def batches_begin(self, epochs: CountedEpochs) -> None:
         """The script iterates the batches of the epoch: that code is over."""

@@ -45,7 +45,7 @@ _RESTART = {
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": (
         *("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens", "best_only"),
-        "accumulated",
+        *("accumulated", "cooled"),
     ),
     "lightning_trainer": (
         *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
@@ -86,7 +86,7 @@ _LIVE = {
     ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
-        "optimizers_in_list",
+        *("optimizers_in_list", "average_of_rank_0"),
     ),
 }
 _BY_RANK_0 = (

@@ -92,6 +92,7 @@ class Run:
                     return
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 7, 8])
 def test_the_code_at_the_beginning_of_an_epoch_counts_once(tmp_path, steps):
     whole = Run(tmp_path / "whole.pt")

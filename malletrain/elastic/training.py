@@ -327,9 +327,10 @@ class Training:
         self.device = device
         self.state = Holder(objects, device)
         plain = [unwrapped(value) for value in objects.values()]
+        self._dicts = {n: d for n, v in objects.items() if isinstance(d := unwrapped(v), dict)}
         self.undo = StateBeforeStep(
             self.state.modules().values(),
-            [value for value in plain if isinstance(value, dict)],
+            self._dicts.values(),
             parameters=self.undoes_parameters,
         )
         self.several_updates = False
@@ -380,6 +381,10 @@ class Training:
             self.snapshot = BackgroundSnapshot(path, every_s, run=self._counters, **objects)
 
     # --- steps ---
+
+    def compared_objects(self) -> tuple[Callable[[], dict[str, Any]], dict[str, Any]]:
+        """Returns the arguments of :class:`malletrain.elastic.changed.ChangedObjects`."""
+        return self.state.modules, self._dicts
 
     def rehearse(self, warmup: Callable[[], None]) -> None:
         """Call ``warmup`` and undo what it does to buffers, gradients and random numbers."""

@@ -114,7 +114,7 @@ def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
     def undo() -> bool:
         values.clear()
         for key, value in before.items():
-            values[key] = value if _equal(value, copies[key]) else copies[key]
+            values[key] = value if is_equal(value, copies[key]) else copies[key]
         return False
 
     return undo
@@ -175,7 +175,7 @@ def _undo_state(name: str, target: Any) -> Callable[[], bool]:
     before = _copied(state_of(target))
 
     def undo() -> bool:
-        if _equal(state_of(target), before):
+        if is_equal(state_of(target), before):
             return False
         load_state(target, before, f"The state of {name!r} at the beginning of the epoch")
         return True
@@ -195,7 +195,8 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _equal(first: Any, value: Any) -> bool:
+def is_equal(first: Any, value: Any) -> bool:
+    """Return whether two values are equal: numbers, texts, tensors, arrays, lists and dicts."""
     if first is value:
         return True
     if type(first) is not type(value):
@@ -203,7 +204,7 @@ def _equal(first: Any, value: Any) -> bool:
     if hasattr(first, "shape"):
         return bool(first.shape == value.shape and (first == value).all())
     if type(first) is dict:
-        return first.keys() == value.keys() and all(_equal(v, value[k]) for k, v in first.items())
+        return first.keys() == value.keys() and all(is_equal(v, value[k]) for k, v in first.items())
     if type(first) in (list, tuple):
-        return len(first) == len(value) and all(map(_equal, first, value))
+        return len(first) == len(value) and all(map(is_equal, first, value))
     return bool(first == value)

@@ -23,11 +23,12 @@ from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
 from malletrain.training.sampler_callers import (
     call_before_each_batch,
+    calling_loader,
     calling_object,
-    generator_of_loader,
     is_loader_iterator,
     reject_wrapper,
 )
+from malletrain.training.subset import SubsetCheck
 from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1
@@ -106,6 +107,7 @@ class ElasticSampler(CountedEpochs):
         self._loader_iterator: weakref.ref[Any] | None = None
         """The DataLoader iterator that reads from this sampler."""
         self._loader_seeds = LoaderSeeds()
+        self._subset = SubsetCheck()
         self._batches_yielded = self._advances_at_start = 0
         """Batches yielded in this iteration, and number of advance() calls before it."""
         self._iteration_start = (0, 0)
@@ -297,9 +299,12 @@ class ElasticSampler(CountedEpochs):
         """Yield this rank's batches from the position to the end of the epoch, as lists of sample
         indices. No batch is empty.
         """
-        caller, generator = calling_object(), generator_of_loader()
+        caller, loader = calling_object(), calling_loader()
         reject_wrapper(self, caller)
-        self._loader_seeds.begin(generator, self.epoch * self.num_samples + self.position)
+        if is_loader_iterator(caller):
+            self._subset.read(loader.dataset, self.epoch)
+            done = self.epoch * self.num_samples + self.position
+            self._loader_seeds.begin(loader.generator, done)
         self._on_iteration()
         self._save_rng_state(caller)
         is_loader = is_loader_iterator(caller)
@@ -524,6 +529,7 @@ class ElasticSampler(CountedEpochs):
             "shuffle": self.shuffle,
             "num_samples": self.num_samples,
             **{name: value for name, value in sizes.items() if value is not None},
+            **self._subset.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -549,6 +555,7 @@ class ElasticSampler(CountedEpochs):
             )
         self._keep_order(state)
         self._load_sizes(state)
+        self._subset.load(state)
         self.set_position(int(state["epoch"]), int(state["position"]))
 
     def _load_sizes(self, state: Mapping[str, Any]) -> None:

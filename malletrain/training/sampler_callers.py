@@ -17,11 +17,9 @@ def calling_object() -> Any:
     return _caller_variable("self")
 
 
-def generator_of_loader() -> Any:
-    """Return the generator that the DataLoader which called ``iter()`` on the sampler was given;
-    None if it was given none.
-    """
-    return getattr(_caller_variable("loader"), "generator", None)
+def calling_loader() -> Any:
+    """Return the DataLoader that called ``iter()`` on the sampler; None if another object did."""
+    return _caller_variable("loader")
 
 
 def _caller_variable(name: str) -> Any:

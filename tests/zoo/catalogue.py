@@ -86,7 +86,7 @@ _LIVE = {
     ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),
-        *("optimizers_in_list", "average_of_rank_0"),
+        "optimizers_in_list",
     ),
 }
 _BY_RANK_0 = (

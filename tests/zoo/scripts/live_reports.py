@@ -159,20 +159,3 @@ def optimizers_in_list(trace: Trace) -> None:
                 trace.step(key, numbers, lr, other=other)
     run.save()
     trace.finish(t.model)
-
-
-def average_of_rank_0(trace: Trace) -> None:
-    """Only rank 0 updates the average (ema-pytorch#9, yolov5)."""
-    t = Training(trace)
-    average = torch.optim.swa_utils.AveragedModel(
-        t.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
-    t.begin(average=average)
-    for epoch in t.sampler.epochs(EPOCHS):
-        for x, y, numbers in t.run.batches(t.loader):
-            t.train_batch(epoch, x, y, numbers)
-            if t.run.rank == 0:
-                average.update_parameters(t.model)
-        if t.run.rank == 0:
-            trace.note("evaluation", epoch, loss=evaluate(average))
-    t.end()

@@ -18,6 +18,7 @@ from typing import Any
 from malletrain.training import rng
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.objects import load_state, plain_attributes, state_of, unwrapped
+from malletrain.training.report import tell
 from malletrain.training.sampler import ElasticSampler
 
 Undo = Callable[[], None]
@@ -88,16 +89,18 @@ def undo_of(objects: Mapping[str, Any], constant_batch: bool) -> list[Undo]:
     others: list[Callable[[], bool]] = []
     for name, value in objects.items():
         target = unwrapped(value)
-        if isinstance(target, dict):
-            others.append(_undo_dict(target))
-        elif isinstance(getattr(target, "param_groups", None), list):
-            options.append(_undo_options(target))
-        elif hasattr(target, "named_parameters"):
-            others.append(_undo_module(target))
-        elif isinstance(target, ElasticSampler):
-            others.append(_undo_batch(target))
-        elif not isinstance(target, CountedEpochs):
-            others.append(_undo_state(name, target))
+        try:
+            if isinstance(getattr(target, "param_groups", None), list):
+                options.append(_undo_options(target))
+            elif isinstance(target, ElasticSampler) or not isinstance(target, CountedEpochs):
+                others.append(_undo_one(name, target))
+        except Exception as error:  # of the script's object: a copy must not stop the training
+            tell(
+                f"{name!r} cannot be copied ({error}). If the code at the beginning of an epoch "
+                "changes it, that counts again after a change of nodes within the epoch: write "
+                "`if sampler.position == 0:` before it.",
+                once=f"copy of {name}",
+            )
 
     def set_back() -> None:
         changed = [undo() for undo in others]
@@ -106,6 +109,19 @@ def undo_of(objects: Mapping[str, Any], constant_batch: bool) -> list[Undo]:
                 undo()
 
     return [set_back]
+
+
+def _undo_one(name: str, target: Any) -> Callable[[], bool]:
+    """Return what sets one object back, and returns whether that is a scheduler that has made a
+    step, or another object with such a state.
+    """
+    if isinstance(target, dict):
+        return _undo_dict(target)
+    if hasattr(target, "named_parameters"):
+        return _undo_module(target)
+    if isinstance(target, ElasticSampler):
+        return _undo_batch(target)
+    return _undo_state(name, target)
 
 
 def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
@@ -123,13 +139,13 @@ def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
 def _undo_options(optimizer: Any) -> Undo:
     groups = optimizer.param_groups
     before = [{k: _copied(v) for k, v in g.items() if k != "params"} for g in groups]
-    state = {parameter: dict(entry) for parameter, entry in optimizer.state.items()}
+    own_state = getattr(optimizer, "state", {})  # a wrapper may have none
+    state = {p: dict(entry) for p, entry in own_state.items() if isinstance(entry, dict)}
 
     def undo() -> None:
         for group, options in zip(optimizer.param_groups, before, strict=False):
             group.update(options)
-        for parameter, entry in state.items():
-            optimizer.state[parameter] = entry
+        own_state.update(state)
 
     return undo
 

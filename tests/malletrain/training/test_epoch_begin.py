@@ -73,7 +73,7 @@ class Run:
                 self.optimizer.step()
                 self.model.correct += len(x)
                 self.sums["samples"] += len(x)
-                self.sums["losses"].append(float(self.model.layer.bias))
+                self.sums["losses"].append(float(self.model.layer.bias.detach()))
                 self.sums["seen"][len(self.sums["losses"])] = 1
                 self.sampler.advance()
                 self.trace.append(
@@ -159,3 +159,33 @@ def test_an_importance_sampler_is_set_back_without_its_weights(tmp_path):
     second = Run(tmp_path / "run.pt", again)
     second.train(stop_after=1)
     assert second.trace[0][4] == 12
+
+
+class Uncopied:
+    """An object whose state cannot be read at a certain time."""
+
+    fails = False
+
+    def state_dict(self):
+        if self.fails:
+            raise RuntimeError("not now")
+        return {}
+
+    def load_state_dict(self, state):
+        self.fails = True
+
+
+def test_an_object_that_cannot_be_copied_is_named_and_the_training_goes_on(tmp_path, capfd):
+    for _ in range(2):
+        sampler = malletrain.ElasticSampler(12, global_batch_size=4, max_world_size=1)
+        snapshot = malletrain.Snapshot(tmp_path / "run.pt", sampler=sampler, odd=Uncopied())
+        snapshot.restore()
+        for _ in sampler.epochs(1):
+            for _ in DataLoader(list(range(12)), batch_sampler=sampler):
+                sampler.advance()
+                break
+            break
+        if sampler.position != 8:
+            snapshot.save()
+    assert sampler.position == 8
+    assert "'odd' cannot be copied (not now)" in capfd.readouterr().err

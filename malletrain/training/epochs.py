@@ -188,8 +188,8 @@ class CountedEpochs:
 
     def begin_batches(self) -> None:
         """Note that the code at the beginning of the epoch is over."""
-        for watcher in self._begin_watchers:
-            watcher.batches_begin(self)
+        for begin_watcher in self._begin_watchers:
+            begin_watcher.batches_begin(self)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the unfinished epochs, starting with the epoch of the restored
@@ -218,8 +218,8 @@ class CountedEpochs:
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:
             epoch, advances, resumed = self.epoch, self._advances, self._is_begun()
-            for watcher in self._begin_watchers:
-                watcher.epoch_begins(self, resumed)
+            for begin_watcher in self._begin_watchers:
+                begin_watcher.epoch_begins(self, resumed)
             yield epoch
             if self._ended:
                 return

@@ -51,12 +51,12 @@ def test_ranks_that_are_seeded_differently_differ_after_a_restore_too():
     random.seed(5)
     numpy.random.seed(5)
     torch.manual_seed(5)
-    told = []
-    rng.RankSeeds(lambda text: told.append(text) or text)
+    texts = []
+    rng.RankSeeds(lambda text: texts.append(text) or text)
     draw()
     states = rng.state()
     as_rank_0 = draw()
-    drawn = [restored(rank, lambda text: told[0]) for rank in (0, 1, 2, 1)]
+    drawn = [restored(rank, lambda text: texts[0]) for rank in (0, 1, 2, 1)]
     assert drawn[0] == as_rank_0
     assert [d[:4] for d in drawn] == [as_rank_0[:4]] * 4
     assert len({d[4] for d in drawn}) == 3

@@ -60,7 +60,7 @@ _RESTART = {
         "accelerate_naming",
         "accelerate_cut_short",
     ),
-    "accelerate_reports": ("accumulating", "gathered"),
+    "accelerate_reports": ("accumulating", "gathered", "scheduled_first"),
     "diffusers_reports": ("averaged",),
     "tracking": ("weights_and_biases", "mlflow_files", "tensorboard_writer"),
     "trainer_tracking": ("trainer_wandb", "trainer_mlflow", "fit_wandb", "fit_mlflow"),

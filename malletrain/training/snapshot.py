@@ -98,7 +98,8 @@ class Snapshot:
             loads into any wrapper. Modules sharded by ``fully_shard`` or tensor parallelism, and
             their optimizers, are saved by all ranks, and load at any other number of ranks. The
             states of the random number generators (torch on CPU and CUDA, Python, and numpy if it
-            is imported) are always included: those of rank 0, or of each rank for a sharded model.
+            is imported) are always included: those of rank 0, from which a rank that the script
+            seeds differently derives its own, or those of each rank for a sharded model.
 
     Raises:
         TypeError: an object cannot be saved this way (FSDP1, DeepSpeed); the message says what to

@@ -82,7 +82,7 @@ class Run:
                         *(self.model.temperature, float(self.model.correct)),
                         *(self.sums["samples"], list(self.sums["losses"])),
                         *(self.sums["seen"].sum(), drawn, float(torch.rand(()))),
-                        float(self.teacher(x).sum()),
+                        float(self.teacher(x).detach().sum()),
                         float(self.model.layer.weight.sum()),
                     )
                 )

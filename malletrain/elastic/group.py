@@ -170,7 +170,9 @@ class Group:
         """
         self.batch_sizes_differ = False
         """The last answer shows that the ranks train with different global batch sizes."""
-        self._flag = torch.zeros(len(StepWishes._fields) + 6 + len(_MARK), dtype=torch.float64)
+        self.changed = (rates.UNKNOWN, rates.UNKNOWN)
+        """The highest and the lowest number of changed objects in the last answer."""
+        self._flag = torch.zeros(len(StepWishes._fields) + 8 + len(_MARK), dtype=torch.float64)
         self._flag_work: Any = None
         self._step_begun = False
         """The collective of the current step has started."""
@@ -360,6 +362,7 @@ class Group:
         save: bool = False,
         rate: float = rates.UNKNOWN,
         batch_size: int | None = None,
+        changed: float = rates.UNKNOWN,
     ) -> None:
         """Start the collective in which the ranks exchange their requests for this step. It runs
         while the step computes; :meth:`end_step` returns the result.
@@ -371,9 +374,11 @@ class Group:
             rate: learning rates of the last update in this group (:func:`rates.rate_of`).
             batch_size: global batch size with which this rank trains, or will at the next step;
                 None if the size depends on the number of ranks, or is unknown.
+            changed: objects that have changed since the step before
+                (:class:`malletrain.elastic.changed.ChangedObjects`).
         """
         if not self._step_begun:  # otherwise meet() has begun the step, by a call of this rank only
-            self._ask(StepWishes(go, stop, save, step=True), rate, batch_size)
+            self._ask(StepWishes(go, stop, save, step=True), rate, batch_size, changed)
 
     def meet(self, wishes: StepWishes) -> bool:
         """Returns whether all ranks make the same call, ``wishes``, outside of a step. If not, the
@@ -414,12 +419,17 @@ class Group:
         return self._answer()
 
     def _ask(
-        self, wishes: StepWishes, rate: float = rates.UNKNOWN, batch_size: int | None = None
+        self,
+        wishes: StepWishes,
+        rate: float = rates.UNKNOWN,
+        batch_size: int | None = None,
+        changed: float = rates.UNKNOWN,
     ) -> None:
         self._step_begun = True
         number = self.place.rank + 1  # 0 means that no rank is there
         rank_in = (number * wishes.step, number * wishes.script)
-        extremes = (*rates.both(rate), *rates.both(batch_size or rates.UNKNOWN))
+        numbers = (rate, batch_size or rates.UNKNOWN, changed)
+        extremes = [extreme for number in numbers for extreme in rates.both(number)]
         self._flag.copy_(torch.tensor((*wishes, *extremes, *rank_in, *_MARK), dtype=torch.float64))
         if self.several and not self.broken:
             with library_collectives():
@@ -435,7 +445,7 @@ class Group:
         elif self.broken:
             raise Interrupted("A peer is lost.")
         *flags, in_step, in_script, high, low = self._flag.tolist()
-        *flags, highest, negated_lowest, largest, negated_smallest = flags
+        *flags, highest, negated_lowest, largest, negated_smallest, most, negated_least = flags
         wishes = StepWishes(*map(bool, flags))
         here = f"rank {self.place.rank}"
         if (high, low) != _MARK:
@@ -447,6 +457,7 @@ class Group:
             raise MismatchError(_sentence(f"Rank {int(in_script) - 1}", collective, place))
         self.rates_differ = rates.differ(highest, negated_lowest)
         self.batch_sizes_differ = rates.differ(largest, negated_smallest)
+        self.changed = (most, -negated_least)
         return wishes
 
     # --- its end ---

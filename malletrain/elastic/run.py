@@ -272,6 +272,7 @@ class Run:
         if sampler.left_early:
             sampler.resume_epoch()
         sampler.close_epoch()  # for a script that loops without sampler.epochs()
+        sampler.begin_batches()
         steps.loop_goes_on()
         membership.settle()
         finished = False

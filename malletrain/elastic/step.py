@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from malletrain.elastic import rates
+from malletrain.elastic import changed, rates
 from malletrain.elastic.belongs import Optimizers
+from malletrain.elastic.changed import ChangedObjects
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.group import library_collectives
 from malletrain.elastic.invited import StepWishes
@@ -52,6 +53,7 @@ class Steps:
         """The group has exchanged gradients of the current step."""
         self.rate = rates.UNKNOWN
         """Learning rates of the current or last update in this group (:func:`rates.rate_of`)."""
+        self._changed = ChangedObjects(*self.training.compared_objects())
         self._sound_exchanges = 0
         """Number of exchanges that were complete and successful at the last update."""
         self._changes = membership.changes
@@ -86,6 +88,7 @@ class Steps:
         rate, self.rate = self.rate, rates.UNKNOWN
         if membership.changes != self._changes:
             rate, self._changes = rates.UNKNOWN, membership.changes
+            self._changed.forget()
         sampler = self.training.sampler
         membership.group.begin_step(
             membership.ready_to_go,
@@ -93,7 +96,25 @@ class Steps:
             self.save_requested,
             rate,
             sampler.requested_batch_size if sampler is not None else None,
+            self._changed.since_last(),
         )
+
+    def check_changed(self) -> None:
+        """Tell the user about objects that only some ranks have changed before this step. Raises
+        ElasticError if these are modules.
+        """
+        most, least = self.membership.group.changed
+        if most == least or rates.UNKNOWN in (most, least):
+            return
+        modules, dicts = self._changed.names(most, least)
+        if modules:
+            raise ElasticError(changed.sentence(modules))
+        if dicts and self.membership.group.place.rank == 0:
+            report.tell(changed.notice(dicts), once="dict of some ranks")
+
+    def forget_changed(self) -> None:
+        """Compare nothing with the time before this step, which is discarded."""
+        self._changed.forget()
 
     def all_call(self, *, save: bool = False, digest: bool = False) -> bool:
         """Returns whether all ranks make this call now, so that they can save or hash together. A
@@ -327,6 +348,7 @@ class Step:
             reached(FaultPoint.WORKER_COMMITTED)
         else:
             self.aborted = True
+            steps.forget_changed()
             if not training.discard(self.samples):
                 start_again(
                     "A peer was lost in a step that had changed the model already, the first such "
@@ -342,6 +364,8 @@ class Step:
                 if not (membership.live and is_peer_loss(late)):
                     raise
                 lost = True
+        if not lost:
+            steps.check_changed()
         if not lost and group.rates_differ:  # before this goes into a snapshot
             raise ElasticError(rates.sentence(training.optimizers, self.rank))
         if not lost and group.batch_sizes_differ and training.sampler is not None:

@@ -44,6 +44,7 @@ from malletrain.elastic.state import Holder
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
 from malletrain.training.batch_change import check_batch_norm
+from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.objects import plain_attributes, unwrapped
 from malletrain.training.ranks import leads_its_node
 from malletrain.training.sampler import ElasticSampler
@@ -326,9 +327,10 @@ class Training:
         self.device = device
         self.state = Holder(objects, device)
         plain = [unwrapped(value) for value in objects.values()]
+        self._dicts = {n: d for n, v in objects.items() if isinstance(d := unwrapped(v), dict)}
         self.undo = StateBeforeStep(
             self.state.modules().values(),
-            [value for value in plain if isinstance(value, dict)],
+            self._dicts.values(),
             parameters=self.undoes_parameters,
         )
         self.several_updates = False
@@ -358,6 +360,9 @@ class Training:
             )
         self.iterated_epoch = -1
         """Number of the last epoch that was iterated from its first sample on."""
+        self._epoch_begin = EpochBegin(lambda: objects)
+        if self.sampler is not None:
+            self.sampler.watch_begin(self._epoch_begin)
         self._schedulers = Schedulers("elastic.Run", objects, ElasticError)
         self.optimizers = [value for value in plain if isinstance(value, torch.optim.Optimizer)]
         self.scalers = [value for value in plain if hasattr(value, "_per_optimizer_states")]
@@ -376,6 +381,10 @@ class Training:
             self.snapshot = BackgroundSnapshot(path, every_s, run=self._counters, **objects)
 
     # --- steps ---
+
+    def compared_objects(self) -> tuple[Callable[[], dict[str, Any]], dict[str, Any]]:
+        """Returns the arguments of :class:`malletrain.elastic.changed.ChangedObjects`."""
+        return self.state.modules, self._dicts
 
     def rehearse(self, warmup: Callable[[], None]) -> None:
         """Call ``warmup`` and undo what it does to buffers, gradients and random numbers."""
@@ -546,7 +555,7 @@ class Training:
         if self.snapshot is not None:
             self.snapshot.round_entered()
 
-    def _counters_for_peers(self) -> dict[str, int]:
+    def _counters_for_peers(self) -> dict[str, Any]:
         """Returns the counters that are sent to a peer with the objects."""
         return {
             **self._progress_counters(),
@@ -554,14 +563,16 @@ class Training:
             "iterated_epoch": self.iterated_epoch,
         }
 
-    def _progress_counters(self) -> dict[str, int]:
-        return {"steps": self.steps, "samples": self.samples, "updates": self.updates}
+    def _progress_counters(self) -> dict[str, Any]:
+        own = {"steps": self.steps, "samples": self.samples, "updates": self.updates}
+        return {**own, **self._epoch_begin.state_dict()}
 
     def _load_counters(self, counters: dict[str, Any]) -> None:
         self.steps, self.samples, self.updates = (
             int(counters.get(name, 0)) for name in ("steps", "samples", "updates")
         )
         self.iterated_epoch = int(counters.get("iterated_epoch", -1))
+        self._epoch_begin.load_state_dict(counters)
         if self.sampler is not None:
             self.sampler.between_epochs = bool(counters.get("between_epochs"))
 

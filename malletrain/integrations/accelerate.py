@@ -35,6 +35,7 @@ from malletrain.integrations import checkpoints
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
 from malletrain.training.batch_change import check_batch_norm
+from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
@@ -94,6 +95,7 @@ class Guard(StateGuard):
         while that code runs; else empty.
         """
         sampler.on_epoch_closed(self._epoch_closed)
+        sampler.watch_begin(EpochBegin(lambda: {**self._models(), **self._others()}))
         sampler.check_sizes(functools.partial(check_batch_norm, self._models()))
         self._step_end.watch(sampler)
         self._every_s = every_s
@@ -108,16 +110,21 @@ class Guard(StateGuard):
     def _begin_numbers(self) -> ModuleNumbers:
         return ModuleNumbers(self._models())
 
-    def _watched_schedulers(self) -> Schedulers:
-        # nor for the registered objects
-        objects_by_name = {
+    def _others(self) -> dict[str, Any]:
+        """Return the prepared optimizers and schedulers and the registered objects, by kind and
+        number.
+        """
+        # nor for these
+        return {
             f"{kind} {number}": registered
             for kind in ("optimizer", "scheduler", "custom_object")
             for number, registered in enumerate(getattr(self._accelerator, f"_{kind}s", []))
         }
+
+    def _watched_schedulers(self) -> Schedulers:
         return Schedulers(
             "Guard",
-            objects_by_name,
+            self._others(),
             SnapshotError,
             "Make it before guard.resume() and call "
             "accelerator.register_for_checkpointing(scheduler).",

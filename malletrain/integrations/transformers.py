@@ -36,6 +36,7 @@ from malletrain.integrations.checkpoints import (
 from malletrain.integrations.constant_batch import ConstantBatch
 from malletrain.integrations.guard import StateGuard
 from malletrain.training import owner, report
+from malletrain.training.epoch_begin import undo_of
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.snapshot_file import SnapshotError
 from malletrain.training.step_times import counted_as
@@ -134,6 +135,8 @@ class MalleTrainCallback(TrainerCallback):
         if trainer is self._trainer:
             return
         make, loss, train = trainer.get_train_dataloader, trainer.compute_loss, trainer.train
+        handler = trainer.callback_handler
+        begin_epoch = handler.on_epoch_begin
         save = trainer._save_checkpoint
         self._trainer = trainer
         trainer.args.output_dir = own_folder(trainer.args.output_dir)
@@ -169,6 +172,16 @@ class MalleTrainCallback(TrainerCallback):
                 else (result * weight)
             )
 
+        def on_epoch_begin(*args: Any, **kwargs: Any) -> Any:
+            # Callbacks have been called for this epoch before the checkpoint.
+            objects = {"model": trainer.model, "optimizer": trainer.optimizer}
+            undo = undo_of(objects, constant_batch=True) if self._step else []
+            control = begin_epoch(*args, **kwargs)
+            for set_back in undo:
+                set_back()
+            return control
+
+        handler.on_epoch_begin = on_epoch_begin
         trainer.get_train_dataloader = get_train_dataloader
         trainer.compute_loss = compute_loss
         trainer.train = begin

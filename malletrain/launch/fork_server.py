@@ -217,9 +217,11 @@ def _run_script(argv: Sequence[str]) -> int:
         name for name in sys.modules if name == "malletrain" or name.startswith("malletrain.")
     ]:
         del sys.modules[name]
+    # Otherwise all forks would draw the same numbers. The module random reseeds itself.
     if "numpy" in sys.modules:
-        # Otherwise all forks would draw the same numbers. The module random reseeds itself.
         sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # a GPU's is made, and seeded, by the fork
     return script.run(argv)
 
 

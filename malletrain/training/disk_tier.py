@@ -133,13 +133,28 @@ class DiskTier:
         store = choice.group_store() if world > 1 else None
         if store is None:
             return choice.newest(path, self.keep, check, self._bad)
+        source = "own" if path == self.path else "wanted"
+        key = f"malletrain/snapshot/{self._next_key(source)}"
+        return choice.newest_on_all_ranks(path, self.keep, check, store, key, rank, self._bad)
+
+    def _next_key(self, source: str) -> str:
+        """Return a part of a key that is new in the group's store, and the same on all ranks."""
         generation, count = report.generation(), 0
         if self._restores[0] == generation:
             count = self._restores[1] + 1
         self._restores = (generation, count)
-        source = "own" if path == self.path else "wanted"
-        key = f"malletrain/snapshot/{generation}/{self._number}{source}/{count}"
-        return choice.newest_on_all_ranks(path, self.keep, check, store, key, rank, self._bad)
+        return f"{generation}/{self._number}{source}/{count}"
+
+    def from_rank_0(self, text: str) -> str:
+        """Return on all ranks the ``text`` of rank 0. Called on every rank."""
+        rank, world = rank_and_world()
+        store = choice.group_store() if world > 1 else None
+        if store is None:
+            return text
+        key = f"malletrain/text/{self._next_key('rank 0')}"
+        if rank == 0:
+            store.set(key, text)
+        return str(store.get(key).decode())
 
     # --- write ---
 

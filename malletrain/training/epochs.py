@@ -35,6 +35,16 @@ class LoopWatcher(Protocol):
         """The loop iterates the batches of that epoch again."""
 
 
+class BeginWatcher(Protocol):
+    """An object that learns when the code at the beginning of an epoch runs."""
+
+    def epoch_begins(self, epochs: CountedEpochs, begun: bool) -> None:
+        """The script is about to run that code. ``begun``: whether a step of the epoch is done."""
+
+    def batches_begin(self, epochs: CountedEpochs) -> None:
+        """The script iterates the batches of the epoch."""
+
+
 class CountedEpochs:
     """Epochs whose steps the training loop counts with ``advance()``."""
 
@@ -58,6 +68,7 @@ class CountedEpochs:
         self._listeners: list[Callable[[], None]] = []
         self._meet_before_close: Callable[[], None] | None = None
         self._watchers: list[LoopWatcher] = []
+        self._begin_watchers: list[BeginWatcher] = []
         self._requests = self._advances_before = 0
         """Number of batches requested in this iteration, and of advances before it."""
         self._requesting_thread: int | None = None
@@ -75,7 +86,8 @@ class CountedEpochs:
 
     def __getstate__(self) -> dict[str, Any]:
         # listeners belong to this process
-        return {**self.__dict__, "_listeners": [], "_watchers": [], "_meet_before_close": None}
+        own: dict[str, Any] = {"_listeners": [], "_watchers": [], "_begin_watchers": []}
+        return {**self.__dict__, **own, "_meet_before_close": None}
 
     def on_epoch_closed(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` on every rank each time the code after the steps of an epoch has run:
@@ -93,6 +105,12 @@ class CountedEpochs:
     def watch(self, watcher: LoopWatcher) -> None:
         """Inform ``watcher`` how the training loop gets its batches."""
         self._watchers.append(watcher)
+
+    def watch_begin(self, watcher: BeginWatcher) -> None:
+        """Inform ``watcher`` when :meth:`epochs` yields an epoch, and when its batches are
+        iterated.
+        """
+        self._begin_watchers.append(watcher)
 
     @property
     def expects_request(self) -> bool:
@@ -166,6 +184,12 @@ class CountedEpochs:
         self.resume_epoch()
         if not self.looping:
             self.close_epoch()
+        self.begin_batches()
+
+    def begin_batches(self) -> None:
+        """Note that the code at the beginning of the epoch is over."""
+        for begin_watcher in self._begin_watchers:
+            begin_watcher.batches_begin(self)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the unfinished epochs, starting with the epoch of the restored
@@ -194,6 +218,8 @@ class CountedEpochs:
     def _epochs(self, count: int) -> Iterator[int]:
         while self.epoch < count and not self._ended:
             epoch, advances, resumed = self.epoch, self._advances, self._is_begun()
+            for begin_watcher in self._begin_watchers:
+                begin_watcher.epoch_begins(self, resumed)
             yield epoch
             if self._ended:
                 return

@@ -3,12 +3,20 @@ Python, and numpy if it is imported.
 
 Decides the format of their states in a snapshot. :mod:`malletrain.training.snapshot` decides when
 they are saved.
+
+The states in a snapshot are those of rank 0. If the script seeds its ranks differently, they must
+draw different numbers after a restore, too: :class:`RankSeeds` decides which generators of this
+rank continue as those of rank 0, and gives the others a seed that follows from the restored state
+and this rank's own.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import sys
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
@@ -50,3 +58,67 @@ def load(states: dict[str, Any]) -> None:
         numpy.random.set_state(
             (kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached)
         )
+
+
+def branch(number: int, generator: Any = None) -> None:
+    """Set a generator of torch, by default that on the CPU, to a state that follows from its
+    present one and ``number``.
+    """
+    import torch
+
+    generator = generator or torch.default_generator
+    device = generator.device
+    drawn = int(torch.randint(2**62, (), generator=generator, device=device))
+    generator.manual_seed(drawn ^ number)
+
+
+class RankSeeds:
+    """The seeds of this rank. Create it before a state is loaded.
+
+    Args:
+        from_rank_0: returns on all ranks the text that rank 0 passes.
+    """
+
+    def __init__(self, from_rank_0: Callable[[str], str]) -> None:
+        own = fingerprints()
+        of_rank_0 = json.loads(from_rank_0(json.dumps(own)))
+        self._own = own
+        self._different = {name for name, value in own.items() if of_rank_0.get(name) != value}
+
+    def separate(self) -> None:
+        """Call it when the states of rank 0 are loaded."""
+        separate(self._different, self._own)
+
+
+def fingerprints() -> dict[str, str]:
+    """Return a hash of the state of each generator on the CPU, by its name in :func:`state`."""
+    states = state()
+    states.pop("cuda", None)  # seeded together with that of the CPU
+    states["torch"] = states["torch"].tolist()
+    return {name: _hash(value) for name, value in states.items()}
+
+
+def separate(names: Collection[str], own: Mapping[str, str]) -> None:
+    """Seed generators by their present states and the fingerprints of this rank.
+
+    Args:
+        names: names of the generators, as in :func:`state`.
+        own: fingerprints of this rank (:func:`fingerprints`).
+    """
+    import torch
+
+    now = fingerprints()
+    for name in sorted(set(names) & now.keys()):
+        seed = int(_hash([now[name], own[name]])[:15], 16)
+        if name == "torch":
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.manual_seed(seed)
+        elif name == "python":
+            random.seed(seed)
+        else:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

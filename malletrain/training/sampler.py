@@ -18,14 +18,17 @@ from malletrain.training import loader_workers
 from malletrain.training.batch_change import all_name
 from malletrain.training.epoch_plan import EpochPlan, order, whole_number
 from malletrain.training.epochs import CountedEpochs
+from malletrain.training.loader_seeds import LoaderSeeds
 from malletrain.training.ranks import max_world, rank_and_world
 from malletrain.training.report import tell, tell_batch
 from malletrain.training.sampler_callers import (
     call_before_each_batch,
+    calling_loader,
     calling_object,
     is_loader_iterator,
     reject_wrapper,
 )
+from malletrain.training.subset import SubsetCheck
 from malletrain.training.upcoming import UpcomingBatch, upcoming_batches
 
 _STATE_VERSION = 1
@@ -103,10 +106,8 @@ class ElasticSampler(CountedEpochs):
         self._read_up_to = (0, 0)
         self._loader_iterator: weakref.ref[Any] | None = None
         """The DataLoader iterator that reads from this sampler."""
-        self._rng_state: Any = None
-        """State of torch's generator before a DataLoader iterated this sampler from the middle of
-        an epoch.
-        """
+        self._loader_seeds = LoaderSeeds()
+        self._subset = SubsetCheck()
         self._batches_yielded = self._advances_at_start = 0
         """Batches yielded in this iteration, and number of advance() calls before it."""
         self._iteration_start = (0, 0)
@@ -120,7 +121,7 @@ class ElasticSampler(CountedEpochs):
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {
             "_loader_iterator": None,
-            "_rng_state": None,
+            "_loader_seeds": LoaderSeeds(),
             "_size_checks": [],
             "_has_batches": None,
         }
@@ -298,8 +299,12 @@ class ElasticSampler(CountedEpochs):
         """Yield this rank's batches from the position to the end of the epoch, as lists of sample
         indices. No batch is empty.
         """
-        caller = calling_object()
+        caller, loader = calling_object(), calling_loader()
         reject_wrapper(self, caller)
+        if is_loader_iterator(caller):
+            self._subset.read(loader.dataset, self.epoch)
+            done = self.epoch * self.num_samples + self.position
+            self._loader_seeds.begin(loader.generator, done)
         self._on_iteration()
         self._save_rng_state(caller)
         is_loader = is_loader_iterator(caller)
@@ -315,20 +320,14 @@ class ElasticSampler(CountedEpochs):
             self._leave_batches()
 
     def _save_rng_state(self, caller: object) -> None:
-        """Save torch's generator state if the loader ``caller`` resumes in the middle of an epoch.
-        A DataLoader draws a number from torch's generator when it is iterated. An uninterrupted
-        epoch draws it once, so a resumed epoch must not draw it again.
-        """
         if not is_loader_iterator(caller) or not self.position:
-            self._rng_state = None
+            self._loader_seeds.forget()
         elif (
             self._loader_iterator is None
             or self._loader_iterator() is not caller
             or self._batches_yielded
         ):
-            import torch
-
-            self._rng_state = torch.get_rng_state()
+            self._loader_seeds.resume(self.position)
         # else: a loader with workers calls iter() again before its first batch; keep the first
         # state
 
@@ -349,11 +348,7 @@ class ElasticSampler(CountedEpochs):
     def _batches(self) -> Iterator[list[int]]:
         epoch, position = self.epoch, self.position
         indices = self._indices(epoch)
-        if self._rng_state is not None:
-            import torch
-
-            torch.set_rng_state(self._rng_state)
-            self._rng_state = None
+        self._loader_seeds.restore()
         plan = self._plan
         while batch := plan.batch_at(position):
             start, size = plan.share(batch, self.rank)
@@ -534,6 +529,7 @@ class ElasticSampler(CountedEpochs):
             "shuffle": self.shuffle,
             "num_samples": self.num_samples,
             **{name: value for name, value in sizes.items() if value is not None},
+            **self._subset.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -559,6 +555,7 @@ class ElasticSampler(CountedEpochs):
             )
         self._keep_order(state)
         self._load_sizes(state)
+        self._subset.load(state)
         self.set_position(int(state["epoch"]), int(state["position"]))
 
     def _load_sizes(self, state: Mapping[str, Any]) -> None:

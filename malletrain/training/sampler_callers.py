@@ -14,11 +14,21 @@ def calling_object() -> Any:
     """Return the object whose method called ``iter()`` on the sampler; None if a plain function
     called it.
     """
+    return _caller_variable("self")
+
+
+def calling_loader() -> Any:
+    """Return the DataLoader that called ``iter()`` on the sampler; None if another object did."""
+    return _caller_variable("loader")
+
+
+def _caller_variable(name: str) -> Any:
+    """Return a variable of the function that called the function of the sampler."""
     frame = inspect.currentframe()
     try:
-        for _ in range(2):
+        for _ in range(3):
             frame = frame.f_back if frame else None
-        return frame.f_locals.get("self") if frame else None
+        return frame.f_locals.get(name) if frame else None
     finally:
         del frame  # breaks a reference cycle that would keep the loader's workers alive
 

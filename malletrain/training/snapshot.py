@@ -8,11 +8,6 @@ In data-parallel training only rank 0 writes: parameters and optimizer are ident
 and the sampler's position is global, so the state of rank 0 at its own step boundary is the state
 of all ranks. If a model is sharded (FSDP2, HSDP, tensor parallelism), all ranks write at a step
 that they agree on: :mod:`malletrain.training.sharded_snapshot`.
-
-:class:`Agreement` sends a request of rank 0 to all ranks, so that all act on it at the same step.
-It decides when the request is sent and read: rank 0 broadcasts one number at each step, and all
-ranks read it at the next step, so that no rank waits for the message. :class:`Snapshot` defines the
-numbers.
 """
 
 from __future__ import annotations
@@ -38,9 +33,11 @@ from malletrain.training import (
     snapshot_file,
 )
 from malletrain.training import objects as parts
+from malletrain.training.agreement import Agreement
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
+from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.epochs import CountedEpochs
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_attributes import ModuleAttributes
@@ -50,7 +47,6 @@ from malletrain.training.outcomes import Attempt, Outcomes
 from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
-from malletrain.training.report import tell
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
@@ -62,55 +58,6 @@ from malletrain.training.step_times import counted_as
 
 if TYPE_CHECKING:
     from malletrain.training.memory_snapshots import MemorySnapshots
-
-
-class Agreement:
-    """Broadcasts one number per step from rank 0 to all ranks.
-
-    Args:
-        group: group of :func:`malletrain.training.side_group.new_side_group`; None for one rank,
-            whose requests apply at once.
-    """
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self._pending_broadcast: tuple[Any, Any] | None = None
-        self._broken = False
-
-    def exchange(self, request: int) -> int:
-        """Send this step's ``request`` (only rank 0's is used).
-
-        Returns:
-            The request of the step before, the same on every rank; 0 at the first step, and after a
-            rank was lost.
-        """
-        if self._group is None:
-            return request
-        if self._broken:
-            return 0
-        try:
-            previous = self._receive()
-            self._send(request)
-        except Exception as error:  # the script's own next collective fails, too
-            self._broken = True
-            tell(f"A rank cannot be reached, so the ranks cannot take snapshots together: {error}")
-            return 0
-        return previous
-
-    def _receive(self) -> int:
-        if self._pending_broadcast is None:
-            return 0
-        work, number = self._pending_broadcast
-        work.wait()
-        return int(number.item())
-
-    def _send(self, request: int) -> None:
-        import torch
-        import torch.distributed as dist
-
-        number = torch.tensor([request], dtype=torch.int64)
-        source = dist.get_global_rank(self._group, 0)
-        self._pending_broadcast = dist.broadcast(number, source, self._group, async_op=True), number
 
 
 __all__ = ["Snapshot", "SnapshotError"]
@@ -151,7 +98,8 @@ class Snapshot:
             loads into any wrapper. Modules sharded by ``fully_shard`` or tensor parallelism, and
             their optimizers, are saved by all ranks, and load at any other number of ranks. The
             states of the random number generators (torch on CPU and CUDA, Python, and numpy if it
-            is imported) are always included: those of rank 0, or of each rank for a sharded model.
+            is imported) are always included: those of rank 0, from which a rank that the script
+            seeds differently derives its own, or those of each rank for a sharded model.
 
     Raises:
         TypeError: an object cannot be saved this way (FSDP1, DeepSpeed); the message says what to
@@ -226,6 +174,7 @@ class Snapshot:
             {} if self._caller != "Snapshot" else objects, SnapshotError
         )
         self._step_end = StepEnd(self._after_step)
+        self._epoch_begin = EpochBegin(lambda: objects)
         self._saved_schedule: str | None = None
         """Schedule (:func:`malletrain.training.objects.schedule`) at the time of the snapshot that
         the script saved in the code after an epoch's steps; None if it saved none.
@@ -233,6 +182,7 @@ class Snapshot:
         for counted in self._counted:
             counted.on_epoch_closed(functools.partial(self._on_epoch_closed, counted))
             if self._caller == "Snapshot":  # elastic.Run knows the ends of its steps itself
+                counted.watch_begin(self._epoch_begin)
                 self._step_end.watch(counted)
                 if isinstance(counted, ElasticSampler):
                     counted.check_sizes(functools.partial(check_batch_norm, objects))
@@ -270,15 +220,19 @@ class Snapshot:
         requested = owner.resume_source(resume_from)
         self._numbers.begin()
         self._attributes.begin()
+        seeds = self._seeds()
         if self._memory is None:
             payload = self._from_disk(requested)
         else:
             payload = self._memory.restore(lambda: self._from_disk(requested))
         due_in = self.every_s
         if payload is not None:
+            if seeds is not None:
+                seeds.separate()
             self._steps = int(payload.get("steps", 0))
             self._numbers.restore(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
+            self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
             self._schedulers.resumed(payload.get("schedulers", {}))
             self._optimizers.resumed(payload.get("unsaved_optimizers", ()))
             in_memory = self._memory is not None and self._memory.newest is not None
@@ -291,6 +245,12 @@ class Snapshot:
         self._pace.begin(due_in, payload and payload.get("save_s"))
         report.mark("restored")
         return payload is not None
+
+    def _seeds(self) -> rng.RankSeeds | None:
+        # A sharded model's snapshot has the states of each rank; in live mode one rank restores.
+        if is_sharded(self._objects) or self._caller != "Snapshot":
+            return None
+        return rng.RankSeeds(self._disk.from_rank_0)
 
     def _from_disk(self, requested: str) -> dict[str, Any] | None:
         return self._disk.restore(requested, self._put_back)
@@ -394,6 +354,7 @@ class Snapshot:
             "steps": self._steps,
             "numbers": self._numbers.changed(),
             "rates": self._rates.state(),
+            "epoch_begin": self._epoch_begin.state_dict(),
             "schedulers": self._schedulers.progress(),
             "unsaved_optimizers": self._optimizers.kinds(),
             "save_s": self._pace.cost_s,

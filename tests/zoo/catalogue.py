@@ -39,10 +39,13 @@ _RESTART = {
         *("rebuilt_scheduler", "drawn", "two_loaders", "schedule_free", "contrast"),
         "optimizers_in_list",
     ),
+    "epoch_begins": (
+        *("scheduled_first", "decayed_first", "epoch_sums", "teacher_first", "drawn_first"),
+    ),
     "hugging_face": ("trainer", "trainer_cosine", "trainer_early_stopping"),
     "hugging_face_reports": (
         *("begun_with_evaluation", "plateau", "two_kept", "best_kept", "tokens", "best_only"),
-        "accumulated",
+        *("accumulated", "cooled"),
     ),
     "lightning_trainer": (
         *("fit", "fit_early_stopping", "fit_limited", "fit_csv", "fit_as_it_comes"),
@@ -57,7 +60,7 @@ _RESTART = {
         "accelerate_naming",
         "accelerate_cut_short",
     ),
-    "accelerate_reports": ("accumulating", "gathered"),
+    "accelerate_reports": ("accumulating", "gathered", "scheduled_first"),
     "diffusers_reports": ("averaged",),
     "tracking": ("weights_and_biases", "mlflow_files", "tensorboard_writer"),
     "trainer_tracking": ("trainer_wandb", "trainer_mlflow", "fit_wandb", "fit_mlflow"),
@@ -76,6 +79,10 @@ _LIVE = {
     "live_models": (
         *("unfrozen", "heads_in_turn", "heads_by_micro_batch", "static_graph", "groups"),
         *("warm_restarts", "overflow", "averages_swapped_in"),
+    ),
+    "epoch_begins": (
+        *("scheduled_first_live", "decayed_first_live", "epoch_sums_live", "teacher_first_live"),
+        "drawn_first_live",
     ),
     "live_reports": (
         *("ema_counter", "annealed", "warm_up_around", "drawn", "schedule_free", "contrast"),

@@ -12,8 +12,12 @@ SAMPLE = (
     ("restart/reports/accumulation_by_length", "shrink", "before an update"),
     ("restart/reports/ema_counter", "same", "after an update #2"),
     ("restart/reports/warm_up_around", "same", "before an update #3"),
+    ("restart/scheduled_first", "shrink", "before an update #6"),
+    ("restart/epoch_sums", "same", "after an update"),
+    ("restart/drawn_first", "grow", "after an update #7"),
     ("restart/hugging_face_reports/begun_with_evaluation", "same", "after an update #2"),
     ("restart/hugging_face_reports/two_kept", "same", "after an update #9"),
+    ("restart/hugging_face_reports/cooled", "same", "before an update #2"),
     ("restart/lightning_reports/epoch_means", "shrink", "after an update #2"),
     ("restart/lightning_reports/saved_by_step", "same", "before an update #4"),
     ("restart/lightning_reports/swa", "same", "before an update"),
@@ -24,6 +28,8 @@ SAMPLE = (
     ("live/weights_and_biases", "shrink-first", "row 4"),
     ("live/live_reports/ema_counter", "grow", "before an update #2"),
     ("live/live_reports/annealed", "loss", "before an update #3"),
+    ("live/teacher_first_live", "grow", "step 0 0"),
+    ("live/scheduled_first_live", "grow", "tail of 1"),
 )
 """Script, change and boundary; most were wrong there."""
 LONG = (
@@ -31,6 +37,7 @@ LONG = (
     "restart/trainer_wandb",
     "restart/lightning_reports/saved_by_step",
     "restart/hugging_face_reports/two_kept",
+    "restart/hugging_face_reports/cooled",
     "restart/lightning_reports/epoch_means",
     "restart/lightning_reports/swa",
 )

@@ -25,7 +25,7 @@ import io
 import os
 import pickle
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -272,6 +272,9 @@ class ShardedTraining(Training):
             self._pending is not None,
             tuple(shard_copy.version for shard_copy in self.copies),
         )
+
+    def compared_objects(self) -> tuple[Callable[[], dict[str, Any]], dict[str, Any]]:
+        return dict, self._dicts  # no rank has the same shards as another
 
     def live_objects(self, module: torch.nn.Module | None = None) -> dict[str, Any]:
         """Returns all objects, with ``module`` as the model; by default the current module."""

@@ -21,6 +21,27 @@ def test_modules_a_job_asks_for_are_there_and_others_are_told():
     assert "MALLETRAIN_PRELOAD names 'no_such_module', which cannot be imported" in result.stderr
 
 
+def test_scripts_without_a_seed_draw_different_numbers(tmp_path):
+    script = tmp_path / "draw.py"
+    script.write_text(
+        "import random, numpy, torch\n"
+        "for number in (random.random(), numpy.random.rand(), torch.rand(()).item()):\n"
+        "    print(number, flush=True)\n"
+    )
+    code = (
+        "import os, sys, numpy, torch\n"
+        "from malletrain.launch.fork_server import _run_script\n"
+        "for _ in range(2):\n"
+        "    if (pid := os.fork()) == 0:\n"
+        "        os._exit(_run_script(sys.argv[1:]))\n"
+        "    os.waitpid(pid, 0)\n"
+    )
+    command = [sys.executable, "-c", code, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    numbers = result.stdout.split()
+    assert len(numbers) == len(set(numbers)) == 6, result
+
+
 def test_a_crash_after_the_end_of_a_script_does_not_count(capfd):
     for ends, killed_by, counts in (
         (0, signal.SIGABRT, 0),

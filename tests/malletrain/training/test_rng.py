@@ -36,3 +36,46 @@ def test_states_of_generators_that_are_not_here_are_left_out():
     before = torch.get_rng_state()
     rng.load({"another library": [1, 2, 3]})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_ranks_that_are_seeded_differently_differ_after_a_restore_too():
+    def restored(rank, of_rank_0):
+        random.seed(5)
+        numpy.random.seed(5)
+        torch.manual_seed(5 + rank)
+        seeds = rng.RankSeeds(of_rank_0)
+        rng.load(states)
+        seeds.separate()
+        return draw()
+
+    random.seed(5)
+    numpy.random.seed(5)
+    torch.manual_seed(5)
+    texts = []
+    rng.RankSeeds(lambda text: texts.append(text) or text)
+    draw()
+    states = rng.state()
+    as_rank_0 = draw()
+    drawn = [restored(rank, lambda text: texts[0]) for rank in (0, 1, 2, 1)]
+    assert drawn[0] == as_rank_0
+    assert [d[:4] for d in drawn] == [as_rank_0[:4]] * 4
+    assert len({d[4] for d in drawn}) == 3
+    assert drawn[1] == drawn[3]
+
+
+def test_generators_without_a_seed_are_not_those_of_rank_0():
+    states, own = rng.state(), rng.RankSeeds(lambda text: '{"python": "another", "numpy": "one"}')
+    expected = draw()
+    rng.load(states)
+    own.separate()
+    assert not any(a == b for a, b in zip(draw(), expected, strict=True))
+
+
+def test_a_branch_depends_on_the_state_and_the_number():
+    def after(seed, number):
+        torch.manual_seed(seed)
+        rng.branch(number)
+        return float(torch.rand(1))
+
+    assert len({after(1, 4), after(1, 8), after(2, 4)}) == 3
+    assert after(1, 4) == after(1, 4)

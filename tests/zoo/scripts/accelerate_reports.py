@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 import malletrain
 from malletrain.integrations.accelerate import Guard
 from tests.zoo.scripts.parts import BATCH, EPOCHS, SAMPLES, Numbered, evaluate, make_model, rate
+from tests.zoo.scripts.reports import Annealed
 from tests.zoo.trace import Trace
 
 
@@ -76,6 +77,34 @@ def gathered(trace: Trace) -> None:
             sample_numbers += part[1].tolist()
         loss = float(torch.cat(errors).mean())
         trace.note("evaluation", epoch, loss=loss, numbers=sorted(sample_numbers))
+    guard.save()
+    accelerator.end_training()
+    trace.finish(net)
+
+
+def scheduled_first(trace: Trace) -> None:
+    """The scheduler steps first in an epoch, and a temperature falls (slime#1547)."""
+    accelerator = Accelerator(cpu=True)
+    net = Annealed()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    model, optimizer = accelerator.prepare(net, optimizer)
+    accelerator.register_for_checkpointing(scheduler)
+    sampler = malletrain.ElasticSampler(SAMPLES, global_batch_size=BATCH, seed=7)
+    loader = DataLoader(Numbered(), batch_sampler=sampler)
+    guard = Guard(accelerator, "states", sampler)
+    guard.resume()
+    for epoch in sampler.epochs(EPOCHS):
+        if epoch:
+            scheduler.step()
+            net.temperature *= 0.7
+        for x, y, numbers in loader:
+            accelerator.backward(mse_loss(model(x), y) * sampler.loss_weight)
+            optimizer.step()
+            optimizer.zero_grad()
+            trace.step((epoch, sampler.position), numbers, rate(optimizer))
+            guard.step()
+        trace.note("evaluation", epoch, loss=evaluate(net), temperature=net.temperature)
     guard.save()
     accelerator.end_training()
     trace.finish(net)

@@ -33,12 +33,13 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = make_model().float()
+        self.temperature = 1.0
         self.seen: list[int] = []
 
     def forward(self, x: Any, labels: Any, number: Any) -> dict[str, Any]:
         if self.training:
             self.seen += number.tolist()
-        made = self.layers(x)
+        made = self.layers(x) / self.temperature
         return {"loss": ((made - labels) ** 2).mean(), "logits": made}
 
 

@@ -86,6 +86,24 @@ def best_kept(trace: Trace) -> None:
     )
 
 
+class Cooling(TrainerCallback):
+    """Lowers a temperature of the model when an epoch begins."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        more["model"].temperature *= 0.7
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.trace.note("temperature", state.global_step, value=more["model"].temperature)
+
+
+def cooled(trace: Trace) -> None:
+    """A callback changes the model when an epoch begins (OneTrainer#1470, ace#1233)."""
+    train_with_trainer(trace, [Cooling(trace)], eval_strategy="epoch")
+
+
 class Sentences(torch.utils.data.Dataset[Any]):
     """Sequences of which different numbers of tokens count."""
 

@@ -1,0 +1,97 @@
+"""Detects that a training set is not the one of the snapshot: a ``Subset`` of other samples, such
+as that of a ``random_split`` without a seed, which each start draws anew. Samples of the test set
+would become training samples without a word.
+
+Decides which subsets must be equal: those of one epoch, and those of all epochs of a run in which
+two epochs had the same one. A script may also choose a subset for each epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from malletrain.training.report import tell
+
+_ADVICE = (
+    "A random choice of samples that is made anew at each start needs a seed: "
+    "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
+)
+
+
+class SubsetCheck:
+    """The subsets that the loaders of one sampler read."""
+
+    def __init__(self) -> None:
+        self._newest = ""
+        """Fingerprint of the newest subset; empty if there is none."""
+        self._epoch = -1
+        """Epoch in which it was read."""
+        self._is_constant = False
+        """Two epochs had the same subset."""
+        self._loaded = False
+        """The newest one is that of a state, and nothing has been read since."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries for the sampler's state; none without a subset."""
+        if not self._newest:
+            return {}
+        return {
+            "subset": self._newest,
+            "subset_epoch": self._epoch,
+            "subset_is_constant": self._is_constant,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from the entries of a sampler's state."""
+        self._newest = str(state.get("subset", ""))
+        self._epoch = int(state.get("subset_epoch", -1))
+        self._is_constant = bool(state.get("subset_is_constant", False))
+        self._loaded = bool(self._newest)
+
+    def read(self, dataset: Any, epoch: int) -> None:
+        """Note that a loader is about to read ``dataset`` in ``epoch``.
+
+        Raises:
+            ValueError: its samples are not those of the state.
+        """
+        if epoch == self._epoch and not self._loaded:
+            return
+        own, loaded, self._loaded = fingerprint(dataset), self._loaded, False
+        if loaded and own != self._newest:
+            if self._is_constant or self._epoch == epoch:
+                raise ValueError(
+                    "The training set is another Subset than before the restart, so that samples "
+                    f"of a test set may now be trained on. {_ADVICE}"
+                )
+            tell(
+                "The training set is another Subset than in the epoch before the restart. "
+                f"{_ADVICE}",
+                once="another subset",
+            )
+        if own and own == self._newest and epoch != self._epoch:
+            self._is_constant = True
+        self._newest, self._epoch = own, epoch
+
+
+def fingerprint(dataset: Any) -> str:
+    """Return a hash of the samples that a ``torch.utils.data.Subset`` chooses, also of one in
+    another; empty for another dataset.
+    """
+    sha, depth = hashlib.sha256(), 0
+    while any(cls.__name__ == "Subset" for cls in type(dataset).__mro__):
+        for number in _indices(dataset):
+            sha.update(number)
+        dataset, depth = dataset.dataset, depth + 1
+    return sha.hexdigest() if depth else ""
+
+
+def _indices(subset: Any) -> tuple[bytes, ...]:
+    import torch
+
+    try:
+        numbers = torch.as_tensor(subset.indices, dtype=torch.int64)
+    except (TypeError, ValueError, RuntimeError):  # indices of another kind, such as names
+        return (repr(subset.indices).encode(),)
+    return (numbers.numpy().tobytes(), b".")

@@ -296,8 +296,8 @@ def submit(
 
     software = {field.name: options.pop(field.name) for field in fields(SoftwareOptions)}
     try:
-        given = ScriptOptions(software=SoftwareOptions(**software), **options)
-        spec = build(script, args, given)
+        job_options = ScriptOptions(software=SoftwareOptions(**software), **options)
+        spec = build(script, args, job_options)
         file = file_of(resume_from) if resume_from is not None else None
         numbers = indices(array) if array is not None else None
     except SpecError as error:

@@ -18,7 +18,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from malletrain.protocol.bounds import MAX_NODES, MAX_WORTH_SIZES
@@ -116,7 +116,7 @@ def parse_value(where: str, text: str) -> float:
     return value
 
 
-def span(value: dict[str, float]) -> str:
+def span(value: Mapping[str, float]) -> str:
     """Returns the sizes with a value above 0 in the form of ``--nodes``; all if none has one."""
     sizes = [int(nodes) for nodes in value]
     useful = [int(nodes) for nodes, worth in value.items() if worth > 0]

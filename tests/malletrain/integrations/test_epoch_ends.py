@@ -303,6 +303,15 @@ def test_layers_that_only_some_ranks_would_train_together_are_refused(tmp_path, 
             lightning(tmp_path, 2, 0, monkeypatch, [later])
 
 
+@pytest.mark.parametrize("name", ["LearningRateFinder", "BatchSizeFinder"])
+def test_a_search_at_each_start_is_refused(tmp_path, monkeypatch, name):
+    """A run that resumed in it began at step 0, with a new optimizer."""
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    search = getattr(pl.callbacks, name)()
+    with as_plain_script(monkeypatch), pytest.raises(ValueError, match=f"{name} searches at each"):
+        lightning(tmp_path, 2, 0, monkeypatch, [search])
+
+
 def test_a_loader_that_is_made_while_lightning_trains_is_refused(tmp_path, monkeypatch):
     """Of growing data, say; a loader before the first epoch does not help."""
     pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")

@@ -24,8 +24,10 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    BatchSizeFinder,
     Callback,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.trainer.states import TrainerStatus
@@ -216,6 +218,7 @@ class MalleTrainCallback(Callback):
                 "accumulate_grad_batches out and say callback.loader(global_batch_size=…)."
             )
         _check_averaging(trainer, pl_module)
+        _check_searches(trainer)
         _check_finetuning(trainer, self._batches)
         self._trainer = trainer
         library = vars(LightningModule())
@@ -533,6 +536,18 @@ def _check_averaging(trainer: Any, module: LightningModule) -> None:
             "model with batch normalisation, and a change of nodes in that pass cannot be kept. "
             "Use EMAWeightAveraging, or normalise otherwise."
         )
+
+
+def _check_searches(trainer: Any) -> None:
+    for callback in trainer.callbacks:
+        # The search of a Tuner ends the fit that it begins.
+        ends = getattr(callback, "_early_exit", False)
+        if isinstance(callback, LearningRateFinder | BatchSizeFinder) and not ends:
+            raise ValueError(
+                f"MalleTrainCallback: {type(callback).__name__} searches at each start. Lightning "
+                "then begins at step 0 with a new optimizer, also where the training goes on from "
+                "a checkpoint. Search in a run of its own, and write the value into the script."
+            )
 
 
 def _check_interval(trainer: Any, batches: ConstantBatch) -> None:

@@ -303,6 +303,23 @@ def test_layers_that_only_some_ranks_would_train_together_are_refused(tmp_path, 
             lightning(tmp_path, 2, 0, monkeypatch, [later])
 
 
+def test_a_search_at_each_start_is_refused(tmp_path, monkeypatch):
+    """A run that resumed in it began at step 0, with a new optimizer."""
+    pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")
+    from malletrain.integrations.lightning import _check_searches
+
+    search = pl.callbacks.LearningRateFinder()
+    refusal = pytest.raises(ValueError, match="LearningRateFinder searches at each start")
+    with as_plain_script(monkeypatch), refusal:
+        lightning(tmp_path, 2, 0, monkeypatch, [search])
+    # Lightning itself refuses this one where the loader is passed to fit().
+    trainer = pl.Trainer(logger=False, callbacks=[pl.callbacks.BatchSizeFinder()])
+    with pytest.raises(ValueError, match="BatchSizeFinder searches at each start"):
+        _check_searches(trainer)
+    vars(trainer.callbacks[0])["_early_exit"] = True  # as a Tuner does
+    _check_searches(trainer)
+
+
 def test_a_loader_that_is_made_while_lightning_trains_is_refused(tmp_path, monkeypatch):
     """Of growing data, say; a loader before the first epoch does not help."""
     pl = pytest.importorskip("lightning.pytorch", reason="pip install malletrain[integrations]")

@@ -297,13 +297,20 @@ def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
     from malletrain.client import ClientError, Connection
     from malletrain.daemon.site.backends import agent_program
 
-    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
-        for sentence in client.status().failed_starts:
-            yield (
-                False,
-                f"{sentence} Try it on that node as the owner of the lease: "
-                f"{agent_program()[0]} -c 'import malletrain'",
-            )
+    try:
+        with Connection.of(config.state_dir) as client:
+            sentences = client.status().failed_starts
+    except ClientError:
+        yield True, "No daemon runs here, so it has no leases; --lease tests one."
+        return
+    for sentence in sentences:
+        yield (
+            False,
+            f"{sentence} Try it on that node as the owner of the lease: "
+            f"{agent_program()[0]} -c 'import malletrain'",
+        )
+    if not sentences:
+        yield True, "The daemon has had no lease within an hour from which no agent reported."
 
 
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:

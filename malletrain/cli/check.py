@@ -318,13 +318,21 @@ def failed_starts(config: Config) -> Iterator[tuple[bool | None, str]]:
     from malletrain.client import ClientError, Connection
     from malletrain.daemon.site.backends import agent_program
 
-    with contextlib.suppress(ClientError), Connection.of(config.state_dir) as client:
-        for sentence in client.status().failed_starts:
-            yield (
-                False,
-                f"{sentence} Try it on that node as the owner of the lease: "
-                f"{agent_program()[0]} -c 'import malletrain'",
-            )
+    try:
+        with Connection.of(config.state_dir) as client:
+            status = client.status()
+    except ClientError:
+        yield True, "No daemon runs here, so it has no leases; --lease tests one."
+        return
+    works = None if status.nodes_leased else False  # some agents report: not all is broken
+    for sentence in status.failed_starts:
+        yield (
+            works,
+            f"{sentence} Try it on that node as the owner of the lease: "
+            f"{agent_program()[0]} -c 'import malletrain'",
+        )
+    if not status.failed_starts:
+        yield True, "Agents report from the leases of the running daemon."
 
 
 def allocation(config: Config) -> Iterator[tuple[bool | None, str]]:

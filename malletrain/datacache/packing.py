@@ -107,10 +107,10 @@ def _describe(value: Any, add: Any, place: str) -> list[Any]:
         return _describe_tensor(torch, value, add, place)
     if is_named_tuple(kind):
         origin, fields = named_tuple_place(value, place), value._fields
-        pairs = zip(fields, value, strict=True)
-        parts = [_describe(part, add, f"{place}.{name}") for name, part in pairs]
+        members = zip(fields, value, strict=True)
+        parts = [_describe(part, add, f"{place}.{name}") for name, part in members]
         return ["c", *origin, list(fields), parts]
-    if is_tv_tensor(kind):
+    if torch is not None and is_tv_tensor(kind):
         plain = _describe_tensor(torch, value.as_subclass(torch.Tensor), add, place)
         return ["k", *describe_tv_tensor(value, place), plain]
     if torch is not None and isinstance(value, torch.Tensor):
@@ -137,7 +137,7 @@ def _is_plain(value: Any) -> bool:
     if kind in (tuple, list):
         return all(map(_is_plain, value))
     if kind is int:
-        return -(2**63) <= value < 2**64
+        return bool(-(2**63) <= value < 2**64)
     return value is None or kind in (bool, float, str, bytes)
 
 

@@ -28,7 +28,7 @@ class Broken(Imagined):
 
 def test_operators_and_the_owner_read_why_until_an_agent_reports(tmp_path):
     machine = Broken("n0", "n1")
-    daemon = RunningDaemon(tmp_path, machine)
+    daemon, agent = RunningDaemon(tmp_path, machine), None
 
     def status(user):
         with daemon.client(user) as client:
@@ -49,9 +49,12 @@ def test_operators_and_the_owner_read_why_until_an_agent_reports(tmp_path):
         until(lambda: metric() and metric() >= 2, "it is counted")
         machine.mended = True
         [lease, *_] = until(lambda: machine.of("ann"), "a lease is taken again")
-        Agent(daemon, lease).hello()
+        agent = Agent(daemon, lease)
+        agent.hello()
         until(lambda: metric() == 0, "the row is over")
         [rest] = status("olga").failed_starts
         assert "2 nodes" not in rest, "no longer of the node whose agent has reported"
     finally:
+        if agent is not None:
+            agent.close()
         daemon.stop()

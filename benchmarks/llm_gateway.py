@@ -49,6 +49,7 @@ from llmserve.traces import TraceRequest  # isort: skip
 START_S = 60.0
 """Seconds within which a process answers."""
 TTFT_TARGET_MS, RATE_TARGET = 10.0, 0.97
+MODULE = (sys.executable, "-m")
 PROBES = 30
 """Requests of ``ttft``."""
 CONFIGURATION = """
@@ -78,16 +79,26 @@ class Row:
     met: bool | None = None
 
 
+def environment() -> dict[str, str]:
+    """The environment of processes that import what this one imports."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 @contextmanager
-def process(words: list[str], url: str) -> Iterator[int]:
-    """A process that answers at an URL; yields its id."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with subprocess.Popen([sys.executable, "-m", *words], env=env) as running:
+def process(command: list[str], url: str, variables: dict[str, str] | None = None) -> Iterator[int]:
+    """A process that answers at an URL; yields its id.
+
+    Args:
+        command: its words.
+        url: answers with status 200 when it is ready.
+        variables: its environment; by default :func:`environment`.
+    """
+    with subprocess.Popen(command, env=variables or environment()) as running:
         try:
             deadline = time.monotonic() + START_S
-            while not _answers(url):
+            while not answers(url):
                 if running.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"{words[0]} does not answer at {url}; its output is above.")
+                    sys.exit(f"{command[0]} does not answer at {url}; its output is above.")
                 time.sleep(0.1)
             yield running.pid
         finally:
@@ -95,7 +106,7 @@ def process(words: list[str], url: str) -> Iterator[int]:
             running.wait()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)
@@ -252,10 +263,10 @@ def main() -> None:
             CONFIGURATION.format(port=gateway_port, engine=engine, slots=slots)
         )
         _, key = KeyFile(folder / "keys.json").add("benchmark")
-        words = ["llmserve.simulated_server", "--port", str(engine_port)]
+        words = [*MODULE, "llmserve.simulated_server", "--port", str(engine_port)]
         words += ["--step-s", str(options.step_s), "--slots", str(slots), "--kv-tokens", "1000000"]
         stack.enter_context(process(words, f"http://{engine}/health"))
-        words = ["llmserve.cli", "gateway", "--config", str(configuration)]
+        words = [*MODULE, "llmserve.cli", "gateway", "--config", str(configuration)]
         url = f"http://127.0.0.1:{gateway_port}"
         pid = stack.enter_context(process(words, f"{url}/health"))
         direct, gateway = (

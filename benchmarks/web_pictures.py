@@ -124,8 +124,8 @@ def photograph(tab: Browser, url: str, folder: Path) -> None:
     tab.open(f"{url}#/jobs")
     tab.until_text("#jobs", JOBS[0][0])
     picture("web-jobs", 760)
-    tab.open(f"{url}#/job/j1")
-    tab.until_text("h1", JOBS[0][0])
+    tab.open(f"{url}#/job/j2")  # the one whose number of nodes changes most
+    tab.until_text("h1", JOBS[1][0])
     tab.until_text("#job-scale", "Nodes over time")
     picture("web-job", 1400)
     tab.open(f"{url}#/sweeps")

@@ -149,6 +149,8 @@ class Gaps:
         """
         if node in self._requests and self._requests[node][2] != owner:
             return
+        if failure:  # also long after the request
+            self.failed_starts.failed(owner, node, failure, now)
         if node in self._requests:
             self._refusals[node, owner] = refusals = self._refusals.get((node, owner), 0) + 1
             if refusals > 1:
@@ -159,8 +161,6 @@ class Gaps:
                     owner, Backoff(FIRST_OWNER_PAUSE_S, self.rejected_s, 1, TOGETHER_S)
                 )
                 failures.refused(now)
-            if failure:
-                self.failed_starts.failed(owner, node, failure, now)
         self.over(node)
 
     def put_off(self, node: str, owner: str) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from malletrain.elastic.rates import UNKNOWN
 from malletrain.training.epoch_begin import is_equal
-from malletrain.training.torch_private import versions
+from malletrain.training.torch_private import in_place_changes, versions
 
 _MOST = 48
 """Maximum number of objects that are compared: a number of that many bits is exact as a float."""
@@ -63,13 +63,43 @@ class ChangedObjects:
         return [n for n in names if n not in self._dicts], [n for n in names if n in self._dicts]
 
     def _read(self) -> dict[str, Any]:
-        marks: dict[str, Any] = {name: dict(values) for name, values in self._dicts.items()}
+        marks: dict[str, Any] = {name: _mark(values) for name, values in self._dicts.items()}
         for name, module in self._modules().items():
             parameters = list(module.parameters())
             if parameters:
                 ends = [parameters[0], parameters[-1]]
                 marks[name] = [versions(ends), [_element(p) for p in ends]]
         return dict(sorted(marks.items()))
+
+
+class _OnDevice:
+    """A tensor that is not on the CPU. It is equal to itself as long as nothing is written to it:
+    a comparison of values would wait for the GPU in each step.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self._changes = in_place_changes(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _OnDevice)
+            and self._tensor is other._tensor
+            and self._changes == other._changes
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _mark(value: Any) -> Any:
+    """Return what differs when a value of a dict has changed."""
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "cpu" else _OnDevice(value)
+    if type(value) is dict:
+        return {key: _mark(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mark(item) for item in value)
+    return value
 
 
 def _element(parameter: torch.Tensor) -> float | None:

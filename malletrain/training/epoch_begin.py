@@ -12,6 +12,8 @@ The copies need as much memory as the parameters, before there are any gradients
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +43,8 @@ class EpochBegin:
         """States of the random generators (:mod:`malletrain.training.rng`) at the beginning of the
         epoch; empty if unknown.
         """
+        self._open: CountedEpochs | None = None
+        """The sampler whose code runs now; None between the beginnings of epochs."""
         self._newest = -1
         """Number of the newest epoch whose code has run; -1 for none."""
         self._loaded = -1
@@ -55,10 +59,21 @@ class EpochBegin:
         self._newest = self._loaded = int(state.get("begun_epoch", -1))
         self._rng = dict(state.get("epoch_rng", {}))
 
+    def separate(self, seeds: rng.RankSeeds) -> None:
+        """Have a rank with seeds of its own draw other numbers in that code than rank 0, whose
+        states were loaded.
+        """
+        if self._rng:
+            now = rng.state()
+            rng.load(self._rng)
+            seeds.separate()
+            self._rng = rng.state()
+            rng.load(now)
+
     def epoch_begins(self, epochs: CountedEpochs, begun: bool) -> None:
         """The script is about to run that code. ``begun``: whether a step of the epoch is done."""
         again = begun or self._loaded == epochs.epoch
-        self._loaded, self._undo = -1, []
+        self._loaded, self._undo, self._open = -1, [], epochs
         if not again:
             self._rng = rng.state()
             return
@@ -68,8 +83,13 @@ class EpochBegin:
         rng.load(self._rng)
 
     def batches_begin(self, epochs: CountedEpochs) -> None:
-        """The script iterates the batches of the epoch: that code is over."""
-        self._newest = epochs.epoch
+        """The script iterates batches. If they are those of the epoch whose code runs, that code is
+        over. A script may also iterate another sampler in that code, or its training data after the
+        steps of an epoch, to evaluate.
+        """
+        if epochs is not self._open:
+            return
+        self._open, self._newest = None, epochs.epoch
         undo, self._undo = self._undo, []
         for set_back in undo:
             set_back()
@@ -103,12 +123,30 @@ def undo_of(objects: Mapping[str, Any], constant_batch: bool) -> list[Undo]:
             )
 
     def set_back() -> None:
-        changed = [undo() for undo in others]
+        changed = [_done(undo) for undo in others]
         if constant_batch or any(changed):
             for undo in options:
                 undo()
 
     return [set_back]
+
+
+def _done(undo: Callable[[], bool]) -> bool:
+    """Call what sets one object back. An error of the script's object must not stop the training.
+
+    Returns:
+        what ``undo`` returns; False after an error.
+    """
+    try:
+        return undo()
+    except Exception as error:
+        tell(
+            f"An object cannot be set back to its state before the code at the beginning of the "
+            f"epoch ({error}), so that the code counts again after a change of nodes within the "
+            "epoch: write `if sampler.position == 0:` before it.",
+            once="undo of the beginning of an epoch",
+        )
+        return False
 
 
 def _undo_one(name: str, target: Any) -> Callable[[], bool]:
@@ -208,6 +246,8 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_copied(item) for item in value)
+    if isinstance(value, (dict, list, set, deque)):  # a Counter, an OrderedDict
+        return copy.deepcopy(value)
     return value
 
 
@@ -217,10 +257,13 @@ def is_equal(first: Any, value: Any) -> bool:
         return True
     if type(first) is not type(value):
         return False
-    if hasattr(first, "shape"):
-        return bool(first.shape == value.shape and (first == value).all())
     if type(first) is dict:
         return first.keys() == value.keys() and all(is_equal(v, value[k]) for k, v in first.items())
     if type(first) in (list, tuple):
         return len(first) == len(value) and all(map(is_equal, first, value))
-    return bool(first == value)
+    try:
+        if hasattr(first, "shape"):
+            return bool(first.shape == value.shape and (first == value).all())
+        return bool(first == value)
+    except Exception:  # of the script's values, such as tensors on two devices or a table
+        return False

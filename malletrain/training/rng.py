@@ -112,7 +112,7 @@ def separate(names: Collection[str], own: Mapping[str, str]) -> None:
         seed = int(_hash([now[name], own[name]])[:15], 16)
         if name == "torch":
             torch.default_generator.manual_seed(seed)
-            if torch.cuda.is_available() and torch.cuda.is_initialized():
+            if torch.cuda.is_available():  # before the first use of CUDA, too, as in load()
                 torch.cuda.manual_seed(seed)
         elif name == "python":
             random.seed(seed)

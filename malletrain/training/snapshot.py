@@ -233,6 +233,8 @@ class Snapshot:
             self._numbers.restore(payload.get("numbers", {}))
             self._rates.restore(payload.get("rates", {}))
             self._epoch_begin.load_state_dict(payload.get("epoch_begin", {}))
+            if seeds is not None:
+                self._epoch_begin.separate(seeds)
             self._schedulers.resumed(payload.get("schedulers", {}))
             self._optimizers.resumed(payload.get("unsaved_optimizers", ()))
             in_memory = self._memory is not None and self._memory.newest is not None

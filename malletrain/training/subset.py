@@ -2,8 +2,8 @@
 as that of a ``random_split`` without a seed, which each start draws anew. Samples of the test set
 would become training samples without a word.
 
-Decides which subsets must be equal: those of one epoch, and those of all epochs of a run in which
-two epochs had the same one. A script may also choose a subset for each epoch.
+Decides which subsets must be equal: those of one epoch. A script may choose another one for the
+next epoch, so that a difference between epochs is only reported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class SubsetCheck:
         """Fingerprint of the newest subset; empty if there is none."""
         self._epoch = -1
         """Epoch in which it was read."""
-        self._is_constant = False
-        """Two epochs had the same subset."""
         self._loaded = False
         """The newest one is that of a state, and nothing has been read since."""
 
@@ -40,14 +38,12 @@ class SubsetCheck:
         return {
             "subset": self._newest,
             "subset_epoch": self._epoch,
-            "subset_is_constant": self._is_constant,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Continue from the entries of a sampler's state."""
         self._newest = str(state.get("subset", ""))
         self._epoch = int(state.get("subset_epoch", -1))
-        self._is_constant = bool(state.get("subset_is_constant", False))
         self._loaded = bool(self._newest)
 
     def read(self, dataset: Any, epoch: int) -> None:
@@ -60,7 +56,7 @@ class SubsetCheck:
             return
         own, loaded, self._loaded = fingerprint(dataset), self._loaded, False
         if loaded and own != self._newest:
-            if self._is_constant or self._epoch == epoch:
+            if self._epoch == epoch:
                 raise ValueError(
                     "The training set is another Subset than before the restart, so that samples "
                     f"of a test set may now be trained on. {_ADVICE}"
@@ -70,8 +66,6 @@ class SubsetCheck:
                 f"{_ADVICE}",
                 once="another subset",
             )
-        if own and own == self._newest and epoch != self._epoch:
-            self._is_constant = True
         self._newest, self._epoch = own, epoch
 
 
@@ -80,11 +74,18 @@ def fingerprint(dataset: Any) -> str:
     another; empty for another dataset.
     """
     sha, depth = hashlib.sha256(), 0
-    while any(cls.__name__ == "Subset" for cls in type(dataset).__mro__):
+    while _is_subset(type(dataset)):
         for number in _indices(dataset):
             sha.update(number)
         dataset, depth = dataset.dataset, depth + 1
     return sha.hexdigest() if depth else ""
+
+
+def _is_subset(kind: type) -> bool:
+    return any(
+        cls.__name__ == "Subset" and cls.__module__.startswith("torch.utils.data")
+        for cls in kind.__mro__
+    )
 
 
 def _indices(subset: Any) -> tuple[bytes, ...]:

@@ -118,6 +118,7 @@ VERSION = ("--version",)
 SBATCH = (
     r"--parsable",
     r"--job-name={name}",
+    r"--clusters=[A-Za-z0-9_.-]{1,100}",
     rf"--nodelist={NODES}",
     rf"--exclude={NODES}",
     r"--nodes=1(?:-[0-9]{1,4})?",

@@ -86,3 +86,14 @@ def test_leases_that_are_not_granted_pause_no_leases_of_the_daemons_user():
     for k in range(7):
         fail_everywhere(gaps, 1000.0 * k, "")
     assert not gaps.backing_off("", 6000.0)
+
+
+def test_an_agent_that_fails_long_after_its_lease_was_requested_counts():
+    gaps = Gaps(rejected_s=300.0)
+    nodes = {"n1": (None, "default"), "n2": (None, "default")}
+    gaps.seen(nodes, 0.0)
+    gaps.ask({pool("default", ""): 2}, gaps.open((), ("",), 0.0), 0.0)
+    gaps.seen(nodes, 1000.0)
+    for node in ("n1", "n2", "n1"):
+        gaps.refused(node, "", 1000.0, "No module named malletrain")
+    assert gaps.failed_starts.in_a_row("", 1000.0) == 3

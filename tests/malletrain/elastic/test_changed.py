@@ -80,3 +80,26 @@ def test_each_kind_of_change_has_its_bit():
     changed.forget()
     assert changed.since_last() == -math.inf
     assert changed.names(0b110, 0b001) == (["a", "b"], ["values"])
+
+
+def test_a_tensor_on_a_device_changes_with_what_is_written_to_it_or_replaces_it():
+    values = {"loss": torch.zeros(2, device="meta"), "table": Odd()}
+    changed = ChangedObjects(dict, {"values": values})
+    changed.since_last()
+    seen = [changed.since_last()]
+    values["loss"].add_(1)
+    seen.append(changed.since_last())
+    values["loss"] = torch.zeros(2, device="meta")
+    seen.append(changed.since_last())
+    values["table"] = Odd()
+    seen.append(changed.since_last())
+    assert seen == [0, 1, 1, 1]
+
+
+class Odd:
+    """Values that cannot be compared."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise ValueError("The truth value is ambiguous.")

@@ -3,6 +3,7 @@ once.
 """
 
 import random
+from collections import Counter
 
 import numpy
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import malletrain
+from malletrain.training import rng
+from malletrain.training.epoch_begin import EpochBegin
 
 
 class Halves(torch.nn.Module):
@@ -189,3 +192,83 @@ def test_an_object_that_cannot_be_copied_is_named_and_the_training_goes_on(tmp_p
             snapshot.save()
     assert sampler.position == 8
     assert "'odd' cannot be copied (not now)" in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_other_iterations_are_not_the_beginning_of_the_epoch(tmp_path, steps):
+    """The script iterates another sampler before the steps of each epoch, and its training data
+    after them.
+    """
+    data = torch.utils.data.TensorDataset(torch.arange(12.0))
+
+    def run(path, stop_after=100):
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        training = malletrain.ElasticSampler(12, global_batch_size=4, max_world_size=1)
+        validation = malletrain.ElasticSampler(4, global_batch_size=4, max_world_size=1)
+        sums, trace = {"samples": 0, "sizes": Counter()}, []
+        snapshot = malletrain.Snapshot(
+            path,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            training=training,
+            validation=validation,
+            sums=sums,
+        )
+        snapshot.restore()
+        loader = DataLoader(data, batch_sampler=training)
+        for epoch in training.epochs(3):
+            for _ in DataLoader(data, batch_sampler=validation):
+                pass
+            if epoch:
+                scheduler.step()
+            sums["samples"] = 0
+            sums["sizes"].clear()
+            for (x,) in loader:
+                optimizer.step()
+                sums["samples"] += len(x)
+                sums["sizes"][len(x)] += 1
+                training.advance()
+                rate = optimizer.param_groups[0]["lr"]
+                trace.append((epoch, rate, sums["samples"], dict(sums["sizes"])))
+                stop_after -= 1
+                if training.position:
+                    snapshot.save()
+                    if stop_after <= 0:
+                        return trace
+            for _ in loader:
+                pass
+            snapshot.save()
+            if stop_after <= 0:
+                return trace
+        return trace
+
+    first = run(tmp_path / "run.pt", steps)
+    expected = [(epoch, 0.5**epoch, 4 * n, {4: n}) for epoch in range(3) for n in range(1, 4)]
+    assert first + run(tmp_path / "run.pt") == expected
+
+
+def test_ranks_with_seeds_of_their_own_draw_other_numbers_at_the_beginning_of_an_epoch():
+    sampler = malletrain.ElasticSampler(12, global_batch_size=4, max_world_size=1)
+    texts = []
+    torch.manual_seed(1)
+    rng.RankSeeds(lambda text: texts.append(text) or text)
+    first = EpochBegin(dict)
+    first.epoch_begins(sampler, begun=False)
+    of_rank_0 = float(torch.rand(()))
+
+    def drawn_again(seed):
+        torch.manual_seed(seed)
+        seeds, begin = rng.RankSeeds(lambda text: texts[0]), EpochBegin(dict)
+        begin.load_state_dict(first.state_dict())
+        begin.separate(seeds)
+        begin.epoch_begins(sampler, begun=True)
+        return float(torch.rand(()))
+
+    numbers = [drawn_again(seed) for seed in (1, 5, 6, 5)]
+    assert numbers[0] == of_rank_0
+    assert numbers[1] == numbers[3]
+    assert len(set(numbers)) == 3

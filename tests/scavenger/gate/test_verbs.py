@@ -36,6 +36,7 @@ def submissions():
     made = {
         "single": ("slurm", sbatch(settings(), lease_spec(), False)),
         "step": ("slurm", sbatch(least, lease_spec(), True)),
+        "federated": ("slurm", sbatch(settings(), lease_spec(), False, cluster="north_1")),
     }
     for shape in ("array", "block"):
         others = {f"m{k}" for k in range(200)}

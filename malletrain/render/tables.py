@@ -355,7 +355,7 @@ def _facts(detail: JobDetail) -> Table:
         fact("Setup", str(spec["setup"]))
     for label, value in _software(spec.get("software") or {}):
         fact(label, value)
-    processes = int(spec.get("nproc_per_node", 0))
+    processes = int(spec.get("nproc_per_node", 1))  # the default is not stored
     tuned = "processes" in spec.get("tuned", ())
     shown = (
         f"{processes} process{'es' if processes > 1 else ''} each"

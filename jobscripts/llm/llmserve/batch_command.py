@@ -215,7 +215,9 @@ def status_lines(
     lines = [f"{bar} {part:4.0%}  {answered} of {manifest.requests} answered{errors}, {state}"]
     if is_done:
         return lines
-    job = manifest.job or "(none)"
+    job = manifest.job
+    if not job and not status:
+        return [*lines, "It has no job: the submission failed. Give the same command again."]
     if ended:
         lines.append(
             f"Job {job} has ended ({ended}) before the batch was complete. See why: malletrain "

@@ -73,23 +73,15 @@ class BatchInput:
         index: int,
         models: Collection[str],
         tokenizer: Tokenizer,
-        max_request_tokens: int | None,
     ) -> tuple[BatchLine, ClientOrder]:
         """Returns a request, and what it asks for.
 
         Raises:
-            ApiRefusal: it is wrong, or too long.
+            ApiRefusal: it is wrong.
             LineError: the line is no request.
         """
         line = self.line(index)
-        order = read_client_body(
-            line.body,
-            line.url,
-            models=models,
-            tokenizer=tokenizer,
-            max_request_tokens=max_request_tokens,
-        )
-        return line, order
+        return line, read_client_body(line.body, line.url, models=models, tokenizer=tokenizer)
 
     def check(self, models: Collection[str], tokenizer: Tokenizer) -> None:
         """Check every line. What is too long is not refused here: that line gets an error.

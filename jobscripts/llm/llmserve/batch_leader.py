@@ -21,7 +21,7 @@ from llmserve.client_bodies import ClientOrder
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
 from llmserve.service_members import ReplicaFollower, ServiceMember
-from llmserve.states import ReplicaState, RequestState
+from llmserve.states import RequestState
 from malletrain import membership
 from malletrain.waits import happens
 
@@ -70,9 +70,7 @@ class BatchLeader:
         self._saved: dict[int, int] = {}
         """Index of a request that runs → number of its ids on disk."""
         self._room = asyncio.Event()
-        """Set when a request has ended, or the first replica is ready."""
-        self._request_tokens = 0
-        """Tokens that the largest ready replica so far holds; 0: none has been ready."""
+        """Set when a request has ended."""
         self._answered = self._failed = 0
         self._resumed_tokens = 0
         """Ids that were taken from earlier epochs."""
@@ -107,7 +105,6 @@ class BatchLeader:
         try:
             while True:
                 self._follow_members()
-                self._measure_replicas()
                 self._tell_worth(len(waiting))
                 is_complete = feeder.done() and not self._running
                 if feeder.done():
@@ -136,32 +133,39 @@ class BatchLeader:
     # --- requests ---
 
     async def _feed(self, waiting: list[int], generated: dict[int, list[int]]) -> None:
-        """Submit requests, a window of them at a time. Only a ready replica says how long a request
-        may be; a longer one would wait for ever.
+        """Submit requests, a window of them at a time. Those that no replica so far could hold come
+        last: until then there may be a larger one.
         """
-        while not self._request_tokens:
+        while not self._live.largest_tokens:
             self._room.clear()
             await happens(self._room, FLUSH_S)
+        too_long = []
         for index in waiting:
-            while not self._has_room():
-                self._room.clear()
-                await happens(self._room, FLUSH_S)  # there may be more slots then
+            await self._until_room()
+            if not self._submit(index, generated.get(index, []), self._live.largest_tokens):
+                too_long.append(index)
+            await asyncio.sleep(0)
+        for index in too_long:
+            await self._until_room()
             self._submit(index, generated.get(index, []))
             await asyncio.sleep(0)
 
-    def _has_room(self) -> bool:
-        return len(self._running) < max(MIN_WINDOW, 2 * self._live.load.slots)
+    async def _until_room(self) -> None:
+        while len(self._running) >= max(MIN_WINDOW, 2 * self._live.load.slots):
+            self._room.clear()
+            await happens(self._room, FLUSH_S)  # there may be more slots then
 
-    def _submit(self, index: int, ids: list[int]) -> None:
+    def _submit(self, index: int, ids: list[int], max_tokens: float = math.inf) -> bool:
+        """Returns False if a request is larger than ``max_tokens``, prompt and answer together."""
         custom_id = self._requests.line(index).custom_id
         try:
-            line, order = self._requests.order(
-                index, (self._manifest.name,), self._live.tokenizer, self._request_tokens
-            )
+            line, order = self._requests.order(index, (self._manifest.name,), self._live.tokenizer)
         except ApiRefusal as refusal:
             self._fail(index, custom_id, refusal.code, refusal.sentence)
-            return
+            return True
         request = order.request(f"line-{index}", "batch")
+        if request.tokens > max_tokens:
+            return False
         if order.continuable:
             self._resumed_tokens += len(ids)
             stream = self._live.submit(request, order.parameters, ids)
@@ -170,6 +174,7 @@ class BatchLeader:
             stream = self._live.submit_body(request, order.path, order.body)
         self._running[index] = stream
         stream.on_end(lambda result: self._end(index, line, order, result))
+        return True
 
     def _end(self, index: int, line: BatchLine, order: ClientOrder, result: AnswerResult) -> None:
         del self._running[index]
@@ -266,14 +271,6 @@ class BatchLeader:
         self._follower.apply(
             ServiceMember(m.node, m.address, m.expected_remaining_s) for m in self._group.members
         )
-
-    def _measure_replicas(self) -> None:
-        """Note what the largest ready replica holds."""
-        ready = (r.kv_tokens for r in self._live.replicas() if r.state is ReplicaState.READY)
-        was_known = bool(self._request_tokens)
-        self._request_tokens = max((self._request_tokens, *ready))
-        if self._request_tokens and not was_known:
-            self._room.set()
 
     def _tell_worth(self, requests: int) -> None:
         """Report how many nodes have work."""

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,8 @@ async def _batch_member(options: MemberOptions) -> None:
     await _until_signal(BatchMember(options).run())
 
 
-def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser, and that of ``serve``."""
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and that of each command."""
     parser = argparse.ArgumentParser(prog="llmserve", description="LLM inference on idle nodes.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser(
@@ -207,14 +207,17 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     status = commands.add_parser("status", help="how far a batch is")
     status.add_argument("output", type=Path)
     status.add_argument("--follow", "-f", action="store_true", help="until the output is there")
-    return parser, serve
+    return parser, commands.choices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 it failed, 2 usage."""
     words, command = _split(sys.argv[1:] if arguments is None else arguments)
-    parser, _ = _parser()
-    options = parser.parse_args(words)
+    parser, parsers = _parser()
+    options, unknown = parser.parse_known_args(words)
+    parser = parsers[options.command]  # it names the command in its errors
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command in gateway_commands.NAMES:
         return gateway_commands.carry_out(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -12,6 +12,8 @@ they begin within a character.
 * What cannot be continued starts again. A stream that has begun then fails.
 * A request whose attempts end with the engine of a replica, :data:`MAX_FAILURES` times, fails. The
   last time it runs alone, so that no other request fails with it.
+* A request that no ready replica could hold waits for a larger one, but not for ever, and blocks no
+  other (:mod:`llmserve.oversize`).
 
 Reports name the attempt. Those of attempts that are not current have no effect.
 """
@@ -33,6 +35,7 @@ from llmserve.generation import (
     RequestRefusal,
     StopAttempt,
 )
+from llmserve.oversize import OversizeRequests
 from llmserve.policies.interface import Load, SchedulingPolicy
 from llmserve.replicas import Capacity, DispatcherReplica, best_replica, prefix_blocks
 from llmserve.states import (
@@ -92,13 +95,13 @@ class Dispatcher:
 
     def __init__(self, policy: SchedulingPolicy, max_request_tokens: int | None = None) -> None:
         self._policy = policy
-        self._max_request_tokens = max_request_tokens
         self._requests: dict[str, _Tracked] = {}
         self._replicas: dict[str, DispatcherReplica] = {}
         self._front: deque[_Tracked] = deque()
         """Requests that the policy has chosen before and that wait for a replica."""
         self._waiting = 0
         """Number of requests in the queue of the policy."""
+        self._oversize = OversizeRequests(max_request_tokens)
         self._attempts = 0
         self.moves = 0
         """Number of attempts that were stopped because their replica leaves."""
@@ -114,6 +117,16 @@ class Dispatcher:
         """How busy the ready replicas are."""
         slots = sum(replica.capacity.slots for replica in self._ready())
         return Load(self._waiting + len(self._front), slots)
+
+    @property
+    def largest_tokens(self) -> int:
+        """Maximum number of tokens that a replica so far holds; 0: none has been ready."""
+        return self._oversize.largest_tokens
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether a request waits that the policy has chosen."""
+        return bool(self._front)
 
     def state(self, name: str) -> RequestState | None:
         """Returns the state of a request; None if there is none, or it has ended."""
@@ -151,7 +164,8 @@ class Dispatcher:
             raise ValueError(f"A request {request.name} is there already; give another name.")
         if len(generated) and not request.continuable:
             raise ValueError(f"Request {request.name} cannot be continued from earlier ids.")
-        refusal = self._too_long(request) or self._policy.admit(request, self.load, now)
+        refusal = self._oversize.refusal(request, self._ready_tokens())
+        refusal = refusal or self._policy.admit(request, self.load, now)
         if refusal is not None:
             state = REQUEST_TRANSITIONS[RequestState.QUEUED, RequestEvent.REFUSE]
             end = EndRequest(request.name, state, sentence=refusal.sentence, refusal=refusal)
@@ -167,6 +181,23 @@ class Dispatcher:
         self._policy.enqueue(request, now)
         self._waiting += 1
         return self._dispatch(now)
+
+    def refuse_oversize(self, now: float, *, is_loading: bool) -> list[Command]:
+        """Refuse the requests that have waited long enough for a replica that could hold them. To
+        be called from time to time.
+
+        Args:
+            now: the time.
+            is_loading: whether a replica is loading, also one that was not added yet.
+        """
+        commands: list[Command] = []
+        for tracked in list(self._front):
+            request, tokens = tracked.request, self._ready_tokens()
+            refusal = self._oversize.wait(request, tokens, now, is_loading=is_loading)
+            if refusal is not None:
+                tracked.change(RequestEvent.REFUSE)
+                commands.append(self._end(tracked, now, refusal=refusal))
+        return commands
 
     def cancel(self, name: str, now: float) -> list[Command]:
         """The client wants a request no more. No effect if it has ended."""
@@ -263,7 +294,9 @@ class Dispatcher:
 
     def replica_loaded(self, name: str, now: float) -> list[Command]:
         """A replica is ready. No effect on one that has notice."""
-        self._replicas[name].change(ReplicaEvent.LOAD)
+        replica = self._replicas[name]
+        replica.change(ReplicaEvent.LOAD)
+        self._oversize.add_replica(replica.capacity.kv_tokens)
         return self._dispatch(now)
 
     def expect_end(self, name: str, lasts_until: float) -> None:
@@ -309,17 +342,6 @@ class Dispatcher:
 
     # --- inside ---
 
-    def _too_long(self, request: GenerationRequest) -> RequestRefusal | None:
-        limit = self._max_request_tokens
-        if limit is None or request.tokens <= limit:
-            return None
-        return RequestRefusal(
-            "max_request_tokens",
-            f"The prompt has {len(request.prompt)} tokens and the answer up to "
-            f"{request.max_tokens}; together {limit} are possible. Shorten the prompt or lower "
-            "max_tokens.",
-        )
-
     def _current(self, name: str, attempt: int) -> _Tracked | None:
         tracked = self._requests.get(name)
         if tracked is None or not tracked.replica or tracked.attempt != attempt:
@@ -351,12 +373,14 @@ class Dispatcher:
         now: float,
         reason: FinishReason | None = None,
         sentence: str = "",
+        refusal: RequestRefusal | None = None,
     ) -> EndRequest:
         """Forget a request whose state is one that it does not leave."""
         assert tracked.state in ENDED
         request = tracked.request
         self._release(tracked)
         del self._requests[request.name]
+        self._oversize.forget(request.name)
         for replica in self._replicas.values():
             if replica.reserved_for == request.name:
                 replica.reserved_for = None
@@ -368,7 +392,9 @@ class Dispatcher:
             self._waiting -= 1
             self._policy.remove(request)
         ids = tuple(tracked.generated)
-        return EndRequest(request.name, tracked.state, ids, reason, sentence)
+        if refusal is not None:
+            sentence = refusal.sentence
+        return EndRequest(request.name, tracked.state, ids, reason, sentence, refusal)
 
     def _return_to_queue(self, tracked: _Tracked, event: RequestEvent, now: float) -> list[Command]:
         """The attempt of a request is over: it goes to the front of the queue, or ends."""
@@ -460,13 +486,12 @@ class Dispatcher:
         )
 
     def _fits_none_ever(self, tracked: _Tracked) -> bool:
-        """Whether no ready replica could hold a request even if it were empty; False without
-        replicas. It must not block others.
-        """
-        ready = self._ready()
-        return bool(ready) and all(
-            replica.capacity.kv_tokens < tracked.request.tokens for replica in ready
-        )
+        """Whether no ready replica could hold a request; False without one. It blocks no other."""
+        return 0 < self._ready_tokens() < tracked.request.tokens
+
+    def _ready_tokens(self) -> int:
+        """Maximum number of tokens that a ready replica holds; 0: none is ready."""
+        return max((replica.capacity.kv_tokens for replica in self._ready()), default=0)
 
     def _dispatch_front(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -519,6 +544,7 @@ class Dispatcher:
     def _post(self, tracked: _Tracked, replica: DispatcherReplica) -> PostAttempt:
         request = tracked.request
         tracked.change(RequestEvent.POST)
+        self._oversize.forget(request.name)
         self._attempts += 1
         tracked.attempt, tracked.replica = self._attempts, replica.name
         replica.hold(request.name, request.tokens)

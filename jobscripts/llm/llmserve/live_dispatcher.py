@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from llmserve.generation import (
     PostAttempt,
     StopAttempt,
 )
+from llmserve.live_replica import LiveReplica
 from llmserve.live_status import LiveCounts, ReplicaView
 from llmserve.policies.interface import Load, SchedulingPolicy
 from llmserve.replica_client import (
@@ -90,30 +90,6 @@ class _Answer:
         return text
 
 
-@dataclass(eq=False)
-class _Replica:
-    """A replica that the caller has added and not removed."""
-
-    name: str
-    client: ReplicaClient
-    capacity: Capacity | None
-    """As the caller said; None: its front says it."""
-    status: ReplicaStatus | None = None
-    """The newest one."""
-    answered_at: float = 0.0
-    task: asyncio.Task[None] | None = None
-    attempts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    is_known: bool = False
-    """Whether it is in the dispatcher."""
-    lost_at: float = -math.inf
-    """When it was lost last. What was asked before is not true any more."""
-    lasts_until: float | None = None
-    """Time at which its node is expected to end; None: no forecast."""
-    had_notice: bool = False
-    """Whether its front has said that it drains."""
-    sentence: str = ""
-
-
 class LiveDispatcher:
     """Requests and replicas of one model, in the running asyncio loop.
 
@@ -165,7 +141,7 @@ class LiveDispatcher:
         self._token = bearer_token(key)
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, LiveReplica] = {}
         self._counts = LiveCounts()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -267,7 +243,7 @@ class LiveDispatcher:
         """
         if name in self._replicas:
             raise ValueError(f"A replica {name} is there already; remove it first.")
-        replica = _Replica(name, ReplicaClient(address, self._token), capacity)
+        replica = LiveReplica(name, ReplicaClient(address, self._token), capacity)
         self._replicas[name] = replica
         replica.task = self._start(self._follow(replica))
 
@@ -306,6 +282,16 @@ class LiveDispatcher:
         """How busy the ready replicas are."""
         return self._dispatcher.load
 
+    @property
+    def largest_tokens(self) -> int:
+        """Maximum number of tokens that a replica so far holds; 0: none has been ready."""
+        return self._dispatcher.largest_tokens
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a replica loads."""
+        return any(replica.is_loading for replica in self._replicas.values())
+
     def counts(self) -> LiveCounts:
         """Returns the numbers until now."""
         counts = self._counts
@@ -319,7 +305,7 @@ class LiveDispatcher:
     def replicas(self) -> list[ReplicaView]:
         """Returns the replicas that were added and not removed, in this order."""
         states = self._dispatcher.replica_states()
-        return [_view(replica, states) for replica in self._replicas.values()]
+        return [replica.view(states) for replica in self._replicas.values()]
 
     # --- inside: requests ---
 
@@ -412,7 +398,7 @@ class LiveDispatcher:
 
     # --- inside: attempts ---
 
-    async def _attempt(self, post: PostAttempt, answer: _Answer, replica: _Replica) -> None:
+    async def _attempt(self, post: PostAttempt, answer: _Answer, replica: LiveReplica) -> None:
         try:
             if answer.path:
                 await self._read_whole(post, answer, replica)
@@ -441,7 +427,7 @@ class LiveDispatcher:
             )
         )
 
-    async def _read_ids(self, post: PostAttempt, answer: _Answer, replica: _Replica) -> None:
+    async def _read_ids(self, post: PostAttempt, answer: _Answer, replica: LiveReplica) -> None:
         name, number = post.request.name, post.attempt
         count_before = post.request.max_tokens - post.max_tokens
         body = {
@@ -463,7 +449,7 @@ class LiveDispatcher:
                 if answer.stops.has_stopped:
                     return
 
-    async def _read_whole(self, post: PostAttempt, answer: _Answer, replica: _Replica) -> None:
+    async def _read_whole(self, post: PostAttempt, answer: _Answer, replica: LiveReplica) -> None:
         name, number = post.request.name, post.attempt
         answer.body = await replica.client.whole(
             answer.path, {**answer.parameters, "model": self.model}
@@ -481,29 +467,29 @@ class LiveDispatcher:
 
     # --- inside: replicas ---
 
-    async def _follow(self, replica: _Replica) -> None:
+    async def _follow(self, replica: LiveReplica) -> None:
         """Ask a replica how it is, until it is removed."""
         replica.answered_at = self._clock()
         while True:
             asked_at = self._clock()
             try:
-                self._apply(replica, await _ask(replica), asked_at)
+                self._apply(replica, await replica.ask(), asked_at)
             except (ReplicaUnreachable, ValueError) as error:
                 replica.sentence = str(error)
                 if self._clock() - replica.answered_at >= SILENCE_S:
                     self._lose(replica)
             await asyncio.sleep(POLL_S)
 
-    async def _is_there(self, replica: _Replica) -> bool:
+    async def _is_there(self, replica: LiveReplica) -> bool:
         """Whether a replica answers after a connection to it broke."""
         asked_at = self._clock()
         try:
-            self._apply(replica, await _ask(replica, PROBE_S), asked_at)
+            self._apply(replica, await replica.ask(timeout_s=PROBE_S), asked_at)
         except ReplicaUnreachable:
             return False
         return replica.is_known
 
-    def _apply(self, replica: _Replica, status: ReplicaStatus, asked_at: float) -> None:
+    def _apply(self, replica: LiveReplica, status: ReplicaStatus, asked_at: float) -> None:
         """A replica that was asked at ``asked_at`` has said how it is."""
         now = replica.answered_at = self._clock()
         if self._replicas.get(replica.name) is not replica or asked_at < replica.lost_at:
@@ -517,11 +503,13 @@ class LiveDispatcher:
             if replica.had_notice and not replica.attempts:
                 self._lose(replica)  # the notice was withdrawn
             self._admit(replica, status, now)
+            if self._dispatcher.has_chosen:
+                self._carry_out(self._dispatcher.refuse_oversize(now, is_loading=self.is_loading))
         elif status.state == ReplicaState.DRAINING and replica.is_known and not replica.had_notice:
             replica.had_notice = True
             self.notice(replica.name, status.ends_in_s or 0.0)
 
-    def _admit(self, replica: _Replica, status: ReplicaStatus, now: float) -> None:
+    def _admit(self, replica: LiveReplica, status: ReplicaStatus, now: float) -> None:
         """A replica is ready."""
         if replica.is_known:
             self._dispatcher.measure(replica.name, status.token_s)
@@ -533,20 +521,20 @@ class LiveDispatcher:
             self._dispatcher.expect_end(replica.name, replica.lasts_until)
         self._carry_out(self._dispatcher.replica_loaded(replica.name, now))
 
-    def _lose(self, replica: _Replica) -> None:
+    def _lose(self, replica: LiveReplica) -> None:
         if not replica.is_known:
             return
         self._forget(replica)
         self._carry_out(self._dispatcher.replica_gone(replica.name, self._clock()))
 
-    def _crash(self, replica: _Replica, sentence: str) -> None:
+    def _crash(self, replica: LiveReplica, sentence: str) -> None:
         replica.sentence = sentence
         if not replica.is_known:
             return
         self._forget(replica)
         self._carry_out(self._dispatcher.replica_failed(replica.name, sentence, self._clock()))
 
-    def _forget(self, replica: _Replica) -> None:
+    def _forget(self, replica: LiveReplica) -> None:
         replica.is_known, replica.lost_at = False, self._clock()
         current = asyncio.current_task()
         for task in list(replica.attempts.values()):
@@ -558,42 +546,3 @@ class LiveDispatcher:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _ask(replica: _Replica, timeout_s: float | None = None) -> ReplicaStatus:
-    """What a replica says of itself, or its engine if there is no front."""
-    options = {} if timeout_s is None else {"timeout_s": timeout_s}
-    capacity = replica.capacity
-    if capacity is None:
-        return await replica.client.status(**options)
-    is_ready = await replica.client.is_healthy(**options)
-    return ReplicaStatus(
-        state=ReplicaState.READY if is_ready else ReplicaState.LOADING,
-        slots=capacity.slots,
-        kv_tokens=capacity.kv_tokens,
-        token_s=capacity.token_s,
-    )
-
-
-def _view(replica: _Replica, states: Mapping[str, ReplicaState]) -> ReplicaView:
-    status = replica.status
-    view = ReplicaView(
-        replica.name,
-        replica.client.address,
-        states.get(replica.name, ReplicaState.LOADING),
-        len(replica.attempts),
-        sentence=replica.sentence,
-    )
-    if status is not None:
-        if not replica.is_known:
-            view.state = _state_outside(status.state)
-        view.slots, view.kv_tokens = status.slots, status.kv_tokens
-        view.token_s, view.load_s = status.token_s, status.load_s
-    return view
-
-
-def _state_outside(state: str) -> ReplicaState:
-    """The state of a replica that gets no requests, from what it said last."""
-    if state in (ReplicaState.LOADING, ReplicaState.DRAINING, ReplicaState.FAILED):
-        return ReplicaState(state)
-    return ReplicaState.GONE  # it was ready, and cannot be reached

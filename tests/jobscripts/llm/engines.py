@@ -124,6 +124,9 @@ class World:
         del self.engines[name]
         self.carry_out(self.dispatcher.replica_failed(name, "out of memory", self.now))
 
+    def refuse_oversize(self, at: float, *, is_loading: bool = False) -> None:
+        self.carry_out(self.dispatcher.refuse_oversize(at, is_loading=is_loading))
+
     def run_to_the_end(self) -> None:
         """All engines generate until nothing runs any more."""
         while any(self.engines.values()) or self.stops:

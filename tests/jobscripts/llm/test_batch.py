@@ -7,23 +7,28 @@ import json
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from llmserve import batch_command, batch_leader
 from llmserve.batch_command import BatchSubmission, status_lines, submit_batch
 from llmserve.batch_input import BatchInput, BatchInputError
+from llmserve.batch_leader import BatchLeader
 from llmserve.batch_member import BatchMember, MemberOptions
 from llmserve.batch_store import BatchFolder, BatchFolderError, BatchRecord, Manifest
 from llmserve.election import SILENCE_S, DispatcherSilence, should_dispatch
 from llmserve.engines import PROFILES
+from llmserve.live_dispatcher import LiveDispatcher
+from llmserve.policies import Fcfs
 from llmserve.replica_process import EngineNeverLoads, ReplicaOptions
+from llmserve.replicas import Capacity
 from llmserve.simulated_model import complete_until, detokenize, digest_of, generate
 from llmserve.text import SimulatedTokenizer
 from msgspec import Raw
 
 from malletrain.membership import Member
-from tests.jobscripts.llm.live import until_async
+from tests.jobscripts.llm.live import LocalEngine, engines, until_async
 from tests.waiting import PATIENCE_S
 
 TOKENIZER = SimulatedTokenizer()
@@ -284,6 +289,44 @@ def test_one_process_answers_a_batch_and_continues_what_is_saved(tmp_path, impor
     assert folder.newest_epoch().number == 2
 
 
+@dataclass
+class Group:
+    """A service whose members are not those of a daemon."""
+
+    me: Member
+    members: tuple[Member, ...] = ()
+
+
+def test_a_line_that_is_too_long_waits_for_a_larger_replica_behind_all_others(tmp_path):
+    long = {"model": "simulated", "prompt": "Prompt", "max_tokens": 300}
+    lines = [request(n, body=long) if n < 3 else request(n) for n in range(30)]
+    folder = created(tmp_path, lines)
+    requests = BatchInput(tmp_path / "in.jsonl")
+
+    async def answer_all() -> None:
+        async with (
+            engines(tmp_path, kv_tokens=100) as [small],
+            LiveDispatcher(Fcfs(), TOKENIZER, "simulated") as live,
+        ):
+            epoch, group = folder.claim("n1:1"), Group(member("n1"))
+            leader = BatchLeader(folder, epoch, folder.manifest(), requests, live, group)
+            task = asyncio.create_task(leader.run(lambda: False))
+            live.add_replica("n1", small.address, small.capacity)
+            await until_async(lambda: folder.status().get("answered") == 27, "short lines")
+            assert folder.status()["failed"] == 0
+            large = LocalEngine(tmp_path / "large", Capacity(8, 1_000))
+            await large.start()
+            live.add_replica("n2", large.address, large.capacity)
+            assert await task
+            await large.lose()
+
+    asyncio.run(answer_all())
+    assert (folder.status()["answered"], folder.status()["failed"]) == (30, 0)
+    assert [json.loads(x)["custom_id"] for x in folder.output.read_text().splitlines()] == [
+        f"c{n}" for n in range(30)
+    ]
+
+
 def test_a_process_that_is_ended_saves_what_it_has(tmp_path, importable):
     folder = created(tmp_path, [request(1, body={**request(1)["body"], "max_tokens": 1_000})])
 
@@ -364,6 +407,9 @@ def test_status_fails_if_the_job_has_ended_before_the_batch(tmp_path, monkeypatc
 
 def test_status_says_what_is_wrong(tmp_path):
     manifest = created(tmp_path, [request(n) for n in range(4)]).manifest()
+    assert status_lines(manifest, {}, is_done=False, now=0.0)[1:] == [
+        "It has no job: the submission failed. Give the same command again."
+    ]
     manifest.job = "j3"
     [bar, sentence] = status_lines(manifest, {}, is_done=False, now=0.0)
     assert bar.startswith("░" * 30 + "   0%  0 of 4 answered, 0 running")

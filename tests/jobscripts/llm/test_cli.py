@@ -137,7 +137,16 @@ def test_a_replica_without_its_engine_says_so_at_once(monkeypatch, capsys):
 def test_a_number_below_one_is_refused(option, capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--model", "m", option, "0"])
-    assert f"{option} must be at least 1" in capsys.readouterr().err
+    assert f"llmserve serve: error: {option} must be at least 1" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_told_under_the_name_of_the_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["batch", "in.jsonl", "out.jsonl", "--model", "m", "--no-such-option"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("usage: llmserve batch ")
+    assert "llmserve batch: error: unrecognized arguments: --no-such-option" in printed
 
 
 @pytest.mark.parametrize("words", [["serve"], ["batch", "in.jsonl", "out.jsonl"]])

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from llmserve.dispatcher import MAX_FAILURES, Dispatcher
 from llmserve.generation import FinishReason, GenerationRequest
+from llmserve.oversize import LARGER_REPLICA_S, RETURNING_REPLICA_S
 from llmserve.policies import Fcfs
 from llmserve.replicas import Capacity
 from llmserve.simulated_model import HALF_CHARACTER, digest_of, generate
@@ -283,11 +284,60 @@ def test_a_request_for_which_no_replica_is_large_enough_does_not_block_others():
     assert (w.posts[-1].request.name, w.posts[-1].replica) == ("huge", "b")
 
 
+def oversize_world() -> World:
+    """A request of 203 tokens waits beside a replica of 50."""
+    w = world(a=Capacity(2, 50))
+    w.submit(request("huge", 200))
+    w.refuse_oversize(at=0.0)
+    return w
+
+
+def test_a_request_that_no_replica_could_hold_is_refused_after_a_while():
+    w = oversize_world()
+    w.refuse_oversize(at=LARGER_REPLICA_S - 1)
+    assert w.dispatcher.state("huge") is RequestState.QUEUED
+    w.refuse_oversize(at=LARGER_REPLICA_S)
+    end = w.ends["huge"]
+    assert (end.state, end.refusal.limit) == (RequestState.REFUSED, "context_length_exceeded")
+    assert "together 50 are possible" in end.sentence
+    w.submit(request("as long", 200))  # need not wait any more
+    assert w.ends["as long"].state is RequestState.REFUSED
+    w.submit(request("shorter", 100))
+    assert w.dispatcher.state("shorter") is RequestState.QUEUED
+    w.add("b", Capacity(2, 400))
+    assert (w.posts[-1].request.name, w.posts[-1].replica) == ("shorter", "b")
+    w.submit(request("once more", 200))
+    assert w.posts[-1].request.name == "once more"
+
+
+def test_a_request_waits_longer_while_a_replica_loads_or_if_one_was_large_enough():
+    w = oversize_world()
+    w.refuse_oversize(at=RETURNING_REPLICA_S - 1, is_loading=True)
+    w.add("b", Capacity(2, 300))
+    assert w.posts[-1].request.name == "huge"
+    w.lose("b")
+    for at in (700.0, 700.0 + RETURNING_REPLICA_S - 1):
+        w.refuse_oversize(at=at)
+    assert w.dispatcher.state("huge") is RequestState.QUEUED
+    w.refuse_oversize(at=700.0 + RETURNING_REPLICA_S)
+    assert w.ends["huge"].state is RequestState.REFUSED
+
+
+def test_without_a_ready_replica_requests_of_any_size_wait():
+    w = oversize_world()
+    w.lose("a")
+    for at in (10.0, 10_000.0):
+        w.refuse_oversize(at=at)
+    w.add("b", Capacity(2, 60))
+    w.refuse_oversize(at=10_001.0)
+    assert w.dispatcher.state("huge") is RequestState.QUEUED
+
+
 def test_what_the_model_cannot_hold_is_refused():
     w = World(Dispatcher(Fcfs(), max_request_tokens=12))
     w.submit(request())
     end = w.ends["r"]
-    assert (end.state, end.refusal.limit) == (RequestState.REFUSED, "max_request_tokens")
+    assert (end.state, end.refusal.limit) == (RequestState.REFUSED, "context_length_exceeded")
     assert "13" not in end.sentence
     assert "3 tokens" in end.sentence
     assert end.refusal.retry_after_s is None

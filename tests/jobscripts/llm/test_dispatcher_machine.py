@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from hypothesis import settings
@@ -56,6 +57,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.crashes: Counter[str] = Counter()
         self.loading: set[str] = set()
         self.noticed: set[str] = set()
+        self.refused: set[str] = set()
 
     @rule(
         user=st.sampled_from("ab"),
@@ -84,6 +86,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         if stream:
             self.world.streams[name] = list(generated)
         self.world.submit(new, generated)
+        if name in self.world.ends and self.world.ends[name].refusal is not None:
+            assert new.tokens > self._ready_tokens()
+            self.refused.add(name)
 
     def _free(self):
         return [name for name in NODES if name not in self.world.engines]
@@ -177,9 +182,20 @@ class DispatcherMachine(RuleBasedStateMachine):
                 del engine[attempt]
         self.world.carry_out(commands)
 
-    @rule(seconds=st.sampled_from([1.0, 100.0]))
-    def wait(self, seconds):
+    @rule(seconds=st.sampled_from([1.0, 100.0]), is_loading=st.booleans())
+    def wait(self, seconds, is_loading):
         self.world.now += seconds
+        before = set(self.world.ends)
+        self.world.refuse_oversize(self.world.now, is_loading=is_loading)
+        for name in set(self.world.ends) - before:
+            assert self.world.ends[name].state is RequestState.REFUSED
+            assert self.requests[name].tokens > self._ready_tokens()
+            self.refused.add(name)
+
+    def _ready_tokens(self):
+        states = self.world.dispatcher.replica_states()
+        sizes = [self.world.capacities[n].kv_tokens for n, s in states.items() if s == "ready"]
+        return max(sizes, default=math.inf)
 
     @invariant()
     def streams_are_beginnings_of_the_undisturbed_answers(self):
@@ -233,6 +249,8 @@ class DispatcherMachine(RuleBasedStateMachine):
                 assert self.policy.tokens[name] <= submitted.max_tokens
             elif end.state is RequestState.CANCELLED:
                 assert name in self.cancelled
+            elif end.state is RequestState.REFUSED:
+                assert name in self.refused
             else:
                 assert end.state is RequestState.FAILED
                 assert self.crashes[name] == MAX_FAILURES or (

@@ -11,6 +11,7 @@ from llmserve.gateway.recent import (
     LatencySummary,
     RecentActivity,
     by_user,
+    latencies,
     mean_token_s,
     percentile,
 )
@@ -47,15 +48,15 @@ def test_latencies_by_model_and_by_user_of_the_last_minutes():
     recent.add_answer(AnswerTimes("llama", "bob", 20.0, 3.0, None))
     recent.add_answer(AnswerTimes("qwen", "bob", 30.0, 2.0, 0.2))
     now = WINDOW_S + 5.0
-    assert recent.latencies(now, lambda answer: answer.model) == {
+    assert latencies(recent.answers(now), lambda answer: answer.model) == {
         "llama": LatencySummary(2, 1.0, 3.0, 0.1, 0.1),
         "qwen": LatencySummary(1, 2.0, 2.0, 0.2, 0.2),
     }
-    assert recent.latencies(now, lambda answer: answer.user) == {
+    assert latencies(recent.answers(now), lambda answer: answer.user) == {
         "alice": LatencySummary(1, 1.0, 1.0, 0.1, 0.1),
         "bob": LatencySummary(2, 2.0, 3.0, 0.2, 0.2),
     }
-    assert recent.latencies(2 * WINDOW_S, lambda answer: answer.user) == {}
+    assert recent.answers(2 * WINDOW_S) == []
 
 
 def test_tokens_per_second_are_those_of_the_last_half_minute():

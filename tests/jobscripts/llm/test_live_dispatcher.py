@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -214,6 +215,24 @@ async def test_a_refusal_says_which_limit():
         assert result.refusal.retry_after_s > 0
         with pytest.raises(ValueError, match="is there already"):
             live.submit(order("r1"))
+
+
+@run
+async def test_a_request_that_fits_no_replica_is_refused_once_none_is_loading(tmp_path):
+    def hasty() -> float:
+        return 20 * time.monotonic()
+
+    async with engines(tmp_path, kv_tokens=50) as [engine], dispatching(clock=hasty) as live:
+        stream, other = live.submit(order("huge", 300)), live.submit(order("r1"))
+        live.add_replica("n1", engine.address, engine.capacity)
+        live.add_replica("n2", f"unix:{tmp_path / 'loads'}", Capacity(8, 1_000))
+        assert (await other.result()).state is RequestState.DONE
+        assert live.state("huge") is RequestState.QUEUED
+        live.remove_replica("n2")
+        result = await stream.result()
+        assert (result.state, result.attempts) == (RequestState.REFUSED, 0)
+        assert result.refusal.limit == "context_length_exceeded"
+        assert "together 50 are possible" in result.sentence
 
 
 @run

@@ -42,6 +42,7 @@ SHELLS = {
     "job_options.py",
     "live_dispatcher.py",
     "live_engine.py",
+    "live_replica.py",
     "measuring.py",
     "replica_client.py",
     "replay.py",

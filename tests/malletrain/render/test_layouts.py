@@ -2,14 +2,18 @@
 
 import io
 
+import msgspec
+import pytest
 from rich.console import Console
 
 from jpa.layout import LayoutSearch, NodeLayout
 from malletrain.daemon.api.layout_view import has_measured_loaders, layout_view
 from malletrain.daemon.jobs.layout_tuner import layout_record
 from malletrain.protocol.views import JobDetail
+from malletrain.render import tables
 from malletrain.render.layouts import layouts
 from malletrain.store.records import LayoutSearchRow
+from tests.malletrain.cli.fake_daemon import detail
 
 ARMS = (NodeLayout(1, 2), NodeLayout(2, 1), NodeLayout(1, 2, 1))
 
@@ -100,3 +104,21 @@ def test_a_search_of_an_earlier_version_leaves_nothing_out():
     data = LayoutSearch.of(ARMS).to_dict()
     del data["limit"]
     assert LayoutSearch.from_dict(data).limit == ""
+
+
+@pytest.mark.parametrize(
+    ("stored", "text"),
+    [
+        ({}, "1 process each"),  # the default is left out of what is stored
+        ({"nproc_per_node": 4}, "4 processes each"),
+        ({"nproc_per_node": 0}, "a process for each GPU"),
+        ({"nproc_per_node": 0, "tuned": ["processes"]}, "the fastest number of processes"),
+    ],
+)
+def test_the_number_of_processes_of_a_node(stored, text):
+    made = detail()
+    file = io.StringIO()
+    shown = tables.job(msgspec.structs.replace(made, spec={**made.spec, **stored}))
+    Console(file=file, width=120, color_system=None).print(shown)
+    [line] = [line for line in file.getvalue().splitlines() if line.startswith("Nodes  ")]
+    assert line.rstrip().endswith(f"wanted, {text}")

@@ -182,6 +182,8 @@ class Admission:
             del self._counts[opened.caller.user]
         metrics, party = self.metrics, opened.party
         metrics.requests.labels(*party, str(result.state)).inc()
+        if result.refusal is not None:
+            metrics.refusals.labels(*party, result.refusal.limit).inc()
         metrics.tokens.labels(*party, "prompt").inc(result.prompt_tokens)
         metrics.tokens.labels(*party, "generated").inc(len(result.ids))
         metrics.moves.labels(*party).inc(max(0, result.attempts - 1))

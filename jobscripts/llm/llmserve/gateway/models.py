@@ -11,7 +11,6 @@ from llmserve.client_bodies import ClientOrder, read_client_body
 from llmserve.gateway.demand import Demand
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.openai_messages import ApiRefusal
-from llmserve.states import ReplicaState
 from llmserve.text import Tokenizer
 
 
@@ -33,17 +32,14 @@ class ServedModel:
 
     @property
     def request_tokens(self) -> int | None:
-        """Maximum of prompt and answer together; None: not known until a replica is ready."""
+        """Maximum of prompt and answer together; None: it is not known, because no replica is ready
+        or one that is loading may hold more.
+        """
         if self.max_request_tokens is not None:
             return self.max_request_tokens
-        return max(
-            (
-                replica.kv_tokens
-                for replica in self.dispatcher.replicas()
-                if replica.state is ReplicaState.READY
-            ),
-            default=None,
-        )
+        if not self.has_ready_replica or self.dispatcher.is_loading:
+            return None
+        return self.dispatcher.largest_tokens
 
     @property
     def has_ready_replica(self) -> bool:

@@ -28,6 +28,7 @@ from llmserve.gateway.recent import (
     LatencySummary,
     RecentActivity,
     by_user,
+    latencies,
     mean_token_s,
 )
 from llmserve.live_status import ReplicaView
@@ -37,6 +38,8 @@ LOOK_S = 1.0
 """Seconds between two looks at the replicas. An error that lasts less may be missed."""
 BATCHES_S = 3.0
 """Seconds for which batches are shown as they were read: counting their lines takes time."""
+LATENCIES_S = 5.0
+"""Seconds for which latencies are shown as they were computed."""
 MAX_BATCHES = 30
 """Maximum number of batches that are shown, the newest."""
 MAX_USERS = 200
@@ -162,6 +165,9 @@ class Overviews:
         self._started = time.time()
         self._last_batches: dict[str, tuple[float, list[BatchOverview]]] = {}
         """User, or empty for all → (when they were read, batches)."""
+        self._latencies_at = -math.inf
+        self._of_models: dict[str, LatencySummary] = {}
+        self._of_users: dict[str, LatencySummary] = {}
         admission.observers.append(self._observe)
 
     async def run(self) -> None:
@@ -184,6 +190,7 @@ class Overviews:
         operates = caller.user in self._configuration.metrics_for
         user = "" if operates else caller.user
         batches = await self._batches(user)
+        await self._compute_latencies()
         now = self._clock()
         return GatewayOverview(
             caller.user,
@@ -224,15 +231,27 @@ class Overviews:
             self._last_batches[user] = (self._clock(), batches)
         return batches
 
+    async def _compute_latencies(self) -> None:
+        """Up to :data:`llmserve.gateway.recent.MAX_ANSWERS` answers: in a thread, beside the
+        streams of the loop.
+        """
+        now = self._clock()
+        if now - self._latencies_at < LATENCIES_S:
+            return
+        self._latencies_at = now
+        answers = self._recent.answers(now)
+        self._of_models, self._of_users = await asyncio.to_thread(
+            lambda: (latencies(answers, lambda a: a.model), latencies(answers, lambda a: a.user))
+        )
+
     def _models(self, now: float, *, with_replicas: bool) -> list[ModelOverview]:
-        latencies = self._recent.latencies(now, lambda answer: answer.model)
         return [
-            self._model(model, now, latencies.get(name, LatencySummary()), with_replicas)
+            self._model(model, now, self._of_models.get(name, LatencySummary()), with_replicas)
             for name, model in self._admission.models.items()
         ]
 
     def _model(
-        self, model: ServedModel, now: float, latencies: LatencySummary, with_replicas: bool
+        self, model: ServedModel, now: float, summary: LatencySummary, with_replicas: bool
     ) -> ModelOverview:
         dispatcher = model.dispatcher
         views, counts = dispatcher.replicas(), dispatcher.counts()
@@ -249,7 +268,7 @@ class Overviews:
             model.demand.nodes(model.open_requests + backlog, now) if job else None,
             counts.moves,
             counts.losses,
-            latencies,
+            summary,
             [_replica(view) for view in views] if with_replicas else [],
         )
 
@@ -260,7 +279,6 @@ class Overviews:
         refusals = by_user(_samples(metrics.refusals, "limit"))
         tokens = by_user(_samples(metrics.tokens, "kind"))
         open_counts = self._admission.open_counts()
-        latencies = self._recent.latencies(now, lambda answer: answer.user)
         names = {only} if only else {*outcomes, *refusals, *tokens, *open_counts}
         rows = []
         for name in sorted(names):
@@ -277,7 +295,7 @@ class Overviews:
                     refusals.get(name, {}),
                     kinds.get("prompt", 0),
                     kinds.get("generated", 0),
-                    latencies.get(name, LatencySummary()),
+                    self._of_users.get(name, LatencySummary()),
                 )
             )
         return sorted(rows, key=lambda row: -row.generated_tokens)[:MAX_USERS]

@@ -105,22 +105,26 @@ class RecentActivity:
         (first_at, first), (last_at, last) = counts[0], counts[-1]
         return (last - first) / (last_at - first_at) if last_at > first_at else 0.0
 
-    def latencies(
-        self, now: float, group: Callable[[AnswerTimes], str]
-    ) -> dict[str, LatencySummary]:
-        """Returns the latencies of the answers of the last :data:`WINDOW_S` seconds: name of a
-        group → summary.
-
-        Args:
-            now: the time.
-            group: returns the name of the group of an answer.
-        """
+    def answers(self, now: float) -> list[AnswerTimes]:
+        """Returns the answers of the last :data:`WINDOW_S` seconds."""
         while self._answers and self._answers[0].ended_at < now - WINDOW_S:
             self._answers.popleft()
-        groups: dict[str, list[AnswerTimes]] = {}
-        for answer in self._answers:
-            groups.setdefault(group(answer), []).append(answer)
-        return {name: _summary(answers) for name, answers in groups.items()}
+        return list(self._answers)
+
+
+def latencies(
+    answers: Iterable[AnswerTimes], group: Callable[[AnswerTimes], str]
+) -> dict[str, LatencySummary]:
+    """Returns name of a group → latencies of its answers.
+
+    Args:
+        answers: of all groups.
+        group: returns the name of the group of an answer.
+    """
+    groups: dict[str, list[AnswerTimes]] = {}
+    for answer in answers:
+        groups.setdefault(group(answer), []).append(answer)
+    return {name: _summary(answers) for name, answers in groups.items()}
 
 
 def _summary(answers: Sequence[AnswerTimes]) -> LatencySummary:

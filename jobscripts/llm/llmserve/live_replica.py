@@ -1,0 +1,84 @@
+"""A replica as the live dispatcher keeps it: its connection, and what it said last."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llmserve.live_status import ReplicaView
+from llmserve.replica_client import ReplicaClient
+from llmserve.replica_status import ReplicaStatus
+from llmserve.replicas import Capacity
+from llmserve.states import ReplicaState
+
+
+@dataclass(eq=False)
+class LiveReplica:
+    """A replica that the caller has added and not removed."""
+
+    name: str
+    client: ReplicaClient
+    capacity: Capacity | None
+    """As the caller said; None: its front says it."""
+    status: ReplicaStatus | None = None
+    """The newest one."""
+    answered_at: float = 0.0
+    task: asyncio.Task[None] | None = None
+    attempts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    is_known: bool = False
+    """Whether it is in the dispatcher."""
+    lost_at: float = -math.inf
+    """When it was lost last. What was asked before is not true any more."""
+    lasts_until: float | None = None
+    """Time at which its node is expected to end; None: no forecast."""
+    had_notice: bool = False
+    """Whether its front has said that it drains."""
+    sentence: str = ""
+
+    async def ask(self, **options: float) -> ReplicaStatus:
+        """What it says of itself, or its engine if there is no front."""
+        capacity = self.capacity
+        if capacity is None:
+            return await self.client.status(**options)
+        state = ReplicaState.LOADING
+        if await self.client.is_healthy(**options):
+            state = ReplicaState.READY
+        return ReplicaStatus(state=state, **dataclasses.asdict(capacity))
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it may become ready."""
+        return not self.is_known and (
+            self.status is None or self.status.state == ReplicaState.LOADING
+        )
+
+    def view(self, states: Mapping[str, ReplicaState]) -> ReplicaView:
+        """Returns it for people and metrics.
+
+        Args:
+            states: of the replicas that the dispatcher has.
+        """
+        status = self.status
+        view = ReplicaView(
+            self.name,
+            self.client.address,
+            states.get(self.name, ReplicaState.LOADING),
+            len(self.attempts),
+            sentence=self.sentence,
+        )
+        if status is not None:
+            if not self.is_known:
+                view.state = _state_outside(status.state)
+            view.slots, view.kv_tokens = status.slots, status.kv_tokens
+            view.token_s, view.load_s = status.token_s, status.load_s
+        return view
+
+
+def _state_outside(state: str) -> ReplicaState:
+    """The state of a replica that gets no requests, from what it said last."""
+    if state in (ReplicaState.LOADING, ReplicaState.DRAINING, ReplicaState.FAILED):
+        return ReplicaState(state)
+    return ReplicaState.GONE  # it was ready, and cannot be reached

@@ -3,7 +3,7 @@
 import { get, seen } from "./daemon.js";
 import { h, link, replace, section, table } from "./dom.js";
 import { Timeline } from "./timeline.js";
-import { count, duration, moment, nodeTime, rate } from "./words.js";
+import { count, duration, moment, nodeTime, problems, rate } from "./words.js";
 
 const SPANS = [[300, "5 min"], [900, "15 min"], [3600, "1 h"]];
 const DRAW_EVERY_MS = 1000;
@@ -11,6 +11,7 @@ const MOST_MISSED = 60;
 
 export function machine(main) {
   const numbers = h("dl", { class: "numbers" });
+  const wrong = h("ul", { class: "problems", id: "problems", role: "status", hidden: true });
   const picture = h("div", { id: "timeline" });
   const events = h("ol", { class: "events", id: "events" });
   const choice = h("select", { id: "span", onchange: () => draw(true) },
@@ -20,7 +21,7 @@ export function machine(main) {
   let over = false;
   let missed = [];
 
-  replace(main, h("h1", {}, "Machine"), numbers,
+  replace(main, h("h1", {}, "Machine"), wrong, numbers,
     section("Nodes", h("p", {}, h("label", { for: "span" }, "Show the last "), choice), picture),
     section("Main scheduler and networks", h("div", { id: "networks" })),
     section("What happened", events));
@@ -71,6 +72,9 @@ export function machine(main) {
     ];
     replace(numbers, shown.map(([name, value, more]) =>
       h("div", {}, h("dt", {}, name), h("dd", {}, h("strong", {}, value), " ", h("small", {}, more)))));
+    const sentences = problems(status);
+    wrong.hidden = !sentences.length;
+    if (wrong.textContent !== sentences.join("")) replace(wrong, sentences.map((each) => h("li", {}, each)));
     draw(false);
     const names = new Map([...seen.jobs.values()].map((job) => [job.id, job.name]));
     const newest = seen.events.slice(-40).reverse();

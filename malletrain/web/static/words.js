@@ -84,6 +84,10 @@ export function moment(time) {
 /** Compares n2 before n10. */
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
+/** What is wrong at the site, or held back by operators, as sentences of the daemon. */
+export const problems = (status) => [status.restraint, ...status.users_problems, ...status.failed_starts,
+  status.handler_failures, ...Object.values(status.late)].filter(Boolean);
+
 export const ENDED = new Set(["completed", "failed", "cancelled"]);
 
 /** Returns the reason of a change of scale. */

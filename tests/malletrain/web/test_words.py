@@ -8,12 +8,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from malletrain import web
 from malletrain.render.step_times import WORDS as PARTS
 from malletrain.render.tables import STANDS
 from scavenger.hostlist import expand, fold
+from tests.malletrain.cli.fake_daemon import status_view
 
 WORDS = Path(web.__file__).parent / "static" / "words.js"
 
@@ -55,6 +57,28 @@ def test_names_of_nodes_are_those_of_the_command_line(names):
     folded = evaluated("words.js", f"page.hosts({json.dumps(names)})")
     assert sorted(folded) == sorted(fold(names)), "the same, whatever the order of the prefixes"
     assert sorted(expand(folded)) == sorted(set(names))
+
+
+def test_what_is_wrong_at_a_site_is_what_status_says():
+    fine = msgspec.to_builtins(status_view())
+    wrong = fine | {
+        "restraint": "No leases are requested.",
+        "users_problems": ["Line 3 is wrong."],
+        "failed_starts": ["No agent reported from n1."],
+        "handler_failures": "2 messages failed.",
+        "late": {"j1": "Its snapshot is late."},
+    }
+    listed = evaluated("words.js", f"[{json.dumps(fine)}, {json.dumps(wrong)}].map(page.problems)")
+    assert listed == [
+        [],
+        [
+            "No leases are requested.",
+            "Line 3 is wrong.",
+            "No agent reported from n1.",
+            "2 messages failed.",
+            "Its snapshot is late.",
+        ],
+    ]
 
 
 def test_ticks_are_labelled_as_people_say_numbers():

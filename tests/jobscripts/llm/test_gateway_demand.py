@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,22 @@ def test_arrivals_keep_nodes_between_requests():
     assert demand.nodes(0, now) == 3
     assert demand.nodes(0, now + RATE_WINDOW_S) == 1  # 40/e
     assert demand.nodes(0, now + 599.0) == 1
+
+
+def test_nodes_keep_their_worth_for_a_while_after_requests_have_filled_them():
+    demand = Demand(dataclasses.replace(LIMITS, scale_down_s=120.0), 0.0)
+    needed = [
+        (0.0, 40, 3),
+        (5.0, 3, 3),
+        (10.0, 100, 7),  # more at once
+        (60.0, 20, 7),
+        (129.9, 0, 7),
+        (130.1, 0, 2),  # those of 60 s
+        (180.1, 0, 1),
+        (800.0, 0, 0),  # idle
+        (801.0, 1, 1),
+    ]
+    assert [demand.nodes(count, now) for now, count, _ in needed] == [n for *_, n in needed]
 
 
 def test_nothing_is_worth_anything_after_a_time_without_requests():

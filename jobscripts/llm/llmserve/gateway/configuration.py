@@ -203,6 +203,8 @@ class ScalingSection(_Section):
     """Number of requests that a node answers at once without delay."""
     max_nodes: int = Field(default=8, ge=1, le=10_000)
     """Maximum number of nodes."""
+    scale_down_s: float = Field(default=120.0, ge=0)
+    """Seconds for which nodes keep their worth after requests have filled them."""
     interval_s: float = Field(default=5.0, gt=0)
     """Seconds between two looks at the queue."""
 

@@ -2,14 +2,16 @@
 Pure.
 
 The number of requests that are open at once is at least (requests per second) times (seconds of an
-answer), by Little's law, so nodes stay for requests that come one after another. After ``idle_s``
-without any the nodes are worth nothing, and the service gives them back. A request that arrives
-then makes one node worth something.
+answer), by Little's law, so nodes stay for requests that come one after another. More nodes are
+worth something at once. Fewer are only after ``scale_down_s``, because a node that is given back
+has to load the model again. After ``idle_s`` without any request the nodes are worth nothing, and
+the service gives them back. A request that arrives then makes one node worth something.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 RATE_WINDOW_S = 60.0
@@ -29,6 +31,8 @@ class DemandLimits:
     requests_per_node: float
     """Number of requests that a node answers at once without delay."""
     max_nodes: int
+    scale_down_s: float = 0.0
+    """Seconds for which nodes keep their worth after requests have filled them."""
 
 
 class Demand:
@@ -50,6 +54,9 @@ class Demand:
         self._answer_s = 0.0
         """Average seconds of an answer from its first token."""
         self._last_used = now
+        self._filled: deque[tuple[float, int]] = deque()
+        """(time, number of nodes that requests filled then), the numbers in descending order: a
+        number is dropped when one that is not smaller follows."""
 
     def arrived(self, now: float) -> None:
         """Count a request that was accepted."""
@@ -73,7 +80,7 @@ class Demand:
         return self._rate * math.exp(-(now - self._rate_at) / RATE_WINDOW_S)
 
     def nodes(self, open_requests: int, now: float) -> int:
-        """Returns the number of nodes that requests fill.
+        """Returns the number of nodes that requests fill, or have filled within ``scale_down_s``.
 
         Args:
             open_requests: number of requests that wait or run.
@@ -82,10 +89,16 @@ class Demand:
         if open_requests:
             self._last_used = now
         if now - self._last_used >= self._limits.idle_s:
+            self._filled.clear()
             return 0
         expected = max(float(open_requests), self.rate(now) * self._answer_s)
         needed = max(1, math.ceil(expected / self._limits.requests_per_node - 1e-9))
-        return min(needed, self._limits.max_nodes)
+        while self._filled and self._filled[-1][1] <= needed:
+            self._filled.pop()
+        self._filled.append((now, needed))
+        while len(self._filled) > 1 and self._filled[0][0] <= now - self._limits.scale_down_s:
+            self._filled.popleft()
+        return min(self._filled[0][1], self._limits.max_nodes)
 
     def values(self, open_requests: int, now: float) -> dict[int, float]:
         """Returns what nodes are worth: number of nodes → samples/s, as

@@ -221,7 +221,11 @@ def configured_tokenizer(name: str, folder: Path) -> Tokenizer:
 def _limits(configuration: GatewayConfiguration) -> DemandLimits:
     scaling = configuration.scaling
     return DemandLimits(
-        scaling.idle_s, scaling.node_value, scaling.requests_per_node, scaling.max_nodes
+        scaling.idle_s,
+        scaling.node_value,
+        scaling.requests_per_node,
+        scaling.max_nodes,
+        scaling.scale_down_s,
     )
 
 

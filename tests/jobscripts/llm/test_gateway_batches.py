@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import stat
 from collections import Counter
+from types import SimpleNamespace
 
 import openai
 import pytest
@@ -19,8 +21,11 @@ from llmserve.gateway.database import (
     GatewayDatabase,
     LineAnswer,
 )
+from llmserve.gateway.models import ServedModel, read_order
 from llmserve.openai_messages import ApiRefusal
+from llmserve.policies.interface import Load
 from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
+from llmserve.text import SimulatedTokenizer
 
 from tests.jobscripts.llm.gateways import CONFIGURATION, SLOW, site
 from tests.waiting import until
@@ -74,9 +79,34 @@ def answers(client: openai.OpenAI, file_id: str | None) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory):
-    with site(tmp_path_factory.mktemp("gateway")) as made:
+    limited = CONFIGURATION.replace("tokenizer", "max_request_tokens = 100000\ntokenizer")
+    with site(tmp_path_factory.mktemp("gateway"), configuration=limited) as made:
         made.wait_for_replica()
         yield made
+
+
+@pytest.mark.parametrize(
+    ("is_loading", "limit", "may_wait", "is_refused"),
+    [
+        (False, None, False, True),
+        (True, None, False, False),  # the one that loads may be larger
+        (False, None, True, False),
+        (False, 40, True, True),
+        (True, 40, False, True),
+    ],
+)
+def test_a_line_of_a_batch_may_wait_for_a_larger_replica(is_loading, limit, may_wait, is_refused):
+    dispatcher = SimpleNamespace(
+        tokenizer=SimulatedTokenizer(),
+        load=Load(0, 8),
+        largest_tokens=50,
+        is_loading=is_loading,
+    )
+    models = {"simulated": ServedModel("simulated", dispatcher, None, limit)}
+    body = line(0, max_tokens=60)["body"]
+    refused = pytest.raises(ApiRefusal, match="together (40|50) are possible")
+    with refused if is_refused else contextlib.nullcontext():
+        read_order(json.dumps(body).encode(), COMPLETIONS, models, may_wait=may_wait)
 
 
 def test_a_batch(gateway):

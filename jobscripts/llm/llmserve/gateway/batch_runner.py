@@ -194,7 +194,9 @@ class _BatchWork:
             self._answers.append(LineAnswer(self._batch.id, line.number, text, status != 200))
 
     async def _answer(self, line: OpenLine) -> dict[str, object]:
-        gateway_order = read_order(line.body, self._batch.endpoint, self._admission.models)
+        gateway_order = read_order(
+            line.body, self._batch.endpoint, self._admission.models, may_wait=True
+        )
         while True:
             try:
                 opened = await self._admission.admit(gateway_order, self._caller)

@@ -65,13 +65,17 @@ class GatewayOrder:
     order: ClientOrder
 
 
-def read_order(body: bytes, path: str, models: Mapping[str, ServedModel]) -> GatewayOrder:
+def read_order(
+    body: bytes, path: str, models: Mapping[str, ServedModel], *, may_wait: bool = False
+) -> GatewayOrder:
     """Returns what a body asks for.
 
     Args:
         body: JSON.
         path: of the request, one of ``llmserve.client_bodies.PATHS``.
         models: name → model.
+        may_wait: whether it may wait for a larger replica than there is now. Nobody waits for the
+            answer to a line of a batch.
 
     Raises:
         ApiRefusal: it is broken, too long, or of an unknown model.
@@ -90,6 +94,6 @@ def read_order(body: bytes, path: str, models: Mapping[str, ServedModel]) -> Gat
         path,
         models=(name,),
         tokenizer=model.tokenizer,
-        max_request_tokens=model.request_tokens,
+        max_request_tokens=model.max_request_tokens if may_wait else model.request_tokens,
     )
     return GatewayOrder(model, order)

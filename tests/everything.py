@@ -1,8 +1,8 @@
 """``python -m tests.everything``: all that can be checked on this machine, one part after another.
 
-``make test-all`` runs it. Hours: the suite with the tests marked ``thorough`` and ``sites``, random
-days of a simulated site, every boundary of the zoo's scripts, random faults, the torch matrix. Ends
-with a table: a row for each part, and why tests were skipped.
+``make test-all`` runs it. Hours: the suite with the tests marked ``thorough``, ``sites`` and
+``vllm``, random days of a simulated site, every boundary of the zoo's scripts, random faults, the
+torch matrix. Ends with a table: a row for each part, and why tests were skipped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ WORKERS = 4 * (os.cpu_count() or 1)
 PYTEST = ("pytest", "-q")
 SPREAD = ("-n", str(WORKERS), "--dist", "worksteal")
 
+TOGETHER = "not sites and not gpu and not vllm"
+"""Tests that run beside each other."""
+
 PARTS: dict[str, tuple[str, ...]] = {
     "lint": ("make", "lint"),
-    "suite": (*PYTEST, *SPREAD, "--hypothesis-profile=all", "-m", "not sites and not gpu"),
+    "suite": (*PYTEST, *SPREAD, "--hypothesis-profile=all", "-m", TOGETHER),
     "sites": (*PYTEST, "-m", "sites"),
+    "vllm": (*PYTEST, "-m", "vllm"),
     "days": ("tests.dst", "--seeds", "10000"),
     "zoo": ("tests.zoo", "--jobs", "2"),
     "chaos": ("benchmarks.chaos", "--faults", "1000"),

@@ -74,12 +74,14 @@ def replica_options(
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1.")
-    if not command and options.engine is None:
+    if options.engine is None and (not command or _is_options(command)):
         parser.error(
             "No engine is named. Use --engine vllm, or a command after --, or, to try llmserve "
             "without a model, --engine simulated."
         )
-    words = tuple(command) or PROFILES[options.engine]
+    words = tuple(command)
+    if _has_profile(command):
+        words = (*PROFILES[options.engine], *command)
     try:
         engine_command(words, {})
     except ValueError as error:
@@ -119,6 +121,16 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
+def _is_options(command: Sequence[str]) -> bool:
+    """Whether words after ``--`` are options of an engine, and no command."""
+    return bool(command) and command[0].startswith("-")
+
+
+def _has_profile(command: Sequence[str]) -> bool:
+    """Whether the command of the engine is that of ``--engine``."""
+    return not command or _is_options(command)
+
+
 def _member_words(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
     """The arguments of each process of a batch."""
     words = [str(options.output.resolve())]
@@ -134,14 +146,14 @@ def _member_words(options: argparse.Namespace, command: Sequence[str]) -> list[s
 def _tokenizer(options: argparse.Namespace, command: Sequence[str]) -> str:
     if options.tokenizer:
         return str(options.tokenizer)
-    is_simulated = options.engine == SIMULATED and not command
+    is_simulated = options.engine == SIMULATED and _has_profile(command)
     return SIMULATED if is_simulated else str(options.model)
 
 
 def _batch(options: argparse.Namespace, command: Sequence[str]) -> int:
     job = submit_options_of(options, NAMES)
     python = python_of(job)
-    if python is not None and not command:
+    if python is not None and _has_profile(command):
         try:
             check_engine(options.engine, *python)
         except MissingPackages as error:
@@ -173,13 +185,14 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     serve = commands.add_parser(
         "serve",
         help="a replica: the process of a node of a service",
-        usage="%(prog)s [options] [-- COMMAND {socket} {model}]",
+        usage="%(prog)s [options] [-- COMMAND {socket} {model}, or options of the engine]",
     )
     add_replica_options(serve)
     batch = commands.add_parser(
         "batch",
         help="submit a batch of requests as a job",
-        usage="%(prog)s [options] INPUT OUTPUT [-- COMMAND {socket} {model}]",
+        usage="%(prog)s [options] INPUT OUTPUT [-- COMMAND {socket} {model}, or options of the "
+        "engine]",
     )
     batch.add_argument("input", type=Path, help="JSON lines, as of the OpenAI batch API")
     member = commands.add_parser("batch-member", help="a process of a batch; started by its job")
@@ -228,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "batch":
             return _batch(options, command)
         if options.command == "serve":
-            if not command:
+            if _has_profile(command):
                 check_engine(options.engine, sys.executable, os.environ)
             asyncio.run(_until_signal(_serve(replica)))
         else:

@@ -59,6 +59,9 @@ class ClientOrder:
     """One of :data:`PATHS`."""
     prompt: list[int]
     max_tokens: int
+    """Of each choice."""
+    choices: int = 1
+    """Number of answers that the engine generates for it."""
     stream: bool = False
     include_usage: bool = False
     """Whether the stream ends with the numbers of tokens."""
@@ -69,7 +72,7 @@ class ClientOrder:
     parameters: dict[str, Any] = field(default_factory=dict)
     """Further fields for the engine, such as ``temperature``, and ``stop``."""
     body: dict[str, Any] = field(default_factory=dict)
-    """The whole body."""
+    """The whole body, with ``max_tokens``: engines would generate more by default."""
 
     @property
     def is_chat(self) -> bool:
@@ -91,7 +94,7 @@ class ClientOrder:
             name,
             user,
             self.prompt,
-            self.max_tokens,
+            self.max_tokens * self.choices,
             application,
             stream=self.stream and self.continuable,
             continuable=self.continuable,
@@ -127,11 +130,12 @@ def read_client_body(
         raise _wrong("The body is no JSON object.")
     _check_model(fields.get("model"), models)
     ids = _chat_ids(fields, tokenizer) if path == CHAT else _prompt_ids(fields, tokenizer)
-    max_tokens = _max_tokens(fields, path == CHAT)
-    if max_request_tokens is not None and len(ids) + max_tokens > max_request_tokens:
+    max_tokens, choices = _max_tokens(fields, path == CHAT), _choices(fields)
+    tokens = max_tokens * choices
+    if max_request_tokens is not None and len(ids) + tokens > max_request_tokens:
         raise ApiRefusal(
             400,
-            f"The prompt has {len(ids)} tokens and the answer up to {max_tokens}; together "
+            f"The prompt has {len(ids)} tokens and the answer up to {tokens}; together "
             f"{max_request_tokens} are possible. Shorten the prompt or lower max_tokens.",
             "context_length_exceeded",
         )
@@ -144,12 +148,13 @@ def read_client_body(
         path,
         ids,
         max_tokens,
+        choices,
         _flag(fields, "stream"),
         bool(options.get("include_usage")),
         _flag(fields, "return_token_ids"),
         _is_continuable(fields),
         parameters,
-        fields,
+        {**fields, "max_tokens": max_tokens},
     )
 
 
@@ -216,6 +221,12 @@ def _max_tokens(fields: Mapping[str, Any], is_chat: bool) -> int:
     if type(value) is not int or value < 1:
         raise _wrong(f"max_tokens is {value!r}; it must be at least 1.", "invalid_max_tokens")
     return value
+
+
+def _choices(fields: Mapping[str, Any]) -> int:
+    """The larger of ``n`` and ``best_of``. What is no number the engine refuses."""
+    numbers = (fields.get(name) for name in ("n", "best_of"))
+    return max((1, *(number for number in numbers if type(number) is int)))
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:

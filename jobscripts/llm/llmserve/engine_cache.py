@@ -2,8 +2,8 @@
 
 vLLM has the gauge ``vllm:cache_config_info`` with the settings of the cache as labels, one line for
 each engine (https://docs.vllm.ai/en/stable/design/metrics/). Newer versions have the label
-``kv_cache_size_tokens``; before, it is ``num_gpu_blocks`` times ``block_size``. The first block is
-no request's.
+``kv_cache_size_tokens``; before, it is ``num_gpu_blocks`` times ``block_size``. Of both, the first
+block is no request's.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def cache_tokens(metrics: str, slots: int) -> int | None:
         size, block = _number(labels, "kv_cache_size_tokens"), _number(labels, "block_size")
         if size is None:
             blocks = _number(labels, "num_gpu_blocks")
-            size = None if blocks is None or block is None else (blocks - 1) * block
+            size = None if blocks is None or block is None else blocks * block
         if size is None:
             return None
-        total += size
+        total += size - (block or 0)
         waste = max(waste, slots * ((block or 1) - 1))
     if total < 1:
         return None

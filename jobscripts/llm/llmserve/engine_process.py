@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections import deque
@@ -16,6 +17,11 @@ from malletrain.waits import time_limit
 
 LAST_LINES = 20
 """Lines of an engine's output that are kept for people."""
+ERROR_LINES = 5
+"""Lines that name an error and are kept beside them: after its error an engine of many processes
+may print hundreds of lines.
+"""
+_NAMES_ERROR = re.compile(r"^(?!.*\b(?:WARNING|INFO)\b).*\b\w*(?:Error|Exception): ")
 MAX_LINE_BYTES = 1 << 20
 STOP_S = 3.0
 """Seconds that an engine has between SIGTERM and SIGKILL."""
@@ -33,8 +39,12 @@ class EngineProcess:
 
     def __init__(self, words: Sequence[str], socket: Path) -> None:
         self.words, self.socket = list(words), socket
-        self.lines: deque[str] = deque(maxlen=LAST_LINES)
-        """What it printed last."""
+        self.lines: deque[tuple[int, str]] = deque(maxlen=LAST_LINES)
+        """What it printed last, with the number of each line."""
+        self.errors: deque[tuple[int, str]] = deque(maxlen=ERROR_LINES)
+        """The last lines that name an error."""
+        self._printed = 0
+        """Number of lines."""
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -47,6 +57,7 @@ class EngineProcess:
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()
         self.lines.clear()
+        self.errors.clear()
         self._process = await asyncio.create_subprocess_exec(
             *self.words,
             stdin=asyncio.subprocess.DEVNULL,
@@ -58,15 +69,30 @@ class EngineProcess:
         self._reader = asyncio.create_task(self._read())
 
     async def wait(self) -> str:
-        """Wait until it has ended; returns a sentence with its last lines."""
+        """Wait until it has ended, and end its children, which hold the memory that its next run
+        needs. Returns a sentence with its errors and its last lines.
+        """
         assert self._process is not None
         code = await self._process.wait()
+        _signal(self._process.pid, signal.SIGKILL)
         if self._reader is not None:
-            # A child of the engine may keep the pipe open.
+            # A child that left the group may keep the pipe open.
             await asyncio.wait([self._reader], timeout=1.0)
         how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        lines = "\n".join(self.lines)
-        return f"The engine ended ({how})." + (f" Its last lines:\n{lines}" if lines else "")
+        sentence = f"The engine ended ({how})."
+        first = self.lines[0][0] if self.lines else 0
+        errors = [text for number, text in self.errors if number < first]
+        if errors:
+            sentence += "\n".join([" Its last errors:", *errors]) + "\n"
+        if self.lines:
+            last = [text for _, text in self.lines]
+            sentence += "\n".join(["Its last lines:" if errors else " Its last lines:", *last])
+        return sentence
+
+    def kill(self) -> None:
+        """Kill it and its children: it does not answer any more as it should. :meth:`wait` ends."""
+        if self._process is not None and self._process.returncode is None:
+            _signal(self._process.pid, signal.SIGKILL)
 
     @property
     def has_ended(self) -> bool:
@@ -101,7 +127,10 @@ class EngineProcess:
             if not line:
                 return
             text = line.decode("utf-8", "replace").rstrip("\n")
-            self.lines.append(text)
+            self._printed += 1
+            self.lines.append((self._printed, text))
+            if _NAMES_ERROR.search(text):
+                self.errors.append((self._printed, text))
             print(text, file=sys.stderr, flush=True)
 
 

@@ -33,6 +33,8 @@ PROFILES: Mapping[str, tuple[str, ...]] = {
         "{slots}",
         "--tensor-parallel-size",
         "{gpus}",
+        # Questions whether it is well would fill its last lines, which are shown when it ends.
+        "--disable-uvicorn-access-log",
     ),
 }
 """Name → words of the command, with the fields of :func:`engine_command`."""

@@ -2,7 +2,7 @@
 
 ``/replica`` says how the replica is. Everything else goes to the engine and back as it is. If the
 engine ends, its requests get an error with the code ``engine_ended``, in a stream as its last
-event.
+event. An engine that has loaded and answers ``/health`` with an error is ended.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Front:
         status: returns how the replica is.
         engine_ended: waits until it is known whether the engine has ended, for a connection that
             broke; returns what it said last, empty if it has not ended.
+        end_engine: ends an engine that says that it is not well; returns a sentence, empty if it
+            has not loaded yet.
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class Front:
         engine: Path,
         status: Callable[[], ReplicaStatus],
         engine_ended: Callable[[], Awaitable[str]],
+        end_engine: Callable[[], str],
     ) -> None:
         self._token = token
         self._engine = engine
         self._status = status
         self._engine_ended = engine_ended
+        self._end_engine = end_engine
         self._running = 0
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -125,6 +129,9 @@ class Front:
                 data=body or None,
                 headers={"Content-Type": request.headers.get("Content-Type", "application/json")},
             ) as answer:
+                is_unwell = request.path == "/health" and answer.status >= 500
+                if is_unwell and (sentence := self._end_engine()):
+                    return _error(ApiRefusal(502, sentence, ENGINE_ENDED))
                 response = web.StreamResponse(status=answer.status)
                 for name, value in answer.headers.items():
                     if name.lower() not in HOP_HEADERS:

@@ -315,7 +315,7 @@ class LiveDispatcher:
         if request.name in self._answers:
             raise ValueError(f"A request {request.name} is there already; give another name.")
         stream = AnswerStream(request.name, lambda: self._cancel(request.name))
-        decoder = self.tokenizer.decoder()
+        decoder = self.tokenizer.decoder(request.prompt)
         return _Answer(request, parameters, stream, decoder, StopStrings(stops), self._clock())
 
     def _submit(self, answer: _Answer, generated: Sequence[int]) -> AnswerStream:
@@ -347,7 +347,7 @@ class LiveDispatcher:
         if post.max_tokens < post.request.max_tokens:
             answer.decoder.rewind()
         else:  # it starts, perhaps again
-            answer.decoder = self.tokenizer.decoder()
+            answer.decoder = self.tokenizer.decoder(answer.request.prompt)
             answer.stops.clear()
             answer.text.clear()
             answer.unshown.clear()

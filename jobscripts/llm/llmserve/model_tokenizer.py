@@ -12,6 +12,10 @@ SIMULATED = "simulated"
 """Name of the tokenizer of the simulated engine."""
 INCOMPLETE = "\ufffd"
 """What tokenizers make of bytes that are no whole character."""
+PROMPT_IDS = 5
+"""Last ids of a prompt with which an answer is decoded: tokenizers such as that of Llama 2 drop the
+space before the first word that they decode. As many as in vLLM.
+"""
 
 
 class ModelTokenizer:
@@ -55,9 +59,9 @@ class ModelTokenizer:
             raise ValueError(str(error)) from None
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def decoder(self) -> AnswerDecoder:
+    def decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
         """Returns a decoder for one answer."""
-        return _WindowDecoder(self._tokenizer)
+        return _WindowDecoder(self._tokenizer, prompt[-PROMPT_IDS:])
 
 
 class _WindowDecoder:
@@ -65,11 +69,13 @@ class _WindowDecoder:
     text. So spaces between words are right, and the cost does not grow with the answer.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
+        self._ids: list[int] = list(before)
         """The window: context, then ids after which the text was not complete."""
-        self._context = 0
+        if self._decode(self._ids).endswith(INCOMPLETE):
+            self._ids.clear()
+        self._context = len(self._ids)
         """Number of ids of the window whose text is known."""
 
     def add(self, ids: Sequence[int]) -> tuple[str, int]:

@@ -33,7 +33,7 @@ class EngineRefusal(Exception):
     Args:
         sentence: what it said.
         may_repeat: whether another attempt may succeed.
-        status: HTTP status of its answer; 0: it broke off an answer that had begun.
+        status: HTTP status of its answer, or the code of an error within a stream; 0: neither.
     """
 
     def __init__(self, sentence: str, *, may_repeat: bool, status: int = 0) -> None:
@@ -67,6 +67,11 @@ class _Choice(msgspec.Struct):
 class _Error(msgspec.Struct):
     message: str = ""
     code: Any = None
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that the code is, as in streams of vLLM; 0: it is none."""
+        return self.code if type(self.code) is int and 400 <= self.code < 600 else 0
 
 
 class _Chunk(msgspec.Struct):
@@ -118,7 +123,7 @@ class ReplicaClient:
                 raise ReplicaUnreachable(sentence) from None
 
     async def is_healthy(self, timeout_s: float = STATUS_S) -> bool:
-        """Whether an engine without a front has loaded its model.
+        """Whether an engine has loaded its model, and says that it is well.
 
         Raises:
             ReplicaUnreachable: there is no answer in time.
@@ -148,7 +153,7 @@ class ReplicaClient:
             ReplicaUnreachable: the connection is broken.
         """
         order = {**body, "stream": True, "return_token_ids": True, "n": 1}
-        async with self._answer("POST", "/v1/completions", order) as response:
+        async with self._attempt("/v1/completions", order) as response:
             await _check(response)
             rest, is_complete = b"", False
             async for data in response.content.iter_any():
@@ -176,12 +181,27 @@ class ReplicaClient:
             EngineCrash: the engine ended.
             ReplicaUnreachable: the connection is broken.
         """
-        async with self._answer("POST", path, body) as response:
+        async with self._attempt(path, body) as response:
             await _check(response)
             answer = await response.json()
         if not isinstance(answer, dict):
             raise EngineRefusal("The answer of the engine is no object.", may_repeat=False)
         return answer
+
+    @contextlib.asynccontextmanager
+    async def _attempt(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to an attempt. An engine whose inner process ended may answer for seconds with
+        errors before it ends, to each request at once: so it is asked whether it is well.
+        """
+        try:
+            async with self._answer("POST", path, body) as response:
+                yield response
+        except EngineRefusal as refusal:
+            if refusal.status >= 500 and not await self.is_healthy():
+                raise EngineCrash(refusal.sentence) from None
+            raise
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -219,7 +239,7 @@ def _read_lines(lines: list[bytes]) -> EngineChunk:
             sentence = f"The engine's stream cannot be read: {error}."
             raise EngineRefusal(sentence, may_repeat=True) from None
         if chunk.error is not None:
-            _raise(chunk.error, may_repeat=True)
+            _raise(chunk.error, chunk.error.status)
         for choice in chunk.choices:
             if choice.token_ids is None and choice.text:
                 raise EngineRefusal(
@@ -250,14 +270,14 @@ async def _check(response: aiohttp.ClientResponse) -> None:
         error = None
     if error is None or not error.message:
         error = _Error(f"The engine answers with status {response.status}.")
-    # 401 and 404 are about this replica, 408 and 429 about now; other replicas may do better.
-    may_repeat = response.status >= 500 or response.status in (401, 404, 408, 429)
-    _raise(error, may_repeat=may_repeat, status=response.status)
+    _raise(error, response.status)
 
 
-def _raise(error: _Error, *, may_repeat: bool, status: int = 0) -> None:
+def _raise(error: _Error, status: int) -> None:
     if error.code == ENGINE_ENDED:
         raise EngineCrash(error.message)
     if error.code == ENGINE_LOADS:
         raise ReplicaUnreachable(error.message)
+    # 401 and 404 are about this replica, 408 and 429 about now; other replicas may do better.
+    may_repeat = not 400 <= status < 500 or status in (401, 404, 408, 429)
     raise EngineRefusal(error.message, may_repeat=may_repeat, status=status)

@@ -47,6 +47,8 @@ MAX_LOADS = 3
 RESTART_PAUSE_S = 1.0
 """Seconds before an engine is started again, for each time in a row that it did not load."""
 HEALTH_POLL_S = 0.1
+HEALTH_WATCH_S = 5.0
+"""Seconds between two questions to an engine that has loaded whether it is well."""
 VIEW_POLL_S = 0.5
 BROKEN_S = 2.0
 """Seconds in which an engine that broke a connection is expected to have ended, if it has."""
@@ -133,7 +135,9 @@ class ReplicaProcess:
             listener = listen(host, self.options.port)
             self.address = f"{host}:{listener.getsockname()[1]}"
             token = bearer_token(membership.job_key())
-            self._front = Front(token, self._engine.socket, self.status, self._engine_ended)
+            self._front = Front(
+                token, self._engine.socket, self.status, self._engine_ended, self._end_engine
+            )
             await self._front.start(listener)
             self._client = ReplicaClient(f"{UNIX}{self._engine.socket}")
             self.group = membership.join(self.address, ready=False)
@@ -210,14 +214,15 @@ class ReplicaProcess:
             self.sentence = f"The engine cannot be started: {self._words[0]}: {error.strerror}."
             self._change(LifeEvent.CRASH)
             return False
-        loader = asyncio.create_task(self._load(started))
+        loader = asyncio.create_task(self._watch(started))
         try:
             self.sentence = await self._engine.wait()
         finally:
             loader.cancel()
             await asyncio.gather(loader, return_exceptions=True)
         log.error("%s", self.sentence)
-        self._change(LifeEvent.CRASH)
+        if self.state is not ReplicaState.FAILED:
+            self._change(LifeEvent.CRASH)
         return self._is_loaded.is_set()
 
     async def _load(self, started: float) -> None:
@@ -241,6 +246,18 @@ class ReplicaProcess:
             f"serving at {self.address}",
             flush=True,
         )
+
+    async def _watch(self, started: float) -> None:
+        """Load, then end the engine if it says that it is not well. One that is too busy to answer
+        is left alone.
+        """
+        assert self._client is not None
+        await self._load(started)
+        while True:
+            await asyncio.sleep(HEALTH_WATCH_S)
+            with contextlib.suppress(ReplicaUnreachable):
+                if not await self._client.is_healthy():
+                    self._end_engine()
 
     async def _measure(self) -> None:
         assert self._client is not None
@@ -268,6 +285,18 @@ class ReplicaProcess:
     async def _engine_ended(self) -> str:
         """For the front: why a connection to the engine broke."""
         return self.sentence if await happens(self._has_crashed, BROKEN_S) else ""
+
+    def _end_engine(self) -> str:
+        """The engine says that it is not well. Returns what is said of it; empty, and it goes on,
+        if it has not loaded. What it printed last is known when it has ended.
+        """
+        if not self._is_loaded.is_set():
+            return ""
+        if self.state is not ReplicaState.FAILED:
+            self.sentence = "The engine says that it is not well. It is started again."
+            self._change(LifeEvent.CRASH)
+            self._engine.kill()
+        return self.sentence
 
     # --- the members ---
 

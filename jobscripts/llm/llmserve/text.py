@@ -49,8 +49,12 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def decoder(self) -> AnswerDecoder:
-        """Returns a decoder for one answer."""
+    def decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
+        """Returns a decoder for one answer.
+
+        Args:
+            prompt: ids that the answer follows.
+        """
         ...
 
 
@@ -67,7 +71,7 @@ class SimulatedTokenizer:
             chat_text([ChatMessage(str(m["role"]), m.get("content")) for m in messages])
         )
 
-    def decoder(self) -> AnswerDecoder:
+    def decoder(self, prompt: Sequence[int]) -> AnswerDecoder:
         """Returns a decoder for one answer."""
         return _SimulatedDecoder()
 

@@ -54,6 +54,16 @@ def submitted(monkeypatch):
         (["--engine", "vllm"], PROFILES["vllm"], "/models/m"),
         (["--engine", "vllm", "--tokenizer", "/t"], PROFILES["vllm"], "/t"),
         (["--", "my-engine", "{socket}"], ("my-engine", "{socket}"), "/models/m"),
+        (
+            ["--engine", "vllm", "--", "--dtype", "float32"],
+            (*PROFILES["vllm"], "--dtype", "float32"),
+            "/models/m",
+        ),
+        (
+            ["--engine", "simulated", "--", "--load-s", "3"],
+            (*PROFILES["simulated"], "--load-s", "3"),
+            "simulated",
+        ),
     ],
 )
 def test_the_processes_of_a_batch_get_its_options(tmp_path, monkeypatch, words, command, tokenizer):
@@ -87,6 +97,12 @@ def test_the_processes_of_a_batch_get_its_options(tmp_path, monkeypatch, words, 
     assert cli.main(["batch-member", *member_words]) == 0
     replica = ReplicaOptions(tuple(command), "/models/m", "m", 3, 70)
     assert members == [MemberOptions(batch.output, replica, tokenizer, 7.5, 5)]
+
+
+def test_options_of_an_engine_need_its_name(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--model", "m", "--", "--dtype", "float32"])
+    assert "No engine is named" in capsys.readouterr().err
 
 
 def test_a_batch_that_is_not_there_is_named(tmp_path, capsys):

@@ -60,6 +60,20 @@ def test_what_cannot_be_continued_goes_whole(field, value):
     assert not order.request("r", "alice").stream
 
 
+def test_several_choices_count_each():
+    order = read({"prompt": "Hi", "n": 3, "best_of": 2, "max_tokens": 5}, limit=50)
+    assert (order.max_tokens, order.request("r", "alice").max_tokens) == (5, 15)
+    with pytest.raises(ApiRefusal, match="the answer up to 60; together 50"):
+        read({"prompt": "Hi", "n": 3, "max_tokens": 20}, limit=50)
+    assert read({"prompt": "Hi", "n": "many"}).choices == 1
+
+
+@pytest.mark.parametrize(("fields", "tokens"), [({}, 256), ({"max_completion_tokens": 7}, 7)])
+def test_a_body_that_goes_whole_has_the_length_that_is_counted(fields, tokens):
+    """An engine would fill its whole context by default."""
+    assert read({"messages": HI, "n": 2, **fields}, CHAT).body["max_tokens"] == tokens
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("n", 1), ("logprobs", False), ("tools", []), ("response_format", {"type": "text"})],

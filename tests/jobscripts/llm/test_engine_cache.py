@@ -44,6 +44,14 @@ HYBRID = (
     'num_gpu_blocks="320"} 1.0\n'
 )
 """A newer vLLM and a model of which only some layers have a cache."""
+ON_CPU = (
+    'vllm:cache_config_info{_block_size_resolved="True",block_size="128",cache_dtype="auto",'
+    'effective_attention_block_size="128",enable_prefix_caching="True",engine="0",'
+    'gpu_memory_utilization="0.92",hash_block_size="None",kv_cache_max_concurrency="128.0",'
+    'kv_cache_memory_bytes="1073741824",kv_cache_size_tokens="524288",num_cpu_blocks="None",'
+    'num_gpu_blocks="4096",num_gpu_blocks_override="None",user_specified_block_size="False"} 1.0\n'
+)
+"""vLLM 0.32.0 on a CPU (shortened): 4,096 blocks, of which one is no request's."""
 
 
 @pytest.mark.parametrize(
@@ -52,7 +60,8 @@ HYBRID = (
         (RECORDED, 1, 9270 * 16 - 15),
         (RECORDED, 64, 9270 * 16 - 64 * 15),
         (RECORDED, 100_000, 9270 * 16 // 2),
-        (HYBRID, 10, 463_459 - 70),
+        (HYBRID, 10, 463_459 - 8 - 70),
+        (ON_CPU, 8, 4095 * 128 - 8 * 127),
         (RECORDED + RECORDED.replace('engine="0"', 'engine="1"'), 1, 2 * 9270 * 16 - 15),
         (OLD, 64, None),
         (RECORDED + OLD, 64, None),

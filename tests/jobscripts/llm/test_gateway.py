@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import httpx2
 import openai
 import pytest
+from aiohttp import web
 from llmserve.answers import AnswerPart, AnswerResult, AnswerStream
 from llmserve.gateway.responses import answer_parts, whole_as_chunks
 from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
@@ -365,6 +366,46 @@ def test_a_whole_answer_as_a_stream():
             "choices": [{"index": 0, "finish_reason": "tool_calls", "delta": delta}],
         }
     ]
+
+
+def test_a_stream_of_several_choices_has_the_usage_that_the_engine_counted(tmp_path):
+    texts = ("one two three", "four five six")
+    answer = {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "choices": [
+            {"index": n, "text": t, "finish_reason": "length"} for n, t in enumerate(texts)
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11},
+    }
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def complete(request: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    async def start() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/health", health)
+        app.router.add_post("/v1/completions", complete)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.UnixSite(runner, str(tmp_path / "later")).start()
+        return runner
+
+    with site(tmp_path, configuration=waiting_for(tmp_path), engines=0) as made:
+        engine = made.loop.run(start())
+        made.wait_for_replica()
+        fields = {**COMPLETION, "max_tokens": 3, "n": 2}
+        options = {"include_usage": True}
+        chunks = list(
+            made.client().completions.create(**fields, stream=True, stream_options=options)
+        )
+        assert [chunk.choices[0].text for chunk in chunks[:-1]] == list(texts)
+        assert chunks[-1].usage.completion_tokens == 6
+        assert Samples(made).of("tokens_total", user="alice", application="", kind="generated") == 6
+        made.loop.run(engine.cleanup())
 
 
 def test_the_time_between_tokens_is_that_of_parts_and_silence_is_a_comment():

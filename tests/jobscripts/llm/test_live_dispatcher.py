@@ -322,6 +322,36 @@ class Front:
         return web.json_response(self.answer, status=502)
 
 
+REFUSED = (
+    b'data: {"error": {"message": "Token id 9999 is out of vocabulary", "type": "BadRequestError", '
+    b'"param": null, "code": 400}}\n\ndata: [DONE]\n\n'
+)
+"""What vLLM 0.32 answers to a stream with such an id, with status 200."""
+
+
+@run
+async def test_what_an_engine_refuses_within_a_stream_is_final(tmp_path):
+    posts = 0
+
+    async def refuse(request: web.Request) -> web.Response:
+        nonlocal posts
+        posts += 1
+        return web.Response(body=REFUSED, content_type="text/event-stream")
+
+    app = web.Application()
+    app.router.add_get("/health", lambda request: web.Response())
+    app.router.add_post("/v1/completions", refuse)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "engine")).start()
+    async with dispatching() as live:
+        live.add_replica("n1", f"unix:{tmp_path}/engine", Capacity(4, 1000))
+        result = await live.submit(order("r1")).result()
+        assert (result.state, result.engine_status, posts) == (RequestState.FAILED, 400, 1)
+        assert "Token id 9999 is out of vocabulary" in result.sentence
+    await runner.cleanup()
+
+
 @run
 async def test_a_front_says_how_large_its_replica_is_and_gets_the_token(tmp_path):
     front = Front()

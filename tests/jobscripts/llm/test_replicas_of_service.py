@@ -14,6 +14,7 @@ import psutil
 import pytest
 from llmserve import replica_process
 from llmserve.credentials import bearer_token
+from llmserve.engine_process import LAST_LINES, EngineProcess
 from llmserve.engines import PROFILES, engine_command
 from llmserve.front import Front, listen
 from llmserve.measuring import batch_sizes
@@ -86,7 +87,8 @@ async def test_a_front_asks_for_the_token_and_hands_on(tmp_path):
         return ""
 
     async with engines(tmp_path) as [engine]:
-        front, listener = Front(token, engine.path, lambda: status, never), listen("127.0.0.1", 0)
+        front = Front(token, engine.path, lambda: status, never, lambda: "")
+        listener = listen("127.0.0.1", 0)
         base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         await front.start(listener)
         body = {"model": "simulated", "prompt": [1, 2], "max_tokens": 5}
@@ -145,6 +147,81 @@ async def test_a_replica_loads_serves_and_outlives_its_engine(monkeypatch):
         await asyncio.gather(task, return_exceptions=True)
     assert not path.parent.exists()
     assert replica.state is ReplicaState.GONE
+
+
+@run
+async def test_an_engine_that_answers_but_is_not_well_is_started_again(tmp_path, monkeypatch):
+    """The request is not posted to it again and again until it has used its three attempts."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    script = str(Path(__file__).with_name("engine_that_is_not_well.py"))
+    words = (sys.executable, script, str(tmp_path / "ran"), *PROFILES["simulated"][3:])
+    options = ReplicaOptions(words, "simulated", "simulated", 8, 100_000)
+    async with ReplicaProcess(options) as replica, dispatching() as live:
+        task = asyncio.create_task(replica.run())
+        live.add_replica("n1", replica.address)
+        request = order("r1", 900)
+        result = await live.submit(request).result()
+        assert (result.text, result.attempts) == (text_of(request), 2)
+        assert live.counts().losses == 1
+        assert replica.sentence.startswith("The engine ended (signal SIGKILL).")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@run
+async def test_an_engine_without_requests_is_asked_whether_it_is_well(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(replica_process, "HEALTH_WATCH_S", 0.05)
+    script = str(Path(__file__).with_name("engine_that_is_not_well.py"))
+    words = (sys.executable, script, str(tmp_path / "ran"), *PROFILES["simulated"][3:])
+    options = ReplicaOptions(words, "simulated", "simulated", 8, 100_000)
+    async with ReplicaProcess(options) as replica:
+        task = asyncio.create_task(replica.run())
+        await until_async(lambda: replica.state is ReplicaState.READY, "it has loaded")
+        body = {"model": "simulated", "prompt": [1], "max_tokens": 900}
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{replica.address}/v1/completions"
+            async with session.post(url, json=body) as answer:
+                assert "EngineCore encountered" in await answer.text()
+        await until_async(lambda: "SIGKILL" in replica.sentence, "it is ended")
+        await until_async(lambda: replica.state is ReplicaState.READY, "it has loaded again")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@run
+async def test_the_children_of_an_engine_that_ended_end_too(tmp_path):
+    """They hold the memory that its next run needs."""
+    child = "import os, time; os.close(1); os.close(2); time.sleep(3600)"
+    script = (
+        "import subprocess, sys; "
+        f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True); sys.exit(1)"
+    )
+    engine = EngineProcess([sys.executable, "-c", script], tmp_path / "socket")
+    await engine.start()
+    sentence = await engine.wait()
+    pid = int(sentence.splitlines()[-1])
+    await until_async(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie",
+        "its child has ended",
+    )
+
+
+@run
+async def test_the_error_of_an_engine_is_named_whatever_it_prints_afterwards(tmp_path):
+    """As vLLM prints a hundred lines of tracebacks after the error of an inner process."""
+    errors = ["(Worker pid=7) ERROR safetensors.SafetensorError: incomplete metadata"]
+    noise = [f"  File {number}" for number in range(LAST_LINES)]
+    printed = ["start", "WARNING limits can cause OSError: [Errno 24]", *errors, *noise]
+    script = f"import sys; print(*{printed!r}, sep='\\n'); sys.exit(1)"
+    engine = EngineProcess([sys.executable, "-c", script], tmp_path / "socket")
+    await engine.start()
+    assert (await engine.wait()).splitlines() == [
+        "The engine ended (exit status 1). Its last errors:",
+        *errors,
+        "Its last lines:",
+        *noise,
+    ]
 
 
 @run

@@ -9,7 +9,7 @@ from llmserve.model_tokenizer import ModelTokenizer, tokenizer_of
 from llmserve.simulated_model import complete_until, detokenize, digest_of, generate
 from llmserve.text import SimulatedTokenizer, StopStrings, Tokenizer
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = (
@@ -36,7 +36,7 @@ def byte_model(tmp_path_factory):
 
 def parts_of(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> tuple[str, int]:
     """Text of ids that come in parts, and the number of those whose text was complete."""
-    decoder, text, done, complete = tokenizer.decoder(), "", 0, 0
+    decoder, text, done, complete = tokenizer.decoder([]), "", 0, 0
     for size in [*sizes, len(ids)]:
         more = ids[done : done + size]
         shown, count = decoder.add(more)
@@ -62,10 +62,28 @@ def test_the_text_of_a_model_does_not_depend_on_how_it_comes(byte_model, text, s
 def test_ids_within_a_character_are_forgotten_at_a_move(byte_model):
     tokenizer = ModelTokenizer(byte_model)
     ids = tokenizer.encode("ab€")
-    decoder = tokenizer.decoder()
+    decoder = tokenizer.decoder([])
     assert decoder.add(ids[:4]) == ("ab", 2)
     decoder.rewind()
     assert decoder.add(ids[2:]) == ("€", 3)
+
+
+def test_an_answer_that_begins_with_a_word_has_its_space(tmp_path):
+    """Decoders such as that of Llama 2 leave out the space before their first word."""
+    fast = FastTokenizer(models.BPE())
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    fast.train_from_iterator(["the capital is Paris"] * 2, trainers.BpeTrainer(show_progress=False))
+    PreTrainedTokenizerFast(tokenizer_object=fast).save_pretrained(tmp_path)
+    tokenizer = ModelTokenizer(tmp_path)
+    prompt, answer = tokenizer.encode("the capital is"), tokenizer.encode("Paris is the capital")
+    decoder = tokenizer.decoder(prompt)
+    assert "".join(decoder.add([token])[0] for token in answer) == " Paris is the capital"
+
+
+def test_a_prompt_that_ends_within_a_character_is_no_context(byte_model):
+    tokenizer = ModelTokenizer(byte_model)
+    prompt, answer = tokenizer.encode("a€")[:-1], tokenizer.encode("b")
+    assert tokenizer.decoder(prompt).add(answer) == ("b", 1)
 
 
 def test_a_chat_has_the_form_of_the_model(byte_model):

@@ -224,7 +224,8 @@ async def _events(
             reason = str(result.reason or FinishReason.STOP)
             yield _event(shape.chunk("", [], is_first=is_first, reason=reason))
         if refusal is None and shape.order.include_usage:
-            yield _event(shape.usage_chunk(len(result.ids)))
+            chunk = shape.usage_chunk(len(result.ids))
+            yield _event({**chunk, **usage_of(result.body)})
         yield DONE
     finally:
         opened.stream.cancel()
@@ -252,6 +253,12 @@ def whole_as_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             part["delta"] = delta
         chunks.append({**head, "choices": [part]})
     return chunks
+
+
+def usage_of(body: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the usage in an answer of an engine, as it counted; empty if there is none."""
+    usage = (body or {}).get("usage")
+    return {"usage": usage} if usage else {}
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -1,0 +1,319 @@
+"""A batch with real vLLM on the processor while nodes are lost: ``llmserve batch`` on two nodes,
+beside ``vllm run-batch`` on two nodes with half of the lines each, begun anew after each loss.
+
+    python -m benchmarks.llm_vllm [--requests 200] [--kills 120,180] [--cases llmserve,run-batch]
+    [--json]
+
+Needs ``make vllm``. The model is a random one in float32; answers are greedy and as long as
+requested. A node is lost by kill -9, the first one after the first number of seconds, the other one
+after the second, and so on in turn; counted from the beginning of the case, loads included. A lost
+node is there again at once. ``tokens again``: tokens that were generated beyond those of the
+answers, relative to them. The answers of both cases are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import end_in_order
+from benchmarks.llm import HOME, BatchSite
+from benchmarks.llm_gateway import free_ports
+from tests.integration.embedded import Site
+from tests.jobscripts.llm.random_llama import write_model
+from tests.jobscripts.llm.vllm_environment import ENVIRONMENT, OPTIONS, NotInstalledError, folder
+
+from llmserve.batch_store import BatchFolder  # isort: skip
+
+CASES = ("llmserve", "run-batch")
+NODES, SLOTS = 2, 8
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one batch."""
+
+    case: str
+    kills: int
+    seconds: float
+    lines: int
+    """Requests with an answer."""
+    again: float
+    """Tokens generated beyond those of the answers, relative to them."""
+    texts: dict[str, str] = field(repr=False)
+    """custom_id → text of the answer."""
+
+    def row(self) -> dict[str, str | int | float]:
+        """Returns it without the texts."""
+        return {name: value for name, value in asdict(self).items() if name != "texts"}
+
+
+@dataclass
+class Kills:
+    """Loses one node after the other.
+
+    Args:
+        at_s: seconds after the beginning, each after the one before.
+    """
+
+    at_s: Sequence[float]
+    began: float = field(default_factory=time.monotonic)
+    done: int = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next one is due."""
+        return self.done < len(self.at_s) and self.seconds >= self.at_s[self.done]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    def next_node(self) -> int:
+        """Returns the number of the node that is lost now."""
+        self.done += 1
+        return (self.done - 1) % NODES
+
+
+def tokens_of(number: int) -> int:
+    """Tokens of the answer to a request."""
+    return 50 + 100 * (number % 5)
+
+
+def write_requests(path: Path, numbers: Sequence[int]) -> None:
+    """Write chats, the only generating requests that run-batch has."""
+    with path.open("w") as file:
+        for number in numbers:
+            messages = [{"role": "user", "content": f"Prompt {number}"}]
+            body = {"model": "llama", "messages": messages, "max_tokens": tokens_of(number)}
+            body |= {"temperature": 0, "ignore_eos": True}
+            line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions"}
+            file.write(json.dumps({**line, "body": body}) + "\n")
+
+
+def read_texts(path: Path) -> dict[str, str]:
+    """Returns custom_id → text of the answers in an output; empty if there is none."""
+    if not path.exists():
+        return {}
+    texts = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line["error"] is None:
+            choice = line["response"]["body"]["choices"][0]
+            texts[line["custom_id"]] = choice["message"]["content"]
+    return texts
+
+
+# --- llmserve batch ---
+
+
+def agent_at(site: Site, number: int) -> psutil.Process | None:
+    """The agent of a node; None while it is not there."""
+    agents = site.agents()
+    names = sorted(agents)
+    return agents[names[number % len(names)]] if names else None
+
+
+def llmserve_case(root: Path, model: Path, requests: int, kills_s: Sequence[float]) -> Outcome:
+    """``llmserve batch --engine vllm``."""
+    source, output = root / "in.jsonl", root / "out.jsonl"
+    write_requests(source, range(requests))
+    parts = BatchFolder(output)
+    site = BatchSite(root / "site", nodes=NODES)
+    with contextlib.ExitStack() as stack:
+        stack.callback(site.stop)
+        site.start_daemon()
+        kills = Kills(kills_s)
+        command = [sys.executable, "-m", "llmserve.cli", "batch", "--engine", "vllm"]
+        command += ["--model", str(model), "--served-name", "llama", "--venv", str(folder())]
+        command += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+        command += ["--nodes", f"1:{NODES}", "--slots", str(SLOTS), str(source), str(output)]
+        paths = os.pathsep.join([str(HOME), *sys.path])
+        variables = {"PYTHONPATH": paths, "MALLETRAIN_STATE_DIR": str(site.state)}
+        subprocess.run(
+            [*command, "--", *OPTIONS],
+            env={**os.environ, **variables},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        generated: dict[int, int] = {}
+        while not parts.is_done:
+            status = parts.status()
+            if "epoch" in status:
+                generated[status["epoch"]] = status["generated_tokens"]
+            if kills.is_due and (agent := agent_at(site, kills.done)) is not None:
+                kills.next_node()
+                agent.kill()
+            time.sleep(POLL_S)
+        seconds = kills.seconds
+        generated[parts.status()["epoch"]] = parts.status()["generated_tokens"]
+    return outcome("llmserve", kills, seconds, read_texts(output), sum(generated.values()))
+
+
+# --- vllm run-batch ---
+
+
+class RunBatch:
+    """``vllm run-batch`` on one node, begun anew after each loss.
+
+    Args:
+        root: folder for its files.
+        number: of the node.
+        model: folder of the model.
+        requests: total number of requests; it has every second one.
+    """
+
+    def __init__(self, root: Path, number: int, model: Path, requests: int) -> None:
+        self._source, self.output = root / f"in{number}.jsonl", root / f"out{number}.jsonl"
+        self._log = root / f"log{number}"
+        write_requests(self._source, range(number, requests, NODES))
+        self._model = model
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        self._tokens = 0
+        """Generated in this run, as it said last."""
+        self.lost_tokens = 0
+        """Generated in runs that were lost."""
+
+    def start(self) -> None:
+        """Begin."""
+        self._tokens, self._port = 0, free_ports(1)[0]
+        command = [str(folder() / "bin" / "python"), "-m", "vllm.entrypoints.openai.run_batch"]
+        command += ["-i", str(self._source), "-o", str(self.output), "--model", str(self._model)]
+        command += ["--served-model-name", "llama", "--max-num-seqs", str(SLOTS), *OPTIONS]
+        command += ["--enable-metrics", "--host", "127.0.0.1", "--port", str(self._port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **ENVIRONMENT},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its lines are answered.
+
+        Raises:
+            RuntimeError: it failed by itself.
+        """
+        assert self._process is not None
+        code = self._process.poll()
+        if code not in (None, 0):
+            raise RuntimeError(f"vllm run-batch ended with {code}: {self._log.read_text()[-2000:]}")
+        return code == 0
+
+    def look(self) -> None:
+        """Read how many tokens it has generated."""
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5.0)
+            with contextlib.closing(connection):
+                connection.request("GET", "/metrics")
+                text = connection.getresponse().read().decode()
+            for line in text.splitlines():
+                if line.startswith("vllm:generation_tokens_total{"):
+                    self._tokens = int(float(line.split()[-1]))
+
+    def kill(self) -> None:
+        """Lose its node; no effect if it has ended."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self.look()
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self.lost_tokens += self._tokens
+
+
+def run_batch_case(root: Path, model: Path, requests: int, kills_s: Sequence[float]) -> Outcome:
+    """``vllm run-batch`` with half of the lines on each node."""
+    nodes = [RunBatch(root, number, model, requests) for number in range(NODES)]
+    kills = Kills(kills_s)
+    try:
+        for node in nodes:
+            node.start()
+        while not all(node.has_ended for node in nodes):
+            if kills.is_due:
+                node = nodes[kills.next_node()]
+                if not node.has_ended:
+                    node.kill()
+                    node.start()
+            time.sleep(POLL_S)
+        seconds = kills.seconds
+    finally:
+        for node in nodes:
+            node.kill()
+    texts = {name: text for node in nodes for name, text in read_texts(node.output).items()}
+    needed = sum(map(tokens_of, range(requests)))
+    lost = sum(node.lost_tokens for node in nodes)
+    return outcome("run-batch", kills, seconds, texts, needed + lost)
+
+
+def outcome(
+    case: str, kills: Kills, seconds: float, texts: dict[str, str], generated: int
+) -> Outcome:
+    """The row of a case."""
+    answered = sum(tokens_of(int(name[1:])) for name in texts)
+    return Outcome(case, kills.done, seconds, len(texts), generated / max(1, answered) - 1.0, texts)
+
+
+def main() -> int:
+    """Print the table; exit code 1 if a request has no answer or another one in the other case."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--kills", default="120,180", help="seconds after the beginning")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    end_in_order()
+    try:
+        folder()
+    except NotInstalledError as error:
+        parser.error(str(error))
+    kills_s = [float(text) for text in options.kills.split(",") if text]
+    run = {"llmserve": llmserve_case, "run-batch": run_batch_case}
+    outcomes = []
+    with tempfile.TemporaryDirectory() as root:
+        model = Path(root) / "llama"
+        write_model(model)
+        for case in options.cases.split(","):
+            if case not in run:
+                parser.error(f"{case} is no case; possible: {', '.join(CASES)}.")
+            place = Path(root) / case
+            place.mkdir()
+            outcomes.append(run[case](place, model, options.requests, kills_s))
+    is_same = all(each.texts == outcomes[0].texts for each in outcomes)
+    if options.json:
+        print(json.dumps([each.row() for each in outcomes], indent=1))
+    else:
+        table = Table("case", "nodes killed", "seconds", "lines answered", "tokens again")
+        for each in outcomes:
+            cells = (each.kills, f"{each.seconds:.0f}", each.lines, f"{each.again:.1%}")
+            table.add_row(each.case, *map(str, cells))
+        Console().print(table)
+        print(f"The answers of the cases are {'the same' if is_same else 'NOT the same'}.")
+        print(f"load {os.getloadavg()[1]:.1f} on {os.cpu_count()} processors")
+    is_complete = all(each.lines == options.requests for each in outcomes)
+    return 0 if is_complete and is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,6 +29,7 @@ metrics_for = ["operator"]
 engines = {engines}
 engine_slots = 8
 engine_kv_tokens = 100000
+max_request_tokens = 100000
 tokenizer = "simulated"
 [models.slow]
 engines = ["unix:SLOW"]

@@ -34,29 +34,21 @@ from scavenger.slurm.parse import (
 Tables = tuple[NodeTable, SlurmJobTable, list[SlurmReservation]]
 PROGRAM = (sys.executable, "-m", "scavenger.slurm.ask_pyslurm")
 OLDEST = (23, 2)
-FLAG_WORDS = {
-    "DRAIN": "drained",
-    "FAIL": "fail",
-    "INVALID_REG": "inval",
-    "POWERED_DOWN": "powered_down",
-    "POWERING_DOWN": "powering_down",
-    "POWER_DOWN": "power_down",
-    "POWERING_UP": "powering_up",
-    "POWER_UP": "power_up",
-    "POWER_DRAIN": "powering_down",
-    "REBOOT_ISSUED": "reboot_issued",
-    "REBOOT_REQUESTED": "reboot_requested",
-    "EXTERNAL": "external",
-    "COMPLETING": "completing",
-    "MAINTENANCE": "maint",
-    "RESERVED": "reserved",
-    "BLOCKED": "blocked",
-    "PLANNED": "planned",
+STATE_MARKS = {
+    "MAINTENANCE": "$",
+    "REBOOT_ISSUED": "^",
+    "REBOOT_REQUESTED": "@",
+    "POWERING_UP": "#",
+    "POWERING_DOWN": "%",
+    "POWERED_DOWN": "~",
+    "POWER_DOWN": "!",
+    "NOT_RESPONDING": "*",
 }
 """Flags after the base state of a node (scontrol(1), "NODES - SPECIFICATIONS FOR SHOW":
-``IDLE+DRAIN``) → sinfo's name. The first one that is set is the state that sinfo prints.
+``IDLE+DRAIN``) → the mark that sinfo prints behind the state; of several the first.
 """
-FLAG_MARKS = {"NOT_RESPONDING": "*"}
+IDLE_WORDS = {"RESERVED": "reserved", "BLOCKED": "blocked", "PLANNED": "planned"}
+"""Flags → sinfo's name of the state of an idle node without mark. The first one counts."""
 
 
 def load_module(slurm_version: tuple[int, int]) -> tuple[ModuleType | None, str]:
@@ -150,26 +142,54 @@ def node_table(nodes: Any, up: set[str]) -> NodeTable:
     """Return the table of ``pyslurm.Nodes``. ``up``: partitions that accept jobs."""
     table = NodeTable({}, {})
     for node in items(nodes):
+        gres = ",".join(f"{name}:{count}" for name, count in (node.configured_gres or {}).items())
+        state = str(node.state)
+        # sinfo counts what a suspended job keeps; pyslurm counts only processors in use.
+        if state.startswith("IDLE") and getattr(node, "allocated_tres", None):
+            state = state.replace("IDLE", "MIXED", 1)
         table.nodes[node.name] = node_group(
-            str(node.state), tuple(node.active_features or ()), node.reason or ""
+            state, tuple(node.active_features or ()), gres, node.reason or ""
         )
         table.partitions[node.name] = [name for name in node.partitions or () if name in up]
     return table
 
 
-def node_group(state: str, features: tuple[str, ...], reason: str) -> NodeGroup:
+def node_group(state: str, features: tuple[str, ...], gres: str, reason: str) -> NodeGroup:
     """Return the group for a state such as ``IDLE+PLANNED``."""
     base, *flags = state.upper().split("+")
-    words = [word for flag, word in FLAG_WORDS.items() if flag in flags]
-    if "DRAIN" in flags and base in ("ALLOCATED", "MIXED"):
-        words[0] = "draining"
-    word = (
-        words[0]
-        if words and (base == "IDLE" or words[0] not in ("maint", "reserved", "blocked", "planned"))
-        else base.lower()
-    )
-    marks = "".join(mark for flag, mark in FLAG_MARKS.items() if flag in flags)
-    return NodeGroup(word + marks, word, marks, features, "", reason)
+    word, marks = sinfo_state(base, frozenset(flags))
+    return NodeGroup(word + marks, word, marks, features, gres, reason)
+
+
+def sinfo_state(base: str, flags: frozenset[str]) -> tuple[str, str]:
+    """Return the state and the mark that sinfo prints (``node_state_string`` of Slurm 25.11)."""
+    mark = next((mark for flag, mark in STATE_MARKS.items() if flag in flags), "")
+    silent = "*" if "NOT_RESPONDING" in flags else ""
+    has_jobs = base in ("ALLOCATED", "MIXED")
+    if "INVALID_REG" in flags:
+        return "inval", ""
+    if "EXTERNAL" in flags:  # sinfo does not show it
+        return "external", ""
+    if "MAINTENANCE" in flags and not (has_jobs or base == "DOWN" or "DRAIN" in flags):
+        return "maint", silent
+    if not has_jobs and "REBOOT_ISSUED" in flags:
+        return "reboot", "^"
+    if not has_jobs and "REBOOT_REQUESTED" in flags:
+        return "reboot", silent
+    leaving = has_jobs or "COMPLETING" in flags
+    if "DRAIN" in flags:
+        return "draining" if leaving else "drained", mark
+    if "FAIL" in flags:
+        return "failing" if leaving else "fail", silent
+    if "COMPLETING" in flags and base == "ALLOCATED":
+        return "allocated", mark or "+"
+    if "COMPLETING" in flags and base != "DOWN":
+        return "completing", mark
+    if base == "IDLE" and not mark:
+        return next((word for flag, word in IDLE_WORDS.items() if flag in flags), "idle"), ""
+    if base == "MIXED" and not mark and "PLANNED" in flags:
+        return "mixed", "-"
+    return base.lower(), mark
 
 
 def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
@@ -205,14 +225,14 @@ def job_table(jobs: Any, prefix: str) -> SlurmJobTable:
 def _id(job: Any) -> str:
     """Return the job id as squeue prints it (its ``%i``): ``7+1`` for a component of a
     heterogeneous job, ``7_[0-9%2]`` for the pending tasks of an array, of which pyslurm lists the
-    limit separately.
+    limit separately. pyslurm 25.11 has None for the number 0 of a task.
     """
     if job.heterogeneous_id:
         return f"{job.heterogeneous_id}+{job.heterogeneous_offset or 0}"
     if not job.array_id:
         return str(job.id)
     if not job.array_tasks_waiting:
-        return f"{job.array_id}_{job.array_task_id}"
+        return f"{job.array_id}_{job.array_task_id or 0}"
     limit = f"%{job.array_tasks_parallel}" if job.array_tasks_parallel else ""
     return f"{job.array_id}_[{job.array_tasks_waiting}{limit}]"
 
@@ -223,10 +243,18 @@ def reservations(collection: Any) -> list[SlurmReservation]:
     for r in items(collection):
         start, end = _time(r.start_time), _time(r.end_time)
         if r.nodes and start is not None and end is not None:
-            result.append(
-                SlurmReservation(r.name, start, end, r.nodes, "MAINT" in str(r.flags).upper())
-            )
+            result.append(SlurmReservation(r.name, start, end, r.nodes, _for_maintenance(r)))
     return result
+
+
+def _for_maintenance(reservation: Any) -> bool:
+    """Return whether it has the maintenance flag; False if its flags cannot be read, which changes
+    only how it is called.
+    """
+    try:
+        return "MAINT" in str(reservation.flags).upper()
+    except ValueError:  # pyslurm 25.11, with a flag that it has no name for, such as DAILY
+        return False
 
 
 def _time(value: Any) -> float | None:

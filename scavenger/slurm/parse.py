@@ -102,7 +102,7 @@ class SlurmJob(NamedTuple):
     name: str
     """Name of the job."""
     batch_host: str = ""
-    """Host of its batch script."""
+    """Host of its batch script; empty if it has not started."""
     account: str = ""
     """Account of the job."""
     part: PartOf | None = None
@@ -222,7 +222,7 @@ def read_jobs(text: str, mark: str, prefix: str) -> SlurmJobTable:
             planned_on,
             fields[12],
             fields[15],
-            fields[14],
+            "" if fields[14] == "n/a" else fields[14],
             "" if fields[13] == "(null)" else fields[13],
         )
         if mine and job.name.startswith(prefix):

@@ -321,6 +321,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
     def _read(self, site: SlurmSite, hold_s: float, now: float) -> SchedulerAnswer:
         s = self.settings
         nodes, jobs, reservations = self.source.read(s.prefix)
+        # Slurm sets the expected start of a job that lacks a node to the present of each cycle.
+        answered_at = self.clock()
         ours = split_by_lease(jobs.ours, s.prefix, self.ledger.node_of, self.ledger.users)
         own = own_jobs(ours, s.prefix, self._user_of(ours), PENDING_STATES, ENDED_STATES)
         expected_ids = self.ledger.jobs.keys() - self.ledger.given_up.keys()
@@ -334,7 +336,8 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
             []
             if s.backfill
             else self._recently_due(
-                due_jobs(jobs.pending, site, s.lease.main_partition, now, self._due_since), now
+                due_jobs(jobs.pending, site, s.lease.main_partition, answered_at, self._due_since),
+                now,
             )
         )
         grace_s = self.grace_s(site)

@@ -63,7 +63,11 @@ GPUS = {
 """A machine with two GPUs a node, for as much of them as Slurm wants to see."""
 
 
-def scavenger(cluster, **settings):
+API = os.environ.get("MALLETRAIN_TEST_SLURM_API", "commands")
+"""How the scavengers of the tests read Slurm."""
+
+
+def scavenger(cluster, api=API, **settings):
     settings.setdefault("lease", SlurmLeaseOptions(partition="preemptable"))
     settings.setdefault("idle_for_s", 0.0)
     settings.setdefault("start_within_s", PATIENCE_S)
@@ -71,7 +75,7 @@ def scavenger(cluster, **settings):
     made = BatchSettings(tag="t", template=TEMPLATE, user=getpass.getuser(), **settings)
     patient = CommandPolicy(timeout_s=PATIENCE_S)
     commands = Commands(patient, asking_environment(cluster.environment))
-    return SlurmScavenger(made, commands, environment=cluster.environment)
+    return SlurmScavenger(made, commands, api=api, environment=cluster.environment)
 
 
 def gaps(one):

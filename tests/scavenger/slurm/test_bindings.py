@@ -1,5 +1,5 @@
-"""The path through pyslurm, against objects shaped as its documentation says: pyslurm itself builds
-only beside its own Slurm.
+"""The path through pyslurm, against objects shaped as those of pyslurm 25.11.2 are: pyslurm itself
+builds only beside its own Slurm. ``tests/slurm/test_pyslurm.py`` compares both on a real one.
 """
 
 import os
@@ -40,13 +40,15 @@ def collection(*objects):
     return {getattr(o, "name", None) or o.id: o for o in objects}
 
 
-def node(name, state, partitions=("batch",), features=(), reason=None):
+def node(name, state, partitions=("batch",), features=(), reason=None, gres=None, tres=None):
     return SimpleNamespace(
         name=name,
         state=state,
         partitions=list(partitions),
         active_features=list(features),
         reason=reason,
+        configured_gres=gres or {},
+        allocated_tres=tres or {},
     )
 
 
@@ -99,7 +101,7 @@ def installed(tmp_path, monkeypatch):
 def filled(made):
     made.__version__ = "24.11.0"
     nodes = [
-        node("n1", "IDLE", ("batch", "low"), ("a100",)),
+        node("n1", "IDLE", ("batch", "low"), ("a100",), gres={"gpu:a100": 4, "nvme": 1}),
         node("n2", "IDLE+PLANNED"),
         node("n3", "ALLOCATED+DRAIN", reason="fan"),
     ]
@@ -108,7 +110,7 @@ def filled(made):
         job(2, "RUNNING", "malletrain-t-l1", allocated_nodes="n3", start_time=100, end_time=900),
         job(3, "RUNNING", "other", allocated_nodes="n4"),
         job(4, "PENDING", "malletrain-t-l5-6", array_id=4, array_tasks_waiting="1-2"),
-        job(5, "RUNNING", "malletrain-t-l2-4", array_id=4, array_task_id=0, batch_host="n5"),
+        job(5, "RUNNING", "malletrain-t-l2-4", array_id=4, array_task_id=None, batch_host="n5"),
         job(6, "EXPEDITING", "requeued", start_time=400, scheduled_nodes="n1"),
     ]
     reservation = SimpleNamespace(
@@ -135,6 +137,7 @@ def test_the_same_tables_as_from_the_commands(module):
     }
     assert nodes.partitions == {"n1": ["batch"], "n2": ["batch"], "n3": ["batch"]}
     assert nodes.nodes["n1"].features == ("a100",)
+    assert nodes.nodes["n1"].gres == "gpu:a100:4,nvme:1"
     assert [(j.id, j.planned_on, j.start) for j in jobs.pending] == [
         ("1", "n[1-2]", 500.0),
         ("6", "n1", 400.0),
@@ -153,21 +156,65 @@ def test_the_same_tables_as_from_the_commands(module):
     [
         ("IDLE", "idle", ""),
         ("ALLOCATED", "allocated", ""),
-        ("MIXED+PLANNED", "mixed", ""),
+        ("MIXED+PLANNED", "mixed", "-"),
         ("IDLE+DRAIN", "drained", ""),
-        ("MIXED+DRAIN", "draining", ""),
-        ("IDLE+NOT_RESPONDING", "idle*", "*"),
-        ("IDLE+CLOUD+POWERED_DOWN", "powered_down", ""),
+        ("IDLE+COMPLETING+DRAIN", "draining", ""),
+        ("MIXED+DRAIN+POWER_DOWN", "draining", "!"),
+        ("IDLE+NOT_RESPONDING", "idle", "*"),
+        ("IDLE+CLOUD+POWERED_DOWN", "idle", "~"),
+        ("IDLE+POWERING_DOWN", "idle", "%"),
+        ("ALLOCATED+POWERING_UP+NOT_RESPONDING", "allocated", "#"),
+        ("ALLOCATED+COMPLETING", "allocated", "+"),
+        ("MIXED+COMPLETING", "completing", ""),
         ("IDLE+MAINTENANCE+RESERVED", "maint", ""),
-        ("DOWN+NOT_RESPONDING", "down*", "*"),
+        ("IDLE+MAINTENANCE+NOT_RESPONDING", "maint", "*"),
+        ("DOWN+MAINTENANCE+RESERVED", "down", "$"),
+        ("MIXED+MAINTENANCE+PLANNED", "mixed", "$"),
+        ("IDLE+RESERVED+PLANNED", "reserved", ""),
+        ("DOWN+NOT_RESPONDING", "down", "*"),
         ("IDLE+BLOCKED", "blocked", ""),
         ("MIXED+BLOCKED", "mixed", ""),
         ("IDLE+EXTERNAL", "external", ""),
+        ("IDLE+REBOOT_ISSUED", "reboot", "^"),
+        ("IDLE+REBOOT_REQUESTED", "reboot", ""),
+        ("MIXED+REBOOT_REQUESTED", "mixed", "@"),
+        ("IDLE+FAIL", "fail", ""),
+        ("ALLOCATED+FAIL+NOT_RESPONDING", "failing", "*"),
+        ("UNKNOWN+NOT_RESPONDING", "unknown", "*"),
+        ("IDLE+INVALID_REG+DRAIN", "inval", ""),
     ],
 )
 def test_states_with_flags(state, base, marks):
-    group = node_group(state, (), "")
-    assert (group.state, group.marks) == (base, marks)
+    """As node_state_string of Slurm 25.11 has them, and ``external``, which it lacks."""
+    group = node_group(state, (), "", "")
+    assert (group.state, group.base, group.marks) == (base + marks, base, marks)
+
+
+def test_a_node_is_in_use_as_far_as_slurm_has_allocated_anything_of_it(module):
+    """A suspended job keeps memory and GPUs and has no processors; pyslurm has it idle."""
+    module.Nodes.load = lambda: collection(
+        node("n1", "IDLE+PLANNED", tres={"mem": "300M"}), node("n2", "IDLE")
+    )
+    table, _, _ = read(module, "malletrain-t-")
+    assert {name: group.state for name, group in table.nodes.items()} == {
+        "n1": "mixed-",
+        "n2": "idle",
+    }
+
+
+def test_a_reservation_with_a_flag_that_pyslurm_does_not_know(module):
+    """pyslurm 25.11 has no name for REPLACE_DOWN: the attribute raises."""
+
+    class Reservation:
+        name, nodes, start_time, end_time = "r", "n1", 100, 200
+
+        @property
+        def flags(self):
+            raise ValueError("invalid value 1073741824")
+
+    module.Reservations.load = lambda: collection(Reservation())
+    _, _, table = read(module, "malletrain-t-")
+    assert [(r.name, r.start, r.end, r.maintenance) for r in table] == [("r", 100.0, 200.0, False)]
 
 
 def test_ids_are_those_of_squeue(module):

@@ -143,6 +143,31 @@ def test_idle_nodes_are_left_to_the_job_that_slurm_is_about_to_start(slurm):
     assert len(scavenger.poll().gaps) >= 5
 
 
+def test_a_job_that_is_to_start_while_slurm_answers_is_about_to_start(slurm):
+    """Each cycle of Slurm sets the expected start of such a job to its own present."""
+    scavenger = slurm.ready()
+    slurm.nodes(idle="n[3-8]", allocated="n[1-2]")
+    read = scavenger.source.read
+
+    class SlowSource:
+        name = "slow"
+
+        def read(self, prefix):
+            slurm.now += 5
+            leases = (
+                world.job("RUNNING", 20 + i, f"{PREFIX}l{i}", nodes=f"n{i}", end=slurm.now + 999)
+                for i in (1, 2)
+            )
+            waiting = {"count": 5, "planned": "n[1-2]", "reason": "Resources"}
+            slurm.queue(*leases, world.job("PENDING", 5, "main", start=slurm.now, **waiting))
+            return read(prefix)
+
+    scavenger.source = SlowSource()
+    polled = scavenger.poll()
+    assert names(polled) == ["n8"]
+    assert why(polled, "n5")["hold"] == "Slurm is about to start job 5, which needs 5 nodes"
+
+
 def test_leases_are_asked_to_leave_for_a_job_that_slurm_lets_wait(slurm):
     scavenger = slurm.ready()
     slurm.nodes(idle="n1", allocated="n[2-8]")

@@ -49,7 +49,7 @@ from benchmarks.datacache_node import (
 )
 from benchmarks.datacache_source import SourceServer, fashion_mnist
 from benchmarks.needs import existing
-from malletrain.datacache.expected import lru_hits, never_evict_hits, pooled_hits
+from malletrain.datacache.hit_ratios import lru_hits, never_evict_hits, pooled_hits
 
 CONTENDERS = (
     "plain",

@@ -122,11 +122,11 @@ def adopt(config_file: Path) -> None:
     """
     _import_copies()
     config = load(config_file)
-    from malletrain.daemon.site.startup import adopt as adopt_database
+    from malletrain.daemon.site.database_origin import accept_location
     from malletrain.store.store import Store
 
     with _exclusive_access(config), Store.open(config.database_url) as store:
-        adopt_database(config, store)
+        accept_location(config, store)
     click.echo(f"The daemon of {config.state_dir} takes over this database at its next start.")
 
 

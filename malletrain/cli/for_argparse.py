@@ -1,6 +1,5 @@
-"""The options of ``malletrain submit`` for commands of other packages that submit jobs with
-:class:`malletrain.Client` and parse their words with argparse. Names, help and meaning are those of
-``malletrain submit``.
+"""Adds options of ``malletrain submit``, with the same names, help and meaning, to an argparse
+parser: for commands of other packages that submit jobs with :class:`malletrain.Client`.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ def add_submit_options(parser: argparse.ArgumentParser, names: Sequence[str]) ->
     """Add options to a parser, in a group of their own.
 
     Args:
-        parser: of the command.
-        names: of parameters of ``malletrain submit`` that are keywords of
-            :meth:`malletrain.Client.submit` too, such as ``time_limit``.
+        parser: the parser of the command.
+        names: names of parameters of ``malletrain submit`` that are also keywords of
+            :meth:`malletrain.Client.submit`, such as ``time_limit``.
     """
     group = parser.add_argument_group("the job, as for malletrain submit")
     options = {option.name: option for option in submit.params if isinstance(option, click.Option)}
@@ -41,14 +40,14 @@ def add_submit_options(parser: argparse.ArgumentParser, names: Sequence[str]) ->
 
 
 def submit_options_of(options: argparse.Namespace, names: Sequence[str]) -> SubmitOptions:
-    """Returns the options that were given, as keywords of :meth:`malletrain.Client.submit`.
+    """Return the options that the user gave, as keywords of :meth:`malletrain.Client.submit`.
 
     Args:
-        options: parsed.
-        names: as of :func:`add_submit_options`.
+        options: the parsed command line.
+        names: the names that :func:`add_submit_options` got.
 
     Raises:
-        SpecError: an ``--env`` is wrong.
+        SpecError: a value of ``--env`` is invalid.
     """
     values = {name: getattr(options, name) for name in names if getattr(options, name)}
     if "env" in values:

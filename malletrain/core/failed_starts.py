@@ -1,14 +1,14 @@
-"""Decides when leases from which no agent reports show a broken installation, and how long no lease
-is requested then. Pure.
+"""Counts failed starts: leases from which no agent reports, because the agent ended before or
+cannot reach the daemon. Decides when they show a broken installation, and for how long no lease is
+requested then. Pure.
 
-The agent ends before it reports, or cannot reach the daemon. A lease that starts costs its node the
-time until the main scheduler has it back. If no agent can start anywhere, because the nodes' Python
-cannot import MalleTrain or a directory is not mounted there, every idle node would be leased and
-dropped again and again. One node on which agents do not start says nothing about the others:
-:mod:`malletrain.core.gaps` pauses requests for that node alone. The leases of a user are paused
-when more than :data:`FREE_FAILURES` starts in a row failed, on at least two nodes, and none
-succeeded in between. The reasons need not be equal, because they may name nodes, processes and
-addresses.
+If no agent can start anywhere, because the nodes' Python cannot import MalleTrain or a directory is
+not mounted there, every idle node would be leased and released again and again, and each time the
+main scheduler would have to wait for it. Requests for the leases of a user are paused when more
+than :data:`FREE_FAILURES` starts in a row failed, on at least :data:`MIN_NODES` nodes. The reasons
+of the failures need not be equal, because they may name nodes, processes and addresses. A single
+node on which agents do not start says nothing about the others: :mod:`malletrain.core.gaps` pauses
+requests for that node alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from scavenger.backoff import Backoff
 
 FREE_FAILURES = 2
 """Number of failed starts in a row that cause no pause."""
-FIRST_PAUSE_S, TOGETHER_S = 20.0, 1.0
-"""Length of the first pause, seconds, which doubles with each further failure, and the time after a
-failure in which further ones do not count, because they were requested together.
+FIRST_PAUSE_S = 20.0
+"""Length of the first pause, seconds; each further failure doubles it."""
+TOGETHER_S = 1.0
+"""Time after a failure in which further failures do not count, seconds: their leases were requested
+together with the first.
 """
 MIN_NODES = 2
 """Minimum number of different nodes on which starts failed before leases are paused."""
@@ -105,23 +107,23 @@ class FailedStarts:
 
     @property
     def owners(self) -> Collection[str]:
-        """The users of whose leases some failed."""
+        """The users whose leases failed to start."""
         return self._owners.keys()
 
     def in_a_row(self, owner: str, now: float) -> int:
         """Return the number of ``owner``'s leases that failed since the last agent reported; 0 if
         the newest failure is older than MAX_AGE_S.
         """
-        return self._owners[owner].in_a_row if self.of(owner, now) else 0
+        return self._owners[owner].in_a_row if self.recent(owner, now) else 0
 
     def last(self, owner: str, now: float) -> FailedStart | None:
         """Return the newest failed start of ``owner``; None if there is none within MAX_AGE_S."""
-        recent = self.of(owner, now)
+        recent = self.recent(owner, now)
         return recent[-1] if recent else None
 
-    def of(self, owner: str, now: float) -> tuple[FailedStart, ...]:
+    def recent(self, owner: str, now: float) -> tuple[FailedStart, ...]:
         """Return the failed starts of ``owner`` on nodes from which no agent has reported since,
-        the newest last.
+        the newest last; without those older than MAX_AGE_S.
         """
         starts = self._owners.get(owner)
         return tuple(
@@ -134,7 +136,7 @@ class FailedStarts:
         """Return which leases of ``owner`` failed to start and why, as sentences; empty if none
         did.
         """
-        recent = self.of(owner, now)
+        recent = self.recent(owner, now)
         if not recent:
             return ""
         whose = f" as {owner}" if owner else ""

@@ -41,6 +41,7 @@ from malletrain.daemon.site import logs
 from malletrain.daemon.site.advertise import AddressError
 from malletrain.daemon.site.backends import Backend, backend
 from malletrain.daemon.site.clock import CHANGES_PERIOD_S, MAX_CHANGES, MIN_CHANGE_S, Clock
+from malletrain.daemon.site.database_origin import claim_database, record_address, remember_database
 from malletrain.daemon.site.handler_failures import HandlerFailures, cause_of
 from malletrain.daemon.site.metrics import NODE_USES, Metrics, MetricsError, count_costs
 from malletrain.daemon.site.process import (
@@ -49,7 +50,7 @@ from malletrain.daemon.site.process import (
     freeze_objects,
     full_collections_rare,
 )
-from malletrain.daemon.site.startup import reached_at, refusals, remember_database, settle_origin
+from malletrain.daemon.site.startup import refusals
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.state_directory import (
     INFO,
@@ -282,7 +283,7 @@ class Daemon:
             lookup=self.users.user_of if self.users is not None else lambda key: None,
             unauthenticated=config.daemon.several_users,
         )
-        settle_origin(config, store)
+        claim_database(config, store)
         self._store = store
         self._scheduler = scheduler
         self._boot = str(store.boot())
@@ -296,9 +297,7 @@ class Daemon:
         self._transport = Transport(self.keys.server, self.keys.identity)
 
     async def serve(self) -> int:
-        """Run until a signal to stop, or an error that a restart of the components does not
-        cure.
-        """
+        """Run until a signal to stop, or an error that restarting the components does not cure."""
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -311,7 +310,7 @@ class Daemon:
             self.endpoint = f"tcp://{host}:{bound.rpartition(':')[2]}"
             await asyncio.to_thread(self._scheduler.prepare, self.config)
             server_key = self.keys.server.public
-            self._lost_agents = reached_at(self.config, self._store, server_key, self.endpoint)
+            self._lost_agents = record_address(self.config, self._store, server_key, self.endpoint)
             self.components = self._connect()
             self._serve_metrics()
             self.metrics.started(__version__)

@@ -1,9 +1,9 @@
 """``malletrain.DataCache``: the data set that a DataLoader reads, with its samples in the memory of
 the nodes.
 
-Decides when a data set is not cached (the user gets the reason, and the training goes on without),
-and when other nodes are asked in advance. What is read from where is decided by
-:mod:`malletrain.datacache.reader`.
+Decides when a data set is not cached (the user gets the reason, and the training continues without
+a cache), and when samples are fetched in advance. :mod:`malletrain.datacache.reader` decides where
+a sample is read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DataCache:
 
     Raises:
         TypeError: ``dataset`` has no length or no indices, or ``sampler`` is an ElasticStream.
-        ValueError: ``memory`` is no size, ``name`` is empty, ``sampler`` has another number of
+        ValueError: ``memory`` is not a size, ``name`` is empty, ``sampler`` has another number of
             samples, or the cache of this name has a data set of another length.
     """
 
@@ -103,7 +103,7 @@ class DataCache:
         self._store: NodeStore | None = None
         self._counts: SharedCounts | None = None
         self._open(memory)
-        self._home = os.getpid()
+        self._main_process = os.getpid()
         self._begin_process()
         if self._counts is not None:
             _Reporter(self)
@@ -113,7 +113,7 @@ class DataCache:
         if memory is None:
             memory = os.environ.get(env.DATA_MEMORY) or DEFAULT_MEMORY
         slot = os.environ.get(env.SLOT_MEMORY_MB, "")
-        most = share_or_size(memory, bound(1.0, int(slot) << 20 if slot.isdecimal() else None))
+        max_bytes = share_or_size(memory, bound(1.0, int(slot) << 20 if slot.isdecimal() else None))
         try:
             first = check_sum(0, pack(self._dataset[0]))
         except CannotPackError as error:
@@ -127,7 +127,7 @@ class DataCache:
         self._identity = DataSetIdentity(name, self._length, first)
         try:
             folder = private_data_folder(data_folder())
-            store = attach(folder, self._identity, most)
+            store = attach(folder, self._identity, max_bytes)
         except OtherDataSetError:
             raise
         except DataCacheRefusalError as refusal:
@@ -144,11 +144,11 @@ class DataCache:
                 "random augmentations: move them to DataCache(transform=...)."
             )
             return
-        if store.size < most:
+        if store.size < max_bytes:
             tell(
-                f"The data cache {name!r} has {shown(store.size)} of this node's memory, and not "
-                f"{shown(most)}: samples that do not fit are read from the data set each time. "
-                f"{size_reason(folder, most)}",
+                f"The data cache {name!r} has {shown(store.size)} of this node's memory instead of "
+                f"{shown(max_bytes)}: samples that do not fit are read from the data set each "
+                f"time. {size_reason(folder, max_bytes)}",
                 once=f"data cache {name} is smaller",
             )
         self._folder, self._store = folder, store
@@ -167,13 +167,13 @@ class DataCache:
         if self._store is None:
             return
         self._reader = self._new_reader()
-        worker, is_home = _loader_worker(), self._process == self._home
-        if worker is not None and not is_home:
-            # A full garbage collection writes into every object, and so would copy all memory that
-            # this worker shares with the training process.
+        worker, is_main = _loader_worker(), self._process == self._main_process
+        if worker is not None and not is_main:
+            # A full garbage collection writes into every object. It would copy all memory that this
+            # worker shares with the training process.
             gc.freeze()
-        self._slot = 1 + worker if worker is not None else 0 if is_home else SLOTS - 1
-        if self._sampler is not None and is_home and self._prefetch > 0 and self._job_key:
+        self._slot = 1 + worker if worker is not None else 0 if is_main else SLOTS - 1
+        if self._sampler is not None and is_main and self._prefetch > 0 and self._job_key:
             reader = self._new_reader()
             self._prefetcher = SamplePrefetcher(
                 lambda samples: reader.fetch(reader.not_here(samples))
@@ -247,8 +247,8 @@ class DataCache:
         return 1 if self._counts is None else self._counts.source_readers()
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what ``malletrain show`` needs to know, the fields of DataCacheFacts; None if
-        nothing is cached.
+        """Return the fields of DataCacheFacts, which ``malletrain show`` prints; None if nothing is
+        cached.
         """
         store = self._store
         if store is None:
@@ -295,7 +295,7 @@ class DataCache:
     # --- pickling, for loader workers that are spawned ---
 
     def __getstate__(self) -> dict[str, Any]:
-        # The data set and where its samples are; a worker does not prefetch.
+        # The data set, and the path of its samples. A worker does not prefetch.
         return {
             **self.__dict__,
             "_sampler": None,
@@ -360,7 +360,7 @@ class _Reporter:
         threading.Thread(target=self._run, name="malletrain-data-counts", daemon=True).start()
 
     def _run(self) -> None:
-        never, sent = threading.Event(), ReadCounts()
+        never, sent = threading.Event(), ReadCounts()  # the event only serves to wait
         while not never.wait(REPORT_INTERVAL_S):
             cache = self._cache()
             if cache is None or not cache.cached:

@@ -87,8 +87,8 @@ class SharedCounts:
         try:
             self._file, name = tempfile.mkstemp(dir=folder, prefix=prefix)
             self.path = Path(name)
-            # Without pages of its own, a write into the map would end this process (SIGBUS) when
-            # the disk is full.
+            # Without this reservation, a write into the map would kill this process (SIGBUS) when
+            # the file system is full.
             os.posix_fallocate(self._file, 0, size)
             self._map = mmap.mmap(self._file, size)
         except OSError:
@@ -96,7 +96,7 @@ class SharedCounts:
         self._use_lock_of_this_process()
 
     def _drop_file(self, path: Path) -> None:
-        """Count in memory that forked processes share. ``path``: a path at which no file is."""
+        """Count in memory that forked processes share. ``path``: a path without a file."""
         file = getattr(self, "_file", -1)
         if file >= 0:
             os.close(file)
@@ -112,7 +112,7 @@ class SharedCounts:
         try:
             self._file = os.open(self.path, os.O_RDWR)
             self._map = mmap.mmap(self._file, SLOTS * _SLOT_BYTES)
-        except OSError:  # gone: what this process reads is not counted
+        except OSError:  # removed: the reads of this process are not counted
             self._file, self._map = -1, mmap.mmap(-1, SLOTS * _SLOT_BYTES)
         self._use_lock_of_this_process()
 

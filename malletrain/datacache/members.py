@@ -2,7 +2,7 @@
 
 The launcher writes it in each round; the workers and their loader workers read it again when it has
 changed. So a change of nodes reaches every process without a message, in restart mode and in live
-mode. A file that is absent or damaged means that the node is on its own.
+mode. If the file is absent or damaged, the node uses no other nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Members:
         self._addresses: dict[str, str] = {node: ""}
 
     def addresses(self) -> Mapping[str, str]:
-        """Return the address of each node by its name. The own node is one of them always."""
+        """Return the address of each node by its name. This node is always among them."""
         if self._path is None:
             return self._addresses
         try:

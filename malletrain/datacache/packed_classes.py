@@ -1,9 +1,9 @@
-"""Which objects of classes of other packages a data cache keeps, and what of them: named tuples,
-images of PIL, and tensors of ``torchvision.tv_tensors``.
+"""Packs objects of classes of other packages for the data cache: named tuples, images of PIL, and
+tensors of ``torchvision.tv_tensors``.
 
-Decides for each what is stored, such that what comes back is equal, and refuses the others with
-what to do. Nothing here is imported unless the data set uses it: a class is recognised by the
-modules that are imported already.
+Decides for each class what is stored, such that an unpacked object equals the packed one. Refuses
+other objects with a sentence that says what to return instead. Imports none of these packages: a
+class is looked up in the modules that the data set has already imported.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return what a module that is imported already has under a name; None if there is none.
-    Modules that import what they are asked for are not asked.
+    """Return the item ``name`` of a module that is already imported; None if there is none. Looks
+    only into ``__dict__``, so that a module that imports its items lazily imports nothing.
     """
     item: Any = sys.modules.get(module)
     for part in name.split("."):

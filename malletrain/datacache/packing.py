@@ -1,12 +1,11 @@
 """Samples as bytes: tensors, arrays, images, numbers, texts and bytes, in tuples, named tuples,
 lists and dicts.
 
-Decides the format. A packed sample is a description (msgpack) and after it the bytes of each array,
-aligned so that an array can be used where it lies. Nothing is executed when a sample is unpacked,
-unlike with pickle: a class that a sample names is looked for in the modules that are imported
-already. Types other than these cannot be packed: the cache would return another type than the data
-set. What is packed of a class of another package is decided in
-:mod:`malletrain.datacache.packed_classes`.
+Decides the format. A packed sample is a description (msgpack) followed by the bytes of each array,
+aligned so that an array can be used in place. Unlike with pickle, unpacking executes no code of the
+sample: a class that a sample names is looked up in the modules that are already imported. Other
+types cannot be packed, because the cache would return another type than the data set.
+:mod:`malletrain.datacache.packed_classes` packs objects of other packages' classes.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def unpack(data: Any) -> Any:
         data: a buffer with the result of :func:`pack`, writable if tensors are to be.
 
     Raises:
-        ValueError: the bytes are no packed sample, or one with a class that is not imported here.
+        ValueError: the bytes are not a packed sample, or a class in it is not imported here.
     """
     view = memoryview(data).cast("B")
     try:

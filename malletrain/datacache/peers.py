@@ -1,8 +1,8 @@
-"""Fetches samples from the other nodes of the job, many in one request, and hands them those that
-they own.
+"""Fetches samples from the other nodes of the job, many in one request, and sends each node samples
+that it owns.
 
-Decides when a node is not asked: for some time after it did not answer, which doubles with each
-failure. A node that is lost is one whose samples are absent; nothing here raises for that.
+Decides when a node is not asked: for a time after it did not answer, which doubles with each
+failure. The samples of a lost node count as absent; that raises no error.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from malletrain.waits import time_limit
 ANSWER_S = 5.0
 """Time in which a node must answer, seconds."""
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Time for which a node is not asked after a failure, seconds; it doubles from one to the other."""
+"""Time for which a node is not asked after a first failure, and its maximum after further failures,
+seconds.
+"""
 
 
 @dataclass
 class _NodeHealth:
-    """What is known of another node."""
+    """The newest observations of another node."""
 
     pause_s: float = 0.0
     """Length of the newest pause, seconds."""
-    asked_from: float = 0.0
+    retry_at: float = 0.0
     """Time from which it is asked again (monotonic, seconds)."""
     full: bool = False
     """Whether its store takes no more samples."""
 
 
 class SamplePeers:
-    """The other nodes, as one thread of one process reaches them. A forked process makes
-    connections of its own.
+    """Connections of one thread to the other nodes. A forked process makes connections of its own.
 
     Args:
         key: key of the job's data caches.
@@ -65,7 +66,7 @@ class SamplePeers:
         requests = [
             self._fetch(address, samples)
             for address, samples in samples_of.items()
-            if self._asks(address)
+            if self._may_ask(address)
         ]
         packed: dict[int, Any] = {}
         for samples in self._run(requests):
@@ -73,7 +74,7 @@ class SamplePeers:
         return packed
 
     def offer(self, samples: Mapping[str, Mapping[int, Any]]) -> None:
-        """Hand samples to the nodes that own them, unless their stores are full.
+        """Send samples to the nodes that own them, unless their stores are full.
 
         Args:
             samples: address of a node → number of a sample → its packed bytes.
@@ -82,13 +83,13 @@ class SamplePeers:
             [
                 self._offer(address, list(owned.items()))
                 for address, owned in samples.items()
-                if self._asks(address) and not self._of(address).full
+                if self._may_ask(address) and not self._health_of(address).full
             ]
         )
 
     def takes(self, address: str) -> bool:
         """Return whether the node at ``address`` would take samples."""
-        return self._asks(address) and not self._of(address).full
+        return self._may_ask(address) and not self._health_of(address).full
 
     def close(self) -> None:
         """Close the connections."""
@@ -100,11 +101,11 @@ class SamplePeers:
 
     # --- inside ---
 
-    def _of(self, address: str) -> _NodeHealth:
+    def _health_of(self, address: str) -> _NodeHealth:
         return self._health.setdefault(address, _NodeHealth())
 
-    def _asks(self, address: str) -> bool:
-        return bool(address) and time.monotonic() >= self._of(address).asked_from
+    def _may_ask(self, address: str) -> bool:
+        return bool(address) and time.monotonic() >= self._health_of(address).retry_at
 
     def _run(self, requests: list[Any]) -> list[Any]:
         if not requests:
@@ -122,7 +123,7 @@ class SamplePeers:
 
     async def _call(self, address: str, op: str, body: Iterable[Any] = (), **arguments: Any) -> Any:
         """Call a node. Returns None if it does not answer."""
-        data, health = self._data, self._of(address)
+        data, health = self._data, self._health_of(address)
         assert self._peers is not None
         try:
             async with time_limit(ANSWER_S):
@@ -136,7 +137,7 @@ class SamplePeers:
                 )
         except (ConnectionLost, CallFailed, OSError, asyncio.TimeoutError):
             health.pause_s = min(MAX_PAUSE_S, max(MIN_PAUSE_S, 2 * health.pause_s))
-            health.asked_from = time.monotonic() + health.pause_s
+            health.retry_at = time.monotonic() + health.pause_s
             health.full = False
             return None
         health.pause_s = 0.0
@@ -151,7 +152,7 @@ class SamplePeers:
                 break
             head, body = answer
             try:
-                self._of(address).full = bool(head["full"])
+                self._health_of(address).full = bool(head["full"])
                 sent = intact_samples(head, body)
                 last = head["samples"][-1] if head["samples"] else None
                 more = bool(head["more"])
@@ -182,8 +183,8 @@ class SamplePeers:
             )
             if answer is None:
                 return
-            self._of(address).full = bool(answer[0].get("full"))
-            if self._of(address).full:
+            self._health_of(address).full = bool(answer[0].get("full"))
+            if self._health_of(address).full:
                 return
 
 

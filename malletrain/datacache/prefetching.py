@@ -1,8 +1,8 @@
 """Fetches the samples of the next batches from other nodes before the training loop needs them.
 Runs in a thread of the process that reads the samples.
 
-The thread never reads the data set, which need not be usable in two threads. Loader workers have no
-such thread: DataLoader lets them read ahead by itself, each a whole batch.
+The thread never reads the data set, because a data set need not be thread-safe. Loader workers have
+no such thread: DataLoader has each of them read whole batches ahead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Fetch = Callable[[Sequence[int]], Mapping[int, Any]]
 
 
 class SamplePrefetcher:
-    """Samples that are fetched, or about to be.
+    """The samples that are or will be fetched in advance.
 
     Args:
         fetch: fetches samples; called in the thread only.

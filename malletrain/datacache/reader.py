@@ -1,7 +1,7 @@
 """Reads samples for one process: from this node's memory, from other nodes, from the data set.
 
-Decides the order of these places, and who keeps a sample that was read from the data set: the node
-that owns it, this one or another. Nothing is evicted, so a sample that its owner has no memory for
+Decides the order of these places, and which node stores a sample that was read from the data set:
+its owner, which may be this node. Nothing is evicted, so a sample for which its owner has no memory
 is read from the data set each time.
 """
 
@@ -45,11 +45,11 @@ class SampleReader:
     def read(
         self, samples: Sequence[int], staged: Mapping[int, Any] | None = None
     ) -> tuple[list[Any], ReadCounts]:
-        """Return samples in their order, and where they were found.
+        """Return samples in the given order, and the counts of where they were found.
 
         Args:
             samples: their numbers.
-            staged: packed samples that were fetched before.
+            staged: packed samples that were fetched in advance.
         """
         packed: dict[int, Any] = dict(staged or {})
         peer_hits = len(packed)
@@ -121,8 +121,9 @@ class SampleReader:
     def _read_source(
         self, samples: list[int], owner_of: Mapping[int, str]
     ) -> tuple[dict[int, Any], int, int, float]:
-        """Read samples from the data set and have them kept. Returns the samples, the bytes of
-        those that can be packed, the number of those that cannot, and the time of reading, seconds.
+        """Read samples from the data set and store each at its owner. Returns the samples, the
+        bytes of those that can be packed, the number of those that cannot, and the time of reading,
+        seconds.
         """
         if not samples:
             return {}, 0, 0, 0.0
@@ -137,7 +138,7 @@ class SampleReader:
             try:
                 data = pack(value)
             except CannotPackError as error:
-                self._say_unpacked(sample, error)
+                self._report_unpackable(sample, error)
                 unpacked += 1
                 continue
             size += len(data)
@@ -150,9 +151,9 @@ class SampleReader:
             self._peers.offer(offered)
         return dict(zip(samples, values, strict=True)), size, unpacked, source_s
 
-    def _say_unpacked(self, sample: int, error: CannotPackError) -> None:
+    def _report_unpackable(self, sample: int, error: CannotPackError) -> None:
         self._tell(
-            f"Sample {sample} is not cached, and others like it: {error}. Samples are tensors, "
+            f"Sample {sample} and others like it are not cached: {error}. Samples are tensors, "
             "arrays, images of PIL, numbers, texts and bytes, in tuples, named tuples, lists and "
             "dicts. Let the data set return these, and make other objects in "
             "DataCache(transform=...).",
@@ -165,26 +166,26 @@ class SampleReader:
         values: list[Any] = []
         repeated: set[int] = set()
         for sample in samples:
-            # A second one of a batch is another object, because a transform may change the first.
+            # Two occurrences in one batch are two objects: a transform may change one of them.
             if sample in read:
                 values.append(self._dataset[sample] if sample in repeated else read[sample])
             else:
                 data = packed[sample]
                 own = bytearray(data) if sample in repeated else data
-                values.append(self._unpacked(sample, own))
+                values.append(self._unpack_or_read(sample, own))
             repeated.add(sample)
         return values
 
-    def _unpacked(self, sample: int, data: Any) -> Any:
-        """Return a sample from its packed bytes; from the data set if this process has not imported
-        a class of it. Then reading it there imports the class.
+    def _unpack_or_read(self, sample: int, data: Any) -> Any:
+        """Return a sample from its packed bytes. If this process has not imported a class of it,
+        read it from the data set instead, which also imports the class.
         """
         try:
             return unpack(data)
         except ClassNotImportedError as error:
             self._tell(
-                f"Sample {sample} is read from the data set although it is in memory, and others "
-                f"like it: {error}",
+                f"Sample {sample} and others like it are read from the data set although they are "
+                f"in memory: {error}",
                 f"data cache unpacks not {error}",
             )
             return self._dataset[sample]

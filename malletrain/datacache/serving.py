@@ -1,8 +1,9 @@
-"""Serves the samples in a node's memory to the other nodes of the job, and takes those that they
-read for this node. Runs in a thread of the launcher, which outlives the workers.
+"""Serves the samples in a node's memory to the other nodes of the job, and stores samples of this
+node that the others have read. Runs in a thread of the launcher, which outlives the workers.
 
 Until the first connection there is only a port and a sleeping thread, because most jobs have no
-data cache. Decides nothing: a sample that is absent, damaged or does not fit is reported as such.
+data cache. Decides nothing: the other node learns which samples are absent or damaged, and whether
+the store is full.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class SampleRequests:
             samples: numbers of the samples.
 
         Returns:
-            The numbers and sizes of those that follow, whether the store is full, and whether
-            there may be more.
+            The numbers, sizes and check sums of the samples that follow, whether the store is full,
+            and whether more of ``samples`` may be here; and the packed samples.
         """
         store = self._store(DataSetIdentity(name, length, first))
         present: list[int] = []
@@ -87,7 +88,7 @@ class SampleRequests:
         sums: Sequence[int],
         body: Any = b"",
     ) -> dict[str, Any]:
-        """Keep samples that another node has read.
+        """Store samples that another node has read.
 
         Args:
             name, length, first: the data set.
@@ -156,8 +157,8 @@ class SampleService:
         try:
             if self._stop not in wait([self._stop, self._listener]):
                 asyncio.run(self._serve())
-        except OSError as error:  # the other nodes read from the data set
-            log.warning("no samples can be served to other nodes: %s", error)
+        except OSError as error:  # the other nodes read these samples from the data set
+            log.warning("samples of the data cache are not served to other nodes: %s", error)
         finally:
             os.close(self._stop)
             self._listener.close()

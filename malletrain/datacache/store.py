@@ -2,14 +2,14 @@
 of a user on the node use together.
 
 The file has a header, an index with one entry for each sample of the data set, and the packed
-samples, one after another. A sample is never moved and never removed, so a process can use it where
-it lies, by a private mapping: what it writes into a sample it sees alone. Writers take a lock of
-the kernel, which ends with its holder. A process that is killed in the middle of a write leaves an
-entry without a sample, or with a wrong check sum, which counts as absent. A check sum covers the
-sample's number, its length and its bytes.
+samples, one after another. A sample is never moved and never removed, so a process can use it in
+place. Its mapping is private: no other process sees what it writes into a sample. Writers hold a
+lock of the kernel, which is released when its holder dies. A process that is killed in the middle
+of a write leaves an index entry without a sample, or with a wrong check sum; the sample then counts
+as absent. A check sum covers the sample's number, its length and its bytes.
 
-Decides what is admitted: every sample while there is memory for it, none after that. Which samples
-are offered is decided by :mod:`malletrain.datacache.cache`.
+Decides what is admitted: every sample while there is memory for it, none after that.
+:mod:`malletrain.datacache.reader` decides which samples are offered.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ _SUMMED = struct.Struct("<QQ")
 """Number and length of a sample, the first bytes of its check sum."""
 _TAIL_OFFSET = 64
 ENTRY = struct.Struct("<QII")
+"""Offset of a sample, its length, its check sum; an offset of 0: absent."""
 MAX_SAMPLE_BYTES = 2**32 - 1
 """Maximum size of a packed sample, bytes. A larger one is read from the data set each time."""
-"""Offset of a sample, its length, its check sum; an offset of 0: absent."""
 _MAGIC = b"MTDATA1\0"
 _CHECK_BYTES = 16 << 20
-"""Bytes that are written between two looks at the node's free memory."""
+"""Bytes that are written between two checks of the node's free memory."""
 LOCK_TRIES = 500
 """Number of tries to get a lock, LOCK_PAUSE_S apart."""
 BLOCKED_S = 60.0
-"""Time for which nothing is written after a lock was not had, seconds."""
+"""Time for which nothing is written after the lock could not be taken, seconds."""
 _MAX_INDEX_SHARE = 0.25
 """Maximum part of the memory that the index may take."""
 SHARED_RESERVE = 0.25
 """Part of ``/dev/shm`` that stores leave free. Batches of loader workers, exchanges between
-processes and snapshots lie there too, and a process that finds it full is killed (SIGBUS).
+processes and snapshots are there too, and a process that writes to it when it is full is killed
+(SIGBUS).
 """
 SUFFIX = ".samples"
 
@@ -75,7 +76,7 @@ class NoMemoryForDataError(DataCacheRefusalError):
 
 @dataclass(frozen=True)
 class DataSetIdentity:
-    """What tells one data set from another."""
+    """What distinguishes one data set from another."""
 
     name: str
     """Name that its user gives it."""
@@ -118,11 +119,10 @@ def private_data_folder(path: Path) -> Path:
 
 
 class NodeStore:
-    """The store of one data set on this node, as one process has it open. Use :func:`attach`, or
-    :meth:`open_existing`.
+    """The store of one data set on this node, opened by one process. Create it with :func:`attach`
+    or :meth:`open_existing`.
 
-    It can be used in several threads. A forked process can go on to use it; one that is spawned
-    opens it again.
+    It is thread-safe. A forked process can continue to use it; a spawned process opens it again.
     """
 
     def __init__(self, path: Path, file: int, use: int) -> None:
@@ -162,7 +162,7 @@ class NodeStore:
             # first one, which lives as long as a sample is in use.
             for _ in range(2):
                 files.append(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
-            if not _locked(fcntl.flock, files[1], fcntl.LOCK_SH):
+            if not _take_lock(fcntl.flock, files[1], fcntl.LOCK_SH):
                 raise OSError(f"{path} is being removed.")
             status = os.fstat(files[0])
             if status.st_uid != os.geteuid() or status.st_nlink == 0:  # removed meanwhile
@@ -190,9 +190,7 @@ class NodeStore:
         return bool(self._entry(sample)[0])
 
     def find(self, sample: int) -> tuple[memoryview | bytearray, int] | None:
-        """Return a packed sample where it lies, and its check sum; None if it is absent or
-        damaged.
-        """
+        """Return a packed sample in place, and its check sum; None if it is absent or damaged."""
         offset, length, total = self._entry(sample)
         if not self._start <= offset <= self._size - length:
             return None
@@ -206,7 +204,7 @@ class NodeStore:
         return None
 
     def get(self, sample: int) -> memoryview | bytearray | None:
-        """Return a packed sample where it lies; None if it is absent or damaged."""
+        """Return a packed sample in place; None if it is absent or damaged."""
         one = self.find(sample)
         return None if one is None else one[0]
 
@@ -220,7 +218,7 @@ class NodeStore:
 
     @property
     def size(self) -> int:
-        """Memory that was set apart for it, its index included, bytes."""
+        """Memory that is reserved for it, including its index, bytes."""
         return self._size
 
     @property
@@ -235,7 +233,7 @@ class NodeStore:
 
     @property
     def why_full(self) -> str:
-        """Why the node has less memory than was set apart; empty if it has all of it."""
+        """Why the node has less memory than is reserved; empty if it has all of it."""
         return self._failed
 
     def count(self) -> int:
@@ -258,9 +256,9 @@ class NodeStore:
             total: their check sum; None to compute it.
 
         Returns:
-            Whether the store has the sample now. It has not if there is no memory for it, if it is
-            larger than :data:`MAX_SAMPLE_BYTES`, or if another process is stopped in the middle of
-            a write.
+            Whether the store has the sample now. It does not if there is no memory for the sample,
+            the sample is larger than :data:`MAX_SAMPLE_BYTES`, or another process is stopped in the
+            middle of a write.
         """
         if not 0 <= sample < self.length:
             return False
@@ -276,7 +274,7 @@ class NodeStore:
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             try:
-                if not _locked(fcntl.lockf, self._file, fcntl.LOCK_EX):
+                if not _take_lock(fcntl.lockf, self._file, fcntl.LOCK_EX):
                     self._blocked_until = time.monotonic() + BLOCKED_S
                     return False
                 try:
@@ -307,7 +305,7 @@ class NodeStore:
                 self._failed = "the node's shared memory is used up, except for a reserve"
                 return False
             self._checked_at = end
-        # A kill between the lines below leaves room without a sample, or one with a wrong sum.
+        # A kill between these writes leaves unused space, or a sample with a wrong check sum.
         _write(self._file, _TAIL.pack(end), _TAIL_OFFSET)
         _write(self._file, data, offset)
         _write(
@@ -400,20 +398,20 @@ def _free_for(folder: Path, needed: int) -> int:
 
 
 def _free(folder: Path) -> int:
-    """Return the free memory, less what the stores in ``folder`` may still take, bytes."""
-    promised = 0
+    """Return the free memory without what existing stores in ``folder`` may still use, bytes."""
+    reserved = 0
     for path in folder.glob(f"*{SUFFIX}"):
         try:
             status = path.lstat()
         except OSError:
             continue
-        promised += max(0, status.st_size - status.st_blocks * 512)
-    return min(shared_memory_left(folder), available()) - promised
+        reserved += max(0, status.st_size - status.st_blocks * 512)
+    return min(shared_memory_left(folder), available()) - reserved
 
 
 def shared_memory_left(folder: Path) -> int:
-    """Return what stores in ``folder`` may still take of its file system, bytes: all that is free
-    there, on ``/dev/shm`` without :data:`SHARED_RESERVE`.
+    """Return how much of its file system stores in ``folder`` may still use, bytes: all free space,
+    on ``/dev/shm`` without :data:`SHARED_RESERVE`.
     """
     stats = os.statvfs(folder)
     free = stats.f_bavail * stats.f_frsize
@@ -428,11 +426,11 @@ def size_reason(folder: Path, memory: int) -> str:
     total = stats.f_blocks * stats.f_frsize
     if _in_shared_memory(folder) and total * (1.0 - SHARED_RESERVE) < memory:
         return (
-            f"{SHARED_MEMORY} of this node has {shown(total)}, and a fourth of it stays free for "
+            f"{SHARED_MEMORY} of this node has {shown(total)}, and a quarter of it stays free for "
             "loader workers, exchanges and snapshots. In a container, make it larger (docker run "
             "--shm-size), or use that of the host (--ipc=host)."
         )
-    return "That was free, or set apart by another process, when its store was created."
+    return "No more was free when its store was created, or another process gave it this size."
 
 
 def _in_shared_memory(folder: Path) -> bool:
@@ -465,9 +463,9 @@ def remove_unused(path: Path) -> bool:
     return True
 
 
-def _locked(lock: Callable[[int, int], object], file: int, kind: int) -> bool:
-    """Take a lock that others hold for microseconds. Returns False if a process that is stopped
-    holds it.
+def _take_lock(lock: Callable[[int, int], object], file: int, kind: int) -> bool:
+    """Take a lock that others hold for microseconds only. Returns False if a stopped process holds
+    it.
     """
     for _ in range(LOCK_TRIES):
         try:

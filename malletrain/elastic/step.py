@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from malletrain.elastic import changed, rates
+from malletrain.elastic import changed_objects, rates
 from malletrain.elastic.belongs import Optimizers
-from malletrain.elastic.changed import ChangedObjects
+from malletrain.elastic.changed_objects import ChangedObjects
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.group import library_collectives
 from malletrain.elastic.invited import StepWishes
@@ -108,9 +108,9 @@ class Steps:
             return
         modules, dicts = self._changed.names(most, least)
         if modules:
-            raise ElasticError(changed.sentence(modules))
+            raise ElasticError(changed_objects.module_error(modules))
         if dicts and self.membership.group.place.rank == 0:
-            report.tell(changed.notice(dicts), once="dict of some ranks")
+            report.tell(changed_objects.dict_notice(dicts), once="dict of some ranks")
 
     def forget_changed(self) -> None:
         """Compare nothing with the time before this step, which is discarded."""

@@ -118,7 +118,7 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
     unknown = sorted(set(entry) - set(_FIELDS))
     if unknown:
         raise WorkloadError(
-            f"{where}: A job has no field {', '.join(unknown)}; known are {', '.join(_FIELDS)}."
+            f"{where}: A job has no field {', '.join(unknown)}. Its fields: {', '.join(_FIELDS)}."
         )
     for needed in ("name", "samples"):
         if needed not in entry:
@@ -162,11 +162,11 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
             Goal(goal),
             None if sizes is None else tuple(_whole(k, where, "sizes") for k in sizes),
             model,
-            deadline_s=_maybe(entry, where, "deadline_s"),
-            budget_nh=_maybe(entry, where, "budget_nh"),
+            deadline_s=_optional_number(entry, where, "deadline_s"),
+            budget_nh=_optional_number(entry, where, "budget_nh"),
             user=str(entry.get("user", "")).strip(),
-            parameters=_maybe(entry, where, "parameters"),
-            flops=_maybe(entry, where, "flops"),
+            parameters=_optional_number(entry, where, "parameters"),
+            flops=_optional_number(entry, where, "flops"),
             node_class=str(entry.get("kind", "")).strip(),
         )
     except WorkloadError as error:
@@ -175,7 +175,7 @@ def _job(entry: Mapping[str, Any], where: str, curves: Mapping[str, ScalingCurve
         ) from None
 
 
-def _maybe(entry: Mapping[str, Any], where: str, key: str) -> float | None:
+def _optional_number(entry: Mapping[str, Any], where: str, key: str) -> float | None:
     return _number(entry[key], where, key) if key in entry else None
 
 
@@ -203,8 +203,8 @@ def _curve(points: Iterable[tuple[int, float]], where: str) -> ScalingCurve:
     pairs = list(points)
     if len(pairs) == 1:
         raise WorkloadError(
-            f"{where} has a scaling curve of a single point; give two sizes at least, or it "
-            "says nothing about scaling."
+            f"{where} has a scaling curve of a single point, which says nothing about scaling; "
+            "give two sizes at least."
         )
     try:
         return ScalingCurve.of(pairs)
@@ -236,7 +236,7 @@ def opened_text(path: str | Path) -> Iterator[IO[str]]:
 
 
 def lines_of(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a text file (:func:`opened_text`) with their line ends; never has the
+    """Yield the lines of a text file (:func:`opened_text`) with their line ends. Never holds the
     whole file in memory.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The options of a job as they are given: those that ``malletrain submit`` and ``malletrain map``
-share, and those of ``malletrain submit`` alone.
+"""The options of a job before they are checked: those that ``malletrain submit`` and ``malletrain
+map`` share, and those of ``malletrain submit`` alone.
 
-The values are the texts of the command line, unchecked. :mod:`malletrain.submission.spec` and
+The values are the texts of the command line. :mod:`malletrain.submission.spec` and
 :mod:`malletrain.submission.farm` check them and build the job.
 """
 
@@ -26,21 +26,21 @@ class JobOptions:
     kind: str | None = None
     """Kind of slots, or class of nodes. None: any."""
     weight: float = 1.0
-    """How much the job counts beside the others, above 0."""
+    """Factor on the value of nodes to this job, above 0."""
     setup: str | None = None
     """Shell command that runs first on each node."""
     env: Sequence[str] = ()
-    """Environment variables, ``NAME=VALUE``, or ``NAME`` for its present value."""
+    """Environment variables, ``NAME=VALUE``, or ``NAME`` with the value that it has now."""
     workdir: str | None = None
     """Directory in which the job runs. None: the current one."""
     software: SoftwareOptions = field(default_factory=SoftwareOptions)
     """Modules, environment and container on the nodes."""
     after: Sequence[str] = ()
-    """Jobs (ids or names) that complete first."""
+    """Jobs (ids or names) that must complete before this one starts."""
     time_limit: str | None = None
     """Maximum time with nodes, such as ``"90 min"``. None: no limit."""
     notify: Sequence[str] = ()
-    """Recipients of notifications, with the events before ``=``."""
+    """Recipients of notifications, each ``RECIPIENT`` or ``EVENT,...=RECIPIENT``."""
     deadline: str | None = None
     """Time by which the job is to complete."""
     budget: str | None = None

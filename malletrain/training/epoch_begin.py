@@ -1,13 +1,14 @@
-"""The code at the beginning of an epoch: what a script does between the request of an epoch and the
-iteration of its batches.
+"""Undoes the code at the beginning of an epoch when a resumed run executes it a second time.
 
-A run that resumes in the middle of an epoch runs that code again, with a state that it has changed
-already: a scheduler that steps there would step twice, sums that are set to 0 there would lose the
-first part of the epoch. :class:`EpochBegin` decides what of the second run counts: nothing. The
-objects of the run are, when the batches are iterated, as they were before it. The random generators
-are during that code as they were when it ran first, so that it draws the same numbers.
+That code is what a script does between the request of an epoch and the iteration of its batches. A
+run that resumes in the middle of an epoch executes it again, on objects that it has already
+changed: a scheduler that steps there would step twice, and a sum that is reset there would lose the
+first part of the epoch. :class:`EpochBegin` removes every effect of the second execution: when the
+batches are iterated, the objects of the run have the state that they had before that code. While
+the code executes, the random generators have the states of its first execution, so that it draws
+the same numbers.
 
-The copies need as much memory as the parameters, before there are any gradients.
+The copies of the objects need as much memory as the parameters, at a time without gradients.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from malletrain.training.report import tell
 from malletrain.training.sampler import ElasticSampler
 
 Undo = Callable[[], None]
-_SIZES = ("global_batch_size", "next_global_batch_size")
+_BATCH_SIZES = ("global_batch_size", "next_global_batch_size")
 """Entries of a sampler's state that the script may change."""
 
 
 class EpochBegin:
-    """The code at the beginning of the epochs of one run.
+    """Watches the beginnings of the epochs of one run, and undoes what is executed again.
 
     Args:
         objects: returns the script's objects, by name.
@@ -43,12 +44,14 @@ class EpochBegin:
         """States of the random generators (:mod:`malletrain.training.rng`) at the beginning of the
         epoch; empty if unknown.
         """
-        self._open: CountedEpochs | None = None
-        """The sampler whose code runs now; None between the beginnings of epochs."""
+        self._beginning: CountedEpochs | None = None
+        """The sampler an epoch of which is beginning; None once its batches are iterated."""
         self._newest = -1
         """Number of the newest epoch whose code has run; -1 for none."""
         self._loaded = -1
-        """The same in a state that was loaded after the last epoch began; -1 for none."""
+        """Number of that epoch in the loaded state; -1 if none was loaded since the last epoch
+        began.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` takes: plain numbers, lists and tensors."""
@@ -60,8 +63,8 @@ class EpochBegin:
         self._rng = dict(state.get("epoch_rng", {}))
 
     def separate(self, seeds: rng.RankSeeds) -> None:
-        """Have a rank with seeds of its own draw other numbers in that code than rank 0, whose
-        states were loaded.
+        """Give a rank with seeds of its own other random numbers in that code than rank 0, from
+        which the loaded states come.
         """
         if self._rng:
             now = rng.state()
@@ -73,7 +76,7 @@ class EpochBegin:
     def epoch_begins(self, epochs: CountedEpochs, begun: bool) -> None:
         """The script is about to run that code. ``begun``: whether a step of the epoch is done."""
         again = begun or self._loaded == epochs.epoch
-        self._loaded, self._undo, self._open = -1, [], epochs
+        self._loaded, self._undo, self._beginning = -1, [], epochs
         if not again:
             self._rng = rng.state()
             return
@@ -83,13 +86,14 @@ class EpochBegin:
         rng.load(self._rng)
 
     def batches_begin(self, epochs: CountedEpochs) -> None:
-        """The script iterates batches. If they are those of the epoch whose code runs, that code is
-        over. A script may also iterate another sampler in that code, or its training data after the
-        steps of an epoch, to evaluate.
+        """The script iterates batches of ``epochs``. The code at the beginning of the epoch ends
+        with that, unless the batches are not those of the beginning epoch: in that code a script
+        may iterate another sampler, and after the steps of an epoch its training data once more, to
+        evaluate.
         """
-        if epochs is not self._open:
+        if epochs is not self._beginning:
             return
-        self._open, self._newest = None, epochs.epoch
+        self._beginning, self._newest = None, epochs.epoch
         undo, self._undo = self._undo, []
         for set_back in undo:
             set_back()
@@ -101,9 +105,9 @@ def undo_of(objects: Mapping[str, Any], constant_batch: bool) -> list[Undo]:
 
     Args:
         objects: the script's objects, by name.
-        constant_batch: whether the batch of all ranks is the same at any number of ranks. If not, a
-            script may set the learning rate for the present number of ranks, and only that of a
-            scheduler that has made a step is set back.
+        constant_batch: whether the global batch is the same at any number of ranks. If not, a
+            script may set the learning rate for the present number of ranks. Then the options of
+            optimizers are set back only if a scheduler has made a step.
     """
     options: list[Undo] = []
     others: list[Callable[[], bool]] = []
@@ -116,14 +120,15 @@ def undo_of(objects: Mapping[str, Any], constant_batch: bool) -> list[Undo]:
                 others.append(_undo_one(name, target))
         except Exception as error:  # of the script's object: a copy must not stop the training
             tell(
-                f"{name!r} cannot be copied ({error}). If the code at the beginning of an epoch "
-                "changes it, that counts again after a change of nodes within the epoch: write "
-                "`if sampler.position == 0:` before it.",
+                f"{name!r} cannot be copied ({error}). If the script changes it between the "
+                "request of an epoch and the loop over its batches, and the nodes change within "
+                "the epoch, the change is made twice. To prevent that, write "
+                "`if sampler.position == 0:` before the change.",
                 once=f"copy of {name}",
             )
 
     def set_back() -> None:
-        changed = [_done(undo) for undo in others]
+        changed = [_try_undo(undo) for undo in others]
         if constant_batch or any(changed):
             for undo in options:
                 undo()
@@ -131,27 +136,28 @@ def undo_of(objects: Mapping[str, Any], constant_batch: bool) -> list[Undo]:
     return [set_back]
 
 
-def _done(undo: Callable[[], bool]) -> bool:
-    """Call what sets one object back. An error of the script's object must not stop the training.
+def _try_undo(undo: Callable[[], bool]) -> bool:
+    """Set one object back. An error of the script's object must not stop the training.
 
     Returns:
-        what ``undo`` returns; False after an error.
+        The result of ``undo``; False after an error.
     """
     try:
         return undo()
     except Exception as error:
         tell(
-            f"An object cannot be set back to its state before the code at the beginning of the "
-            f"epoch ({error}), so that the code counts again after a change of nodes within the "
-            "epoch: write `if sampler.position == 0:` before it.",
+            "An object cannot be set back to its state at the beginning of the epoch "
+            f"({error}). What the script changes between the request of an epoch and the loop over "
+            "its batches is changed twice if the nodes change within the epoch. To prevent that, "
+            "write `if sampler.position == 0:` before the change.",
             once="undo of the beginning of an epoch",
         )
         return False
 
 
 def _undo_one(name: str, target: Any) -> Callable[[], bool]:
-    """Return what sets one object back, and returns whether that is a scheduler that has made a
-    step, or another object with such a state.
+    """Return a function that sets one object back. Its result is whether the object is a scheduler
+    that has made a step, or another object with a changed ``state_dict``.
     """
     if isinstance(target, dict):
         return _undo_dict(target)
@@ -163,7 +169,7 @@ def _undo_one(name: str, target: Any) -> Callable[[], bool]:
 
 
 def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
-    before, copies = dict(values), _copied(values)
+    before, copies = dict(values), _copy(values)
 
     def undo() -> bool:
         values.clear()
@@ -176,7 +182,7 @@ def _undo_dict(values: dict[Any, Any]) -> Callable[[], bool]:
 
 def _undo_options(optimizer: Any) -> Undo:
     groups = optimizer.param_groups
-    before = [{k: _copied(v) for k, v in g.items() if k != "params"} for g in groups]
+    before = [{k: _copy(v) for k, v in g.items() if k != "params"} for g in groups]
     own_state = getattr(optimizer, "state", {})  # a wrapper may have none
     state = {p: dict(entry) for p, entry in own_state.items() if isinstance(entry, dict)}
 
@@ -210,23 +216,23 @@ def _undo_module(module: Any) -> Callable[[], bool]:
 
 
 def _undo_batch(sampler: ElasticSampler) -> Callable[[], bool]:
-    before = _sizes(sampler)
+    before = _batch_sizes(sampler)
 
     def undo() -> bool:
-        if _sizes(sampler) != before:
-            rest = {k: v for k, v in sampler.state_dict().items() if k not in _SIZES}
+        if _batch_sizes(sampler) != before:
+            rest = {k: v for k, v in sampler.state_dict().items() if k not in _BATCH_SIZES}
             sampler.load_state_dict({**rest, **before})
         return False
 
     return undo
 
 
-def _sizes(sampler: ElasticSampler) -> dict[str, Any]:
-    return {key: value for key, value in sampler.state_dict().items() if key in _SIZES}
+def _batch_sizes(sampler: ElasticSampler) -> dict[str, Any]:
+    return {key: value for key, value in sampler.state_dict().items() if key in _BATCH_SIZES}
 
 
 def _undo_state(name: str, target: Any) -> Callable[[], bool]:
-    before = _copied(state_of(target))
+    before = _copy(state_of(target))
 
     def undo() -> bool:
         if is_equal(state_of(target), before):
@@ -237,15 +243,15 @@ def _undo_state(name: str, target: Any) -> Callable[[], bool]:
     return undo
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if hasattr(value, "detach"):
         return value.detach().clone()
     if hasattr(value, "shape") and hasattr(value, "copy"):  # numpy's
         return value.copy()
     if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_copy(item) for item in value)
     if isinstance(value, (dict, list, set, deque)):  # a Counter, an OrderedDict
         return copy.deepcopy(value)
     return value
@@ -265,5 +271,5 @@ def is_equal(first: Any, value: Any) -> bool:
         if hasattr(first, "shape"):
             return bool(first.shape == value.shape and (first == value).all())
         return bool(first == value)
-    except Exception:  # of the script's values, such as tensors on two devices or a table
+    except Exception:  # raised by the script's values: tensors on two devices, data frames
         return False

@@ -1,22 +1,23 @@
-"""Which samples an epoch trains on if samples with a high loss are drawn more often, and how often
-each is expected. Pure.
+"""Draws the samples of an epoch such that samples with a high loss occur more often, and computes
+the expected number of draws of each. Pure.
 
 The scheme is that of SHADE (Khan et al., "SHADE: Enable Fundamental Cacheability for Distributed
 Deep Learning Training", FAST 2023). A sample's score is the rank of its loss among those of its
-batch, because losses of different times cannot be compared and ranks can. Its weight is
+batch: losses of different times cannot be compared, but ranks can. Its weight is
 
     log(10 + rank),   rank from 0 to (batch size − 1)
 
-plus a term for all samples that follows the mean loss: one hundredth of it after the first epoch,
-and from one epoch to the next multiplied by exp((new − old) / old).
+plus a term that all samples share and that follows the mean loss: after the first epoch it is one
+hundredth of the mean loss, and after each further epoch it is multiplied by exp((new − old) / old).
 
 Decides the draws of an epoch, as many as there are samples:
 
 * a sample without a score is drawn once;
-* in each of ``revisit`` epochs, another part of the samples is drawn once;
-* the other draws go by weight. A sample of share *q* of the weights is drawn *d · q* times of *d*,
-  rounded up or down at random (systematic sampling), so that the number of times has the mean that
-  it should have and hardly varies.
+* the samples are divided into ``revisit`` parts, and each epoch draws every sample of one part
+  once, so that ``revisit`` epochs reach all samples;
+* the other *d* draws follow the weights. A sample that has the share *q* of all weights is drawn
+  *d · q* times, rounded up or down at random (systematic sampling): the mean number is exact, and
+  the number hardly varies.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _GROUPS, _DRAWS, _SHUFFLE = 1, 2, 3
 
 @dataclass(frozen=True)
 class Importance:
-    """The scores of all samples. An epoch uses those of its beginning; what it trains on changes
-    the scores of the next.
+    """The scores of all samples. An epoch draws by the scores at its beginning; the losses that it
+    observes change the scores of the next epoch.
     """
 
     levels: Any
@@ -117,7 +118,7 @@ class Importance:
         return table[self.levels.long()]
 
     def state(self) -> dict[str, Any]:
-        """Return everything, in one byte for each sample and a few numbers."""
+        """Return everything as plain values: one byte for each sample, and a few numbers."""
         return {
             "levels": self.levels * 16 + self.newest,
             "batch": self.batch,
@@ -147,8 +148,8 @@ class Importance:
 
 
 def levels_of(losses: Any) -> Any:
-    """Return the level of each loss among ``losses``, the largest LEVELS; equal losses have one
-    level. A tensor of bytes.
+    """Return the level of each loss among ``losses``, as a tensor of bytes. The largest loss has
+    the level LEVELS; equal losses have equal levels.
     """
     import torch
 
@@ -188,8 +189,8 @@ def epoch_draws(importance: Importance, seed: int, epoch: int, revisit: int) -> 
     count = len(importance.levels)
     weights = importance.weights()
     unseen = weights == 0
-    newcomers = int(unseen.sum())
-    if newcomers == count:  # the order of an ElasticSampler
+    unseen_count = int(unseen.sum())
+    if unseen_count == count:  # the order of an ElasticSampler
         return EpochDraws(order(count, seed, epoch), torch.ones(count, dtype=torch.float64))
     begin, end = (count * part // revisit for part in (epoch % revisit, epoch % revisit + 1))
     due = unseen.clone()
@@ -205,7 +206,7 @@ def epoch_draws(importance: Importance, seed: int, epoch: int, revisit: int) -> 
     drawn = mixed[torch.searchsorted(sums, points.long().clamp(max=total - 1), right=True)]
     samples = torch.cat([certain, drawn])[_permutation(count, seed, epoch, _SHUFFLE)]
     part = (end - begin) / count
-    by_weight = (count - newcomers) * (1 - part)
+    by_weight = (count - unseen_count) * (1 - part)
     expected = part + by_weight * (weights.double() / total)
     expected[unseen] = 1.0
     return EpochDraws(samples, expected)

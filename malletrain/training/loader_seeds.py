@@ -1,10 +1,10 @@
 """The random numbers that a DataLoader draws when it is iterated: the seeds of its workers.
 
 A loader draws one number from torch's generator, or from one of its own, each time it is iterated.
-Decides which number that is where a process begins or resumes in the middle of an epoch. An
-uninterrupted epoch draws it once, so a resumed epoch must leave torch's generator as it was. And
-the number must not be one that was drawn before, or is drawn again: the workers would repeat the
-random numbers of another part of the training.
+Decides which number a loader draws first in a new process, and which one when it is iterated from
+the middle of an epoch. An uninterrupted epoch draws once, so the second draw of a resumed epoch
+must leave torch's generator unchanged. The number must also differ from all other draws of the run:
+otherwise the workers would repeat the random numbers of another part of the training.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ class LoaderSeeds:
         self._saved: Any = None
         """State of torch's generator before a loader drew from it in the middle of an epoch."""
         self._begins = True
-        """No loader has been iterated in this process."""
+        """Whether no loader has been iterated in this process."""
 
-    def begin(self, generator: Any, number: int) -> None:
-        """Seed a loader's own generator, which no snapshot includes, where this process begins.
+    def begin(self, generator: Any, samples_done: int) -> None:
+        """Seed a loader's own generator before its first use in this process: no snapshot includes
+        its state.
 
         Args:
             generator: the loader's own; None if it has none.
-            number: number of samples that were trained on before.
+            samples_done: number of samples that were trained on before.
         """
         begins, self._begins = self._begins, False
-        if begins and generator is not None and number:
-            rng.branch(number, generator)
+        if begins and generator is not None and samples_done:
+            rng.branch(samples_done, generator)
 
     def resume(self, position: int) -> None:
         """A loader is iterated from ``position`` of the epoch: save the state of torch's generator,

@@ -5,9 +5,9 @@ Decides the format of their states in a snapshot. :mod:`malletrain.training.snap
 they are saved.
 
 The states in a snapshot are those of rank 0. If the script seeds its ranks differently, they must
-draw different numbers after a restore, too: :class:`RankSeeds` decides which generators of this
-rank continue as those of rank 0, and gives the others a seed that follows from the restored state
-and this rank's own.
+also draw different numbers after a restore. :class:`RankSeeds` decides which generators of this
+rank continue like those of rank 0. Each other generator gets a seed that follows from the restored
+state and from the state that this rank had at its start.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RankSeeds:
     """The seeds of this rank. Create it before a state is loaded.
 
     Args:
-        from_rank_0: returns on all ranks the text that rank 0 passes.
+        from_rank_0: a broadcast: returns on every rank the text that rank 0 passes to it.
     """
 
     def __init__(self, from_rank_0: Callable[[str], str]) -> None:
@@ -86,7 +86,7 @@ class RankSeeds:
         self._different = {name for name, value in own.items() if of_rank_0.get(name) != value}
 
     def separate(self) -> None:
-        """Call it when the states of rank 0 are loaded."""
+        """Give this rank numbers of its own. Call it after the states of rank 0 are loaded."""
         separate(self._different, self._own)
 
 

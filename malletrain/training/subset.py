@@ -1,9 +1,10 @@
-"""Detects that a training set is not the one of the snapshot: a ``Subset`` of other samples, such
-as that of a ``random_split`` without a seed, which each start draws anew. Samples of the test set
-would become training samples without a word.
+"""Detects that the training set of a resumed run has other samples than that of the snapshot.
 
-Decides which subsets must be equal: those of one epoch. A script may choose another one for the
-next epoch, so that a difference between epochs is only reported.
+This happens with a ``Subset`` from ``random_split`` without a seed: each start of the script draws
+another one. Samples of the test set would become training samples unnoticed.
+
+Decides which subsets must be equal: those of one epoch. A script may choose another subset for the
+next epoch, so a difference between epochs is only reported.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from malletrain.training.report import tell
 
 _ADVICE = (
-    "A random choice of samples that is made anew at each start needs a seed: "
+    "The script runs again at each change of nodes, so its random choice of samples needs a seed: "
     "random_split(data, sizes, generator=torch.Generator().manual_seed(0))."
 )
 
@@ -29,7 +30,7 @@ class SubsetCheck:
         self._epoch = -1
         """Epoch in which it was read."""
         self._loaded = False
-        """The newest one is that of a state, and nothing has been read since."""
+        """Whether the newest one comes from a loaded state, and no loader has read since."""
 
     def state(self) -> dict[str, Any]:
         """Return the entries for the sampler's state; none without a subset."""
@@ -50,7 +51,7 @@ class SubsetCheck:
         """Note that a loader is about to read ``dataset`` in ``epoch``.
 
         Raises:
-            ValueError: its samples are not those of the state.
+            ValueError: the loaded state has another subset for this epoch.
         """
         if epoch == self._epoch and not self._loaded:
             return
@@ -58,8 +59,8 @@ class SubsetCheck:
         if loaded and own != self._newest:
             if self._epoch == epoch:
                 raise ValueError(
-                    "The training set is another Subset than before the restart, so that samples "
-                    f"of a test set may now be trained on. {_ADVICE}"
+                    "The training set is another Subset than before the restart: the job would "
+                    f"train on samples that it may have set aside for tests. {_ADVICE}"
                 )
             tell(
                 "The training set is another Subset than in the epoch before the restart. "
@@ -70,8 +71,8 @@ class SubsetCheck:
 
 
 def fingerprint(dataset: Any) -> str:
-    """Return a hash of the samples that a ``torch.utils.data.Subset`` chooses, also of one in
-    another; empty for another dataset.
+    """Return a hash of the samples that a ``torch.utils.data.Subset`` chooses, which may itself
+    contain a Subset; empty for any other dataset.
     """
     sha, depth = hashlib.sha256(), 0
     while _is_subset(type(dataset)):

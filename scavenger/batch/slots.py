@@ -66,13 +66,15 @@ class HostResources:
     """The main scheduler's report about the resources of one host."""
 
     total: Amounts
-    """What jobs can have of the host."""
+    """What jobs can use of the host."""
     used: Amounts
-    """What jobs have, those of our leases included."""
+    """What jobs use, our leases included."""
     neighbours: tuple[Neighbour, ...] = ()
-    """Other jobs on the host. Known only if a kind asks for it."""
+    """Other jobs on the host. Empty unless :attr:`SlotKind.beside` of a kind needs them."""
     closed: str = ""
-    """Why no further job can start on the host, for example because a job has it for itself."""
+    """Why no further job can start on the host, for example because a job has exclusive use of it;
+    empty if one can.
+    """
 
 
 class LeasedSlot(NamedTuple):
@@ -92,8 +94,8 @@ def capacity(total: Amounts, amounts: Amounts) -> int:
 
 
 def parts_of_hosts(slots: Iterable[str]) -> dict[str, float]:
-    """Return kind → the part of a host that one of its slots is: 1 ÷ the slots of the kind on the
-    host that has most.
+    """Return kind → the part of a host that one slot of this kind takes: 1 ÷ the number of such
+    slots on the host with the most of them.
 
     Args:
         slots: names of all slots; names of whole nodes are ignored.
@@ -132,7 +134,7 @@ def slot_facts(
     kinds = [kind for kind in kinds if kind.covers(host.name)]
     free = {name: total - use.used.get(name, 0) for name, total in use.total.items()}
     for kind in kinds:
-        # A waiting lease has its resources soon.
+        # A waiting lease will soon have its resources.
         waiting = sum(not s.runs for name, s in leased.items() if kind_of(name) == kind.name)
         for resource, amount in kind.amounts.items():
             if waiting and resource in free:
@@ -145,7 +147,7 @@ def slot_facts(
             slot_name(host.name, kind.name, number)
             for number in range(capacity(use.total, kind.amounts))
         ]
-        # The host may have less than when these were leased.
+        # The host may have had more resources when these were leased.
         names += [n for n in leased if kind_of(n) == kind.name and n not in names]
         for name in names:
             lease = leased.get(name)
@@ -171,8 +173,8 @@ def neighbour_reason(kind: SlotKind, neighbours: Iterable[Neighbour], owner: str
     Args:
         kind: the kind.
         neighbours: jobs of the main scheduler on the host.
-        owner: the one user who has leases; empty if there are several, and then no neighbour is
-            the lease's own.
+        owner: the one user who has leases; empty if there are several, so that no job counts as
+            one of the lease's user.
     """
     if kind.beside == ANY:
         return ""
@@ -215,7 +217,7 @@ def kind_finding(
         for resource in sorted({name for total in usable.values() for name in total})
     }
     short = [name for name, amount in kind.amounts.items() if most.get(name, 0) < amount]
-    what = f"No host has so much {', '.join(short)}" if short else "No host has all of it"
+    what = f"No host has so much {', '.join(short)}" if short else "No host has all of this"
     return (
         False,
         f"{needs}. {what}: of each resource, hosts have at most {described(most)}. Change this "

@@ -20,7 +20,7 @@ from scavenger.batch.settings import BatchSettings
 from scavenger.batch.slots import kind_finding
 from scavenger.batch.submission import Submitter
 from scavenger.interface import Lease, LeaseState, SchedulerError
-from scavenger.pbs.hosts import FORCED, read_hosts, slot_chunk
+from scavenger.pbs.hosts import EXCLUSIVE_SHARING, read_hosts, slot_chunk
 from scavenger.pbs.job import PLAIN_SHELL, SHARED_PLACE, PbsLeaseOptions, qsub, sum_of
 from scavenger.pbs.parse import number_of
 from scavenger.pbs.site import PbsSite, limit_of
@@ -385,7 +385,9 @@ def _slots(inputs: PbsCheckInputs, hosts: Mapping[str, HostVnodes]) -> Iterator[
         yield kind_finding(
             kind, totals, "scheduler.pbs", f"queue {inputs.settings.lease.queue or '(default)'}"
         )
-    alone = [n for n, vnodes in hosts.items() if any(v.sharing in FORCED for _, v in vnodes)]
+    alone = [
+        n for n, vnodes in hosts.items() if any(v.sharing in EXCLUSIVE_SHARING for _, v in vnodes)
+    ]
     if alone:
         yield (
             len(alone) < len(hosts),

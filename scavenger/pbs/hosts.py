@@ -1,8 +1,9 @@
-"""Reads what the hosts of PBS have and what jobs have of it, where leases are slots.
+"""Reads the resources of PBS hosts and how much of them jobs use. Needed where leases are slots.
 
 The amounts are the sums of ``resources_available`` and ``resources_assigned`` over the vnodes of a
-host: PBS can divide a chunk among vnodes of one host. As for whole nodes, only whole megabytes of a
-vnode's memory count. Pure; :mod:`scavenger.batch.slots` decides which slots are idle.
+host, because PBS can divide a chunk among vnodes of one host. Of a vnode's memory only whole
+megabytes count, as for leases of whole nodes. Pure; :mod:`scavenger.batch.slots` decides which
+slots are idle.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from scavenger.pbs.state import HostVnodes
 
 NAMES = {"gpu": "ngpus", CPUS: "ncpus", MEMORY_MB: "mem"}
 """Resource of a slot → PBS's name."""
-FORCED = ("force_excl", "force_exclhost")
-"""Values of a vnode's ``sharing`` with which no two jobs share it, whatever they ask for."""
+EXCLUSIVE_SHARING = ("force_excl", "force_exclhost")
+"""Values of a vnode's ``sharing`` that give it to one job at a time, whatever jobs request."""
 _ARRAY, _SUBJOB = re.compile(r"(\d+)\[\]"), re.compile(r"(\d+)\[\d+\]")
 """The beginning of the id of an array, and of one of its subjobs."""
 
@@ -31,8 +32,9 @@ def read_hosts(
 
     Args:
         hosts: host → its vnodes.
-        jobs: jobs of others that have vnodes, and arrays, whose subjobs only the vnodes name.
-            Needed only if a kind asks beside whom it is.
+        jobs: the running jobs that are no leases, and job arrays (PBS names subjobs only at their
+            vnodes). Needed only if a kind restricts its neighbours
+            (:attr:`scavenger.batch.slots.SlotKind.beside`).
     """
     host_of_vnode = {vnode: host for host, vnodes in hosts.items() for vnode, _ in vnodes}
     neighbours: dict[str, list[Neighbour]] = {}
@@ -90,17 +92,17 @@ def _megabytes(part: Mapping[str, Any], round_up: bool) -> int:
     text = text_of(part.get("mem", ""))
     kilobytes = number_of(sum_of("mem", [{"mem": text}]) or 0)
     whole = int(kilobytes) // 1024
-    # sum_of counts whole megabytes: what remains of the text is a part of one.
+    # sum_of counts whole megabytes: a remainder of the text is a part of one.
     return whole + (round_up and text.endswith("kb") and number_of(text) % 1024 > 0)
 
 
 def _closed(vnodes: HostVnodes) -> str:
-    """Return why no further job can start beside those on the host."""
+    """Return why no further job can start on the host; empty if one can."""
     for _, node in vnodes:
         words = [word.strip() for word in text_of(node.state).lower().split(",")]
         if "job-exclusive" in words:
-            return "a job has it for itself"
+            return "a job has exclusive use of it"
         sharing = text_of(node.sharing)
-        if sharing in FORCED:
-            return f"PBS lets no two jobs share it (sharing = {sharing})"
+        if sharing in EXCLUSIVE_SHARING:
+            return f"PBS gives it to one job at a time (sharing = {sharing})"
     return ""

@@ -24,7 +24,7 @@ from scavenger.batch.hold import PreemptionHold
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.lease_script import Part, lease_script
 from scavenger.batch.look import Finding, SchedulerAnswer
-from scavenger.batch.moved import MovedLeases
+from scavenger.batch.moved_leases import MovedLeases
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -160,13 +160,13 @@ class PbsScavenger(BatchScavenger[PbsLeaseOptions, PbsSite]):
         }
         preempting = self._preemption_hold.reason(hold_s, now)
         queues = {lease: own[lease].queue for lease, job in lease_jobs.items() if job.alive}
-        moved = self._moved.look(queues, site.reached_from(s.lease.queue), now)
+        moved = self._moved.reasons_to_leave(queues, site.reached_from(s.lease.queue), now)
         leave = self._never_preempted(site, own) | moved
         return SchedulerAnswer(
             facts,
             lease_jobs,
             gone,
-            hold=self._closed(site) or self._moved.hold(now) or preempting,
+            hold=self._closed(site) or self._moved.reason_to_pause(now) or preempting,
             leave=leave,
             urgent=bool(preempting),
         )

@@ -36,7 +36,7 @@ from scavenger.batch.gap_memory import GapMemory
 from scavenger.batch.groups import is_unknown
 from scavenger.batch.lease_ledger import LeaseJob, own_jobs
 from scavenger.batch.look import Finding, LookResult, SchedulerAnswer
-from scavenger.batch.moved import MovedLeases
+from scavenger.batch.moved_leases import MovedLeases
 from scavenger.batch.rules import NodeFacts
 from scavenger.batch.scavenger import BatchScavenger
 from scavenger.batch.settings import BatchSettings
@@ -378,7 +378,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         )
         hold = self._hold.look(own, given_up, facts, claimed.nodes, hold_s, now)
         partitions = {i: own[i].partition for i, job in lease_jobs.items() if job.alive}
-        moved = self._moved.look(partitions, s.lease.partitions, now)
+        moved = self._moved.reasons_to_leave(partitions, s.lease.partitions, now)
         leave = moved | {
             lease: f"job {job} waits at a limit against which it counts"
             if job in limited.needed_leases
@@ -390,7 +390,7 @@ class SlurmScavenger(BatchScavenger[SlurmLeaseOptions, SlurmSite]):
         return SchedulerAnswer(
             facts,
             lease_jobs,
-            hold=self._moved.hold(now) or hold or limited.hold,
+            hold=self._moved.reason_to_pause(now) or hold or limited.hold,
             node_holds=claimed.node_holds,
             leave=leave,
             leave_by=self._leave_by,

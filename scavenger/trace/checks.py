@@ -1,5 +1,5 @@
-"""Checks of traces: sentences about invalid events, and the error with these sentences. Pure
-functions of the event arrays.
+"""Checks the events of a trace, and describes each problem in a sentence. Pure functions of the
+event arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class TraceError(ValueError):
-    """An invalid trace. ``problems``: one sentence with line number per problem, up to a limit."""
+    """An invalid trace.
+
+    Args:
+        where: its file; empty if unknown.
+        problems: sentences, each with the number of the line.
+        total: number of problems, if ``problems`` has only the first ones.
+    """
 
     def __init__(self, where: str, problems: Sequence[str], total: int | None = None) -> None:
         self.problems = tuple(problems)
@@ -30,6 +36,7 @@ class TraceError(ValueError):
 
 
 def order_problems(time: FloatArray) -> list[tuple[int, str]]:
+    """Return (event, sentence) for times that are invalid or earlier than the time before."""
     problems = [
         (int(k), f"The time must be 0 or more and finite; got {time[k]:g}.")
         for k in np.flatnonzero(~np.isfinite(time) | (time < 0))
@@ -48,8 +55,8 @@ def order_problems(time: FloatArray) -> list[tuple[int, str]]:
 def node_problems(
     time: FloatArray, node: IntArray, idle: BoolArray, names: Sequence[str]
 ) -> list[tuple[int, str]]:
-    """Return the violations of the rule that the events of a node alternate, begin with idle, and
-    have different times.
+    """Return (event, sentence) for each violation of a rule: the events of a node alternate, begin
+    with idle, and have different times.
     """
     order = np.argsort(node, kind="stable")
     n, i, t = node[order], idle[order], time[order]

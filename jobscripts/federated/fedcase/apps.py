@@ -1,4 +1,4 @@
-"""The two apps of Flower: ``server`` makes the rounds, ``client`` trains the clients of a node."""
+"""The two Flower apps: ``server`` runs the rounds, ``client`` trains the clients of a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedcase.coordinator import Coordinator, NodeReport
 from fedcase.local_training import LocalOptions, train_clients
 from fedcase.node_cache import NodeCache
 from fedcase.options import TrainingOptions
-from fedcase.rules import made_rule
+from fedcase.rules import create_rule
 from fedcase.state import StateFolder
 from fedcase.strategy import FedCaSe, reply_record
 from fedcase.task import Task, load_task
@@ -31,9 +31,9 @@ client = ClientApp()
 
 @server.main()  # type: ignore[untyped-decorator]
 def serve(grid: Grid, context: Context) -> None:
-    """Make rounds until as many count as the options say."""
+    """Run rounds until the number of rounds in the options count."""
     options = TrainingOptions.read(Path(str(context.run_config["options"])))
-    rule = made_rule(options.rule)
+    rule = create_rule(options.rule)
     task = load_task(options.task, options.task_options)
     with StateFolder(Path(options.folder)) as folder:
         state = folder.load()
@@ -91,8 +91,8 @@ def train(message: Message, context: Context) -> Message:
 
 
 def _hot_bytes(task: Task, counts: Any, share: float, results: Sequence[ClientResult]) -> int:
-    """Return about how much memory the hot samples of all clients take, bytes, from a sample of a
-    client that has just trained; 0 if none has.
+    """Return an estimate of the memory that the hot samples of all clients need, bytes. It is
+    computed from the size of one sample of a client that has just trained; 0 if none has.
     """
     if not results:
         return 0

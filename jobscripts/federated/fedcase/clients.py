@@ -1,4 +1,4 @@
-"""What is known of the clients, and how they are scored. Pure.
+"""The records of the clients, and their scores. Pure.
 
 A client that was averaged at least once is *experienced*: its loss and its speed are known. The
 others are *novices*.
@@ -48,7 +48,7 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """A training of one client in one round that raised."""
+    """A training of one client in one round that raised an exception."""
 
     client: int
     reason: str
@@ -82,8 +82,8 @@ def scaled(values: Sequence[float]) -> list[float]:
 
 def scores(clients: Sequence[ClientRecord], loss_weight: float = 0.7) -> list[float]:
     """Return the score of each experienced client, 0 to 1: a weighted mean of its loss and its
-    speed, each scaled over these clients. A client with a high loss has more to teach; a fast one
-    does not hold up the round.
+    speed, each scaled over these clients. A client with a high loss has more to contribute; a fast
+    client does not delay the round.
 
     Args:
         clients: experienced clients.

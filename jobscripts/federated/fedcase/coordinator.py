@@ -1,14 +1,14 @@
-"""The rounds of a federated training, without a network. Pure but for the state that it holds.
+"""Coordinates the rounds of a federated training, without a network: a state machine.
 
-Decides which clients a round has, on which nodes they train, and what a finished round means for
-the records of the clients and the ratio rule. The caller sends and averages:
+Decides which clients a round has, on which nodes they train, and how a finished round changes the
+records of the clients and the ratio rule. The caller sends the messages and averages the models:
 
 1. :meth:`Coordinator.begin` draws the clients of the next round.
-2. :meth:`Coordinator.assign` gives drawn clients to the present nodes, at the beginning and after
+2. :meth:`Coordinator.assign` assigns drawn clients to the present nodes, at the beginning and after
    each loss.
-3. :meth:`Coordinator.accept`, :meth:`Coordinator.fail` and :meth:`Coordinator.keep_only` note
+3. :meth:`Coordinator.accept`, :meth:`Coordinator.fail` and :meth:`Coordinator.keep_only` record
    results, failures and lost nodes.
-4. :meth:`Coordinator.finish` makes the state of the complete round, which the caller saves.
+4. :meth:`Coordinator.finish` returns the state after the complete round, which the caller saves.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ class NodeReport:
 
 
 def filled_share(reports: Iterable[NodeReport]) -> float:
-    """Return which part of the hot samples that could be in memory is there, 0 to 1. ``reports``:
-    the newest one of each present node.
+    """Return how full the caches of the nodes are, 0 to 1: the memory that hot samples use ÷ the
+    memory that they could use, which is that of the nodes, but no more than all hot samples need.
+
+    Args:
+        reports: the newest one of each present node.
     """
     used = memory = hot = 0
     for report in reports:
@@ -56,13 +59,14 @@ def filled_share(reports: Iterable[NodeReport]) -> float:
 
 
 class Coordinator:
-    """Makes rounds from a state on.
+    """Makes the rounds that follow a state.
 
     Args:
         state: the state after the last round.
         rule: the ratio rule; it is restored from the state.
         round_size: number of clients of a round.
-        most_failures: failed trainings of a client in a round after which it is dropped.
+        most_failures: number of failed trainings of a client in a round after which the client is
+            dropped from the round.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class Coordinator:
         self._round: FederatedRound | None = None
         self._share = 0.0
         self._rule_decided = False
-        """Whether the round has the share that the rule chose."""
+        """Whether the round really has the share that the rule chose, so that its reward is one of
+        the rule.
+        """
         self._reports: list[NodeReport] = []
         self._drawn_again = 0
         self._reasons: dict[int, str] = {}
@@ -84,10 +90,10 @@ class Coordinator:
 
     @property
     def round(self) -> FederatedRound:
-        """The round that is being made.
+        """The current round.
 
         Raises:
-            RoundError: none is.
+            RoundError: there is none.
         """
         if self._round is None:
             raise RoundError("No round is being made. Call begin() first.")
@@ -95,7 +101,7 @@ class Coordinator:
 
     @property
     def filled(self) -> float:
-        """Which part of the hot samples that could be in the nodes' memory is there, 0 to 1."""
+        """How full the caches of the nodes are, 0 to 1 (:func:`filled_share`)."""
         return filled_share(self._newest.values())
 
     @property
@@ -119,9 +125,9 @@ class Coordinator:
         return self._round
 
     def assign(self, nodes: Sequence[int]) -> list[NodeAttempt]:
-        """Give the drawn clients to the present nodes. Returns an attempt for each node that gets
-        some; without nodes, none. A client whose training failed in this round gets an attempt of
-        its own: if it ends its process, it ends no other training.
+        """Assign the drawn clients to the present nodes. Returns an attempt for each node that gets
+        clients; no attempt if there are no nodes. A client whose training failed in this round gets
+        an attempt of its own: if it crashes its process again, no other client loses its training.
         """
         drawn = self.round.of(ClientState.DRAWN)
         if not drawn or not nodes:
@@ -138,14 +144,14 @@ class Coordinator:
         return [self.round.send(node, clients) for (node, _), clients in clients_of.items()]
 
     def accept(self, attempt: NodeAttempt, report: NodeReport) -> bool:
-        """Note the result of an attempt. Returns whether clients of it are to be averaged. None are
-        if the attempt was given up, if the training of each failed, or if the result is not that
-        of exactly its clients, which then count as failed.
+        """Record the result of an attempt. Returns whether the model in it is to be averaged. It is
+        not if the attempt was given up, if the training of each client failed, or if the report
+        does not name exactly the clients of the attempt, all of which then count as failed.
         """
         failed = {failure.client: failure.reason for failure in report.failures}
         reported = [*(result.client for result in report.results), *failed]
         if sorted(reported) != sorted(attempt.clients):
-            self.fail(attempt, "the node's reply is not that of its clients")
+            self.fail(attempt, "the node's reply does not name exactly its clients")
             return False
         if not self.round.result(attempt.number, failed):
             return False
@@ -155,13 +161,13 @@ class Coordinator:
         return bool(report.results)
 
     def fail(self, attempt: NodeAttempt, reason: str) -> None:
-        """Note that an attempt ended with an error. ``reason``: why, as words."""
+        """Record that an attempt ended with an error. ``reason``: why, without a full stop."""
         self._reasons.update(dict.fromkeys(attempt.clients, reason))
         self.round.fail(attempt.number)
 
     def failure(self, client: int) -> str:
         """Return how often the training of a client failed in this round and why, as a sentence;
-        empty if it did not, or not at its last attempt.
+        empty if it never failed, or if its last attempt succeeded.
         """
         count, state = self.round.failures(client), self.round.states[client]
         if not count or state is ClientState.AVERAGED:
@@ -178,8 +184,8 @@ class Coordinator:
         self._drawn_again += len(self.round.lose_attempt(attempt.number))
 
     def keep_only(self, nodes: Collection[int]) -> list[int]:
-        """Note which nodes are present. Returns the clients that are drawn again, because they
-        trained on others.
+        """Record which nodes are present. Returns the clients that are drawn again, because they
+        were training on a node that is gone.
         """
         again: list[int] = []
         for node in {attempt.node for attempt in self.round.open_attempts} - set(nodes):

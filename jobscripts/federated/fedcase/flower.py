@@ -1,4 +1,4 @@
-"""Flower's programs: where they are, and with which environment they run."""
+"""Finds Flower's programs and packages, and makes the environment variables of the programs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LACKS = 3
+_MISSING = 3
 """Exit code of the search for a package that is not there."""
 _SEARCH = f"""
 import importlib.util, sys
-sys.exit(0 if importlib.util.find_spec(sys.argv[1]) else {LACKS})
+sys.exit(0 if importlib.util.find_spec(sys.argv[1]) else {_MISSING})
 """
 
 
@@ -42,19 +42,19 @@ def program(name: str, folder: str = "") -> str:
     )
 
 
-def lacks(program_path: str, package: str) -> str:
-    """Return the environment of one of Flower's programs if its Python does not have ``package``;
-    empty if it does, or if its Python is not known.
+def environment_without(package: str, program_path: str) -> str:
+    """Return the folder of the Python environment of one of Flower's programs if ``package`` is
+    missing there; empty if it is there, or if the program's Python is not known.
 
     Args:
-        program_path: path of the program.
         package: name of a package, as it is imported.
+        program_path: path of the program.
     """
     python = Path(program_path).parent / "python"
     if not python.exists():
         return ""
     done = subprocess.run([str(python), "-c", _SEARCH, package], capture_output=True, check=False)
-    return str(python.parent.parent) if done.returncode == LACKS else ""
+    return str(python.parent.parent) if done.returncode == _MISSING else ""
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -83,7 +83,7 @@ def environment(home: Path, binaries: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port of the loopback that nobody uses now."""
+    """Return a port of the loopback address that is free now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

@@ -1,7 +1,8 @@
-"""Which samples of a client are hot, and which an epoch reads. Pure.
+"""Which samples of a client are hot, and which samples an epoch reads. Pure.
 
-Hot are the samples with the highest loss and the most uses, each scaled to 0 … 1 over the samples
-of the client. They are in memory; the others are at the source.
+The heat of a sample is a weighted mean of its loss and its number of uses, each scaled to 0 … 1
+over the samples of the client. The hottest samples are kept in memory; the others are read from the
+data set.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def hot_samples(losses: Any, uses: Any, count: int, loss_weight: float = 0.7) ->
     """Return the ``count`` hottest samples in ascending order.
 
     Args:
-        losses: last loss of each sample; NaN: never read. Such samples are never hot while there
-            are others, and fill a cold cache when there are none.
+        losses: last loss of each sample; NaN: never read. Samples that were never read come after
+            all others.
         uses: number of times that each sample was read.
         count: number of samples that fit.
         loss_weight: weight of the loss, 0 to 1; the rest is that of the frequency.
@@ -49,8 +50,8 @@ class ClientEpoch:
     samples: list[int]
     """The samples in the order in which they are read."""
     weights: list[float]
-    """Weight of each in the loss: 1 / the probability with which the epoch reads it. So the mean
-    gradient is that of all samples of the client.
+    """Weight of each in the loss: 1 / the probability that the epoch reads it. This makes the
+    expected gradient that of all samples of the client.
     """
 
 

@@ -1,4 +1,4 @@
-"""The training of clients on one node, in turn."""
+"""Trains the clients of a round on one node, one after another, and averages their models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClientSamples(Protocol):
     def keep_hottest(
         self, samples: Sequence[int], values: Sequence[Any], losses: Sequence[float]
     ) -> None:
-        """Learn the losses of samples that were read."""
+        """Record the losses of samples that were read, and keep the hottest samples in memory."""
 
     def close(self) -> None:
         """End the use of the samples."""
@@ -39,7 +39,7 @@ class NodeMemory(Protocol):
     """The memory of a node, such as :class:`fedcase.node_cache.NodeCache`."""
 
     def client(self, client: int, dataset: Any) -> ClientSamples:
-        """Return the samples of a client, whose data set this is."""
+        """Return the samples of a client. ``dataset``: the client's data set."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LocalOptions:
 
     epochs: int = 1
     cold_share: float = 0.3
-    """Part of the samples that are not hot that an epoch reads."""
+    """Part of the samples outside memory that an epoch reads, above 0 to 1."""
     seed: int = 0
 
 
@@ -57,7 +57,7 @@ class NodeResult:
     """The clients of one node, averaged by their numbers of samples."""
 
     arrays: Arrays
-    """The average; without arrays if the training of each failed."""
+    """The average; empty if the training of each client failed."""
     results: tuple[ClientResult, ...]
     reads: ReadAccount
     failures: tuple[ClientFailure, ...] = ()
@@ -80,7 +80,8 @@ def train_clients(
         task: what is trained.
         arrays: the model of the round.
         clients: numbers of the clients, at least one.
-        number: number of the round. A client draws the same samples whenever this round is made.
+        number: number of the round. The draws of a client depend on it, so a round that is made
+            again has the same draws.
         cache: the hot samples of this node.
         options: how a client trains.
         clock: seconds.
@@ -94,7 +95,7 @@ def train_clients(
         begin = clock()
         try:
             after, loss, samples, account = _train(task, arrays, client, number, cache, options)
-        except Exception as error:  # a failing client must cost no other one its training
+        except Exception as error:  # the other clients must not lose their training
             traceback.print_exc()
             failures.append(ClientFailure(client, reason_of(error)))
             continue

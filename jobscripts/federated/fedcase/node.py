@@ -1,8 +1,9 @@
-"""A node as a service job of MalleTrain: one ``flower-supernode`` on each node.
+"""The process of one node in a service job of MalleTrain: it runs a ``flower-supernode``.
 
-The SuperNode runs while the node is a member. At a notice it is stopped, so that the SuperLink
-knows at once that the node is gone and the server draws its clients again; then the node may be
-given back. If the notice is withdrawn, it starts again. Without MalleTrain it is one node.
+The SuperNode runs while the node is a member of the job. When the node gets a notice of its end,
+the SuperNode is stopped: the SuperLink then knows at once that the node is gone, the server assigns
+its clients to other nodes, and the node can be released. If the notice is withdrawn, the SuperNode
+starts again. Outside MalleTrain the process is a job of one node.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class SuperNode:
         return self._process is not None
 
     def stop(self) -> None:
-        """Have it leave the SuperLink, and end it."""
+        """Disconnect it from the SuperLink, and end it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The process of one node."""
     parser = argparse.ArgumentParser(
         prog="fedcase-node",
-        description="A flower-supernode on each node of a service job.",
+        description="Run a flower-supernode on each node of a service job.",
         epilog="After --: options of flower-supernode for TLS and keys, or --insecure.",
     )
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the SuperLink")
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, security = split_arguments(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(own)
     if ":" not in options.superlink:
-        parser.error(f"{options.superlink} is no address; write HOST:PORT")
+        parser.error(f"{options.superlink} is not an address; write HOST:PORT")
     group = membership.join(membership.host())
     try:
         supernode = SuperNode(options.superlink, group.me.node, options.flower, security)

@@ -1,12 +1,12 @@
-"""The hot samples of the clients in the memory of a node: :class:`malletrain.DataCache`.
+"""Keeps the hot samples of the clients in the memory of a node, with :class:`malletrain.DataCache`.
 
-A DataCache never evicts. So the hot samples of a client are a data set of their own, and when
-others become hot, the client gets a new one: what stays hot is copied from memory, the rest was
-just read. No sample is read from the source for it. If the memory of the node is used up, the
-client that trained longest ago loses its samples.
+A DataCache never evicts. The hot samples of a client are therefore a DataCache of their own, and
+when other samples become hot, the client gets a new one. Samples that stay hot are copied from
+memory, and the others were just read, so this reads nothing from the data set. If the memory of the
+node is used up, the client that trained longest ago loses its samples.
 
-Losses and uses of the samples are kept beside the samples, so both go with the lease. A client that
-trains on another node begins anew there.
+The losses and uses of the samples are stored in the same folder, so both are lost with the lease. A
+client that trains on another node starts without them there.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from malletrain.protocol import env
 
 _HOT, _USES = ".hot.json", ".uses.npy"
 CHANGE_SHARE = 0.1
-"""Part of the hot samples that has to change before they are replaced in memory."""
+"""Part of the hot samples that must change before they are replaced in memory."""
 _PAGE = 4096
-_ROOM = 256
-"""Memory of a sample in the cache beside its bytes, at most."""
+_OVERHEAD = 256
+"""Maximum memory of a sample in the cache in addition to its pickled size, bytes."""
 
 
 @dataclass
 class ReadAccount:
-    """Where the samples came from."""
+    """Numbers of reads, by where the samples were read."""
 
     hits: int = 0
     """Reads from memory."""
@@ -56,7 +56,7 @@ class NodeCache:
     """The hot samples of all clients on this node.
 
     Args:
-        name: name of the training; two trainings on a node have different ones.
+        name: name of the training; two trainings on one node must have different names.
         memory: memory for the samples, bytes; 0: nothing is cached.
         share: part of the samples of a client that may be hot, 0 to 1.
         folder: folder for losses and uses. Default: that of the node's samples.
@@ -71,7 +71,7 @@ class NodeCache:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def client(self, client: int, dataset: Any) -> ClientCache:
-        """Return the samples of a client, whose data set this is."""
+        """Return the samples of a client. ``dataset``: the client's data set."""
         return ClientCache(self, client, dataset)
 
     def cached(self) -> frozenset[int]:
@@ -84,7 +84,7 @@ class NodeCache:
 
     def make_room(self, needed: int, keep: int) -> bool:
         """Discard the samples of the clients that trained longest ago until ``needed`` bytes are
-        free; those of ``keep`` stay. Returns whether they are.
+        free. Returns whether they are free. ``keep``: a client whose samples stay.
         """
         others = {client: path for client, path in self._by_age().items() if client != keep}
         used = sum(self.facts_of(path).get("bytes", 0) for path in others.values())
@@ -188,7 +188,7 @@ class ClientCache:
         name = self._node.store_name(self._client, self._generation)
         try:
             cache = DataCache(source, name=name, memory=self._memory, prefetch=0)
-        except ValueError:  # a store that is not ours
+        except ValueError:  # the cache of this name has another data set
             return
         if cache.cached:
             self._cache, self._source, self.hot = cache, source, hot
@@ -212,7 +212,7 @@ class ClientCache:
     def keep_hottest(
         self, samples: Sequence[int], values: Sequence[Any], losses: Sequence[float]
     ) -> None:
-        """Learn the losses of samples that were read, and keep the hottest ones in memory.
+        """Record the losses of samples that were read, and keep the hottest samples in memory.
 
         Args:
             samples: their numbers.
@@ -223,7 +223,7 @@ class ClientCache:
         self._losses[list(samples)] = losses
         fits = round(len(self._dataset) * self._node.share) if self._node.memory else 0
         at_hand = dict(zip(samples, values, strict=True))
-        # Only what needs no read can become hot.
+        # Only samples that need no further read can become hot.
         candidates = np.full(len(self._losses), np.nan)
         for sample in (*at_hand, *self.hot):
             candidates[sample] = self._losses[sample]
@@ -241,12 +241,13 @@ class ClientCache:
             self._cache = None
             DataCache.discard(self._node.store_name(self._client, self._generation))
         self.hot, self._bytes = [], 0
-        size = sum(len(pickle.dumps(value)) + _ROOM for value in values.values())
+        size = sum(len(pickle.dumps(value)) + _OVERHEAD for value in values.values())
         if not hot or not self._node.make_room(size, self._client):
             return
-        # Drawn, so that a process that was killed before it could save leaves no such name.
+        # A random number: a process that was killed before it could save may have left a cache
+        # under the next number.
         self._generation = secrets.randbits(48)
-        # DataCache wants its index to be at most a quarter of its memory.
+        # The index of a DataCache may take at most a quarter of its memory.
         self._memory = size + 4 * (2 * _PAGE + 16 * len(hot))
         self._bytes = size
         self._open(hot, values)

@@ -1,4 +1,6 @@
-"""The options of a federated training, as the server writes them down for its apps."""
+"""The options of a federated training, in the file through which the server passes them to its
+apps.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class TrainingOptions:
     task_options: str = "{}"
     """Arguments of the factory, a JSON object."""
     name: str = "fedcase"
-    """Name of the training in the nodes' memory."""
+    """Name of the training, under which the nodes keep its samples in memory."""
     folder: str = ""
     """Folder of the state, at the server."""
     rounds: int = 100
@@ -26,7 +28,7 @@ class TrainingOptions:
     epochs: int = 1
     """Number of epochs of a client in a round."""
     cold_share: float = 0.3
-    """Part of the samples that are not hot that an epoch reads."""
+    """Part of the samples outside memory that an epoch reads, above 0 to 1."""
     cache_share: float = 0.1
     """Part of the samples of a client that may be hot."""
     cache_bytes: int = 1 << 30
@@ -34,7 +36,7 @@ class TrainingOptions:
     rule: str = "epsilon-greedy"
     """Name of the ratio rule."""
     answer_s: float = 3600.0
-    """Seconds after which a present node that does not answer loses its clients."""
+    """Seconds after which the clients of a present node that does not answer count as failed."""
     seed: int = 0
 
     def write(self, path: Path) -> None:
@@ -46,7 +48,7 @@ class TrainingOptions:
         """Read them from a file.
 
         Raises:
-            ValueError: the file has other ones.
+            ValueError: the file cannot be read, or has other options.
         """
         try:
             return cls(**json.loads(path.read_text()))

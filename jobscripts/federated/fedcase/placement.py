@@ -1,7 +1,7 @@
-"""On which node each client of a round trains. Pure.
+"""Decides on which node each client of a round trains. Pure.
 
-A client prefers a node that holds its data, as long as that node does not get much more than its
-part of the round; otherwise it goes to the node with the least work.
+A client trains on a node that has its data in memory, as long as that node does not get much more
+than an equal part of the round; otherwise on the node with the least work.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 SLACK = 1.25
-"""How much more than an equal part of the samples a node may get for the data that it holds."""
+"""Maximum work of a node that gets clients because it has their data, relative to an equal part of
+the samples.
+"""
 
 
 def place(
@@ -23,8 +25,8 @@ def place(
     Args:
         samples: client → number of its samples.
         nodes: the present nodes.
-        cached: node → clients whose data it holds.
-        load: node → samples that it trains already in this round.
+        cached: node → clients whose data it has in memory.
+        load: node → number of samples that it is already training on in this round.
 
     Raises:
         ValueError: there are clients and no nodes.
@@ -37,7 +39,7 @@ def place(
     equal = (sum(samples.values()) + sum(work.values())) / len(work)
     most = max(equal * SLACK, max(samples.values()))
     node_of: dict[int, int] = {}
-    # The largest first, so that the small ones even out what is left.
+    # The largest clients first: the small ones then even out the work.
     for client in sorted(samples, key=lambda client: (-samples[client], client)):
         holders = [
             node

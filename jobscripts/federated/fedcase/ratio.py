@@ -1,7 +1,8 @@
-"""Which part of a round is for experienced clients. Pure.
+"""The ratio rules: they choose which share of a round's clients are experienced ones. Pure.
 
-The reward of a round is by how much its mean loss fell a second. Two rules choose a share from a
-list of shares: ε-greedy, the default, and a random forest that predicts the reward of each share.
+The reward of a round is the relative decrease of its mean loss per second. Two rules choose a share
+from a list of shares: ε-greedy, the default, and a random forest that predicts the reward of each
+share.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ SHARES = (0.25, 0.5, 0.75, 0.9)
 
 
 class RatioRule(Protocol):
-    """Chooses a share for each round and learns from what the round was worth."""
+    """Chooses a share for each round and learns from the reward of the round."""
 
     def choose(self, random: Random) -> float:
         """Return the part of the next round that is for experienced clients, 0 to 1."""
 
     def observe(self, share: float, reward: float) -> None:
-        """Learn what a round was worth.
+        """Learn the reward of a round.
 
         Args:
             share: the share that was chosen for it.
-            reward: by how much the loss fell a second; negative if it rose.
+            reward: relative decrease of the loss per second; negative if the loss rose.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, for JSON."""
+        """Return what :meth:`restore` needs, as values for JSON."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
 
 
 def reward_of(loss_before: float | None, loss_after: float, seconds: float) -> float | None:
-    """Return the reward of a round: the fall of the loss relative to the loss before, a second.
-    None for a first round, which has nothing to compare with.
+    """Return the reward of a round: the decrease of the loss relative to the round before, per
+    second. None for a first round, which has no round before it.
 
     Args:
         loss_before: mean loss of the round before.
@@ -89,13 +90,12 @@ class EpsilonGreedy:
 @dataclass
 class Forest:
     """Chooses the share for which a random forest, fitted to the rounds so far, predicts the
-    highest reward. The reward is a gain, so the greatest prediction is chosen, not the least.
-    Needs scikit-learn.
+    highest reward. Needs scikit-learn.
     """
 
     shares: Sequence[float] = SHARES
     least: int = 8
-    """Number of rounds before the forest is used; until then the shares take turns."""
+    """Number of rounds before the forest is used; until then the rule tries the shares in turn."""
     rounds: list[tuple[float, float]] = field(default_factory=list)
     """Share and reward of each round."""
 

@@ -1,9 +1,10 @@
-"""The states of a client in a round, as a table, and a round. Pure.
+"""The states of a client in a round, as a table of transitions, and a round. Pure.
 
-A client is drawn, trains on a node and is averaged. If its node is lost or its training fails it is
-drawn again, for another node. What a node reports counts as a whole or not at all: a result belongs
-to an attempt, and that of an attempt that was given up is refused. So no client is averaged twice
-or in part. A result may name clients whose training failed; the others of the attempt are averaged.
+A client is drawn, trains on a node and is averaged. If its node is lost or its training fails, it
+is drawn again, for another node. Clients are sent to a node in an *attempt*, and the result of an
+attempt counts as a whole or not at all; if the attempt was given up before, its result is refused.
+So no client is averaged twice or in part. A result may name clients whose training failed; the
+other clients of the attempt are averaged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import Enum
 
 
 class ClientState(str, Enum):
-    """Where a client of a round is."""
+    """State of a client in a round."""
 
     DRAWN = "drawn"
     """It waits for a node."""
@@ -23,7 +24,7 @@ class ClientState(str, Enum):
     AVERAGED = "averaged"
     """Its result is part of the round."""
     DROPPED = "dropped"
-    """Its training failed on as many nodes as allowed; the round is made without it."""
+    """Its training failed the maximum number of times; the round is completed without it."""
 
     __str__ = str.__str__
 
@@ -45,8 +46,8 @@ TRANSITIONS: dict[tuple[ClientState, ClientEvent], ClientState] = {
     (ClientState.TRAINING, ClientEvent.FAILED): ClientState.DRAWN,
     (ClientState.TRAINING, ClientEvent.FAILED_FOR_GOOD): ClientState.DROPPED,
 }
-"""All that can happen. A lost node is no fault of a client, so it may be drawn again any number of
-times."""
+"""(state, event) → next state. Any other event is an error. A lost node is no fault of its clients,
+which may therefore be drawn again any number of times."""
 
 
 class RoundError(RuntimeError):
@@ -81,14 +82,14 @@ class FederatedRound:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether every client is averaged or dropped."""
         return all(
             state in (ClientState.AVERAGED, ClientState.DROPPED) for state in self.states.values()
         )
 
     @property
     def open_attempts(self) -> tuple[NodeAttempt, ...]:
-        """The attempts whose results are waited for."""
+        """The attempts that have no result yet."""
         return tuple(self._attempts.values())
 
     def of(self, state: ClientState) -> list[int]:
@@ -132,8 +133,8 @@ class FederatedRound:
         return self._failures.get(client, 0)
 
     def lose(self, node: int) -> list[int]:
-        """Note that a node was lost. Returns the clients that are drawn again: those that trained
-        on it. What it had reported before counts.
+        """Note that a node was lost. Returns the clients that are drawn again: those that were
+        training on it. Results that the node reported before count.
         """
         again: list[int] = []
         for attempt in [a for a in self._attempts.values() if a.node == node]:

@@ -1,5 +1,5 @@
-"""Ratio rules as the server makes them: a rule whose package is missing is refused before the first
-round, with what to install where.
+"""Creates the ratio rule of a training. If a package that the rule needs is missing, refuses the
+rule before the first round, and says what to install where.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ class RuleError(RuntimeError):
 
 
 def missing_package(rule: str, environment: str) -> str:
-    """Return what to do about the package that a rule needs, as sentences.
+    """Return sentences that say how to install the package that a rule needs.
 
     Args:
         rule: name of the rule.
-        environment: folder of the environment that does not have the package.
+        environment: folder of the Python environment without the package.
     """
     return (
         f"The rule {rule} needs scikit-learn, which is not in {environment}, the environment of "
-        f"Flower. Install it there ({environment}/bin/pip install 'scikit-learn>=1.4'), or take "
+        f"Flower. Install it there ({environment}/bin/pip install 'scikit-learn>=1.4'), or choose "
         "another --rule."
     )
 
 
-def made_rule(name: str) -> RatioRule:
+def create_rule(name: str) -> RatioRule:
     """Return a new rule.
 
     Args:

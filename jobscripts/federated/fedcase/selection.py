@@ -1,8 +1,8 @@
-"""Which clients train in a round. Pure: the same generator gives the same clients.
+"""Decides which clients train in a round. Pure: the same generator gives the same clients.
 
-The ratio rule (:mod:`fedcase.ratio`) says which part of a round is for experienced clients. They
-are drawn by score, without replacement; every client has a chance, so that none is left out for
-good. Novices are drawn at random, those whose data a node holds first.
+The ratio rule (:mod:`fedcase.ratio`) chooses the share of experienced clients. They are drawn by
+score, without replacement; every one has a positive probability, so that none is excluded for good.
+Novices are drawn at random, those whose data a node has in memory first.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from random import Random
 from fedcase.clients import ClientRecord, scores
 
 SCORE_FLOOR = 0.1
-"""Added to each score, so that the client with the lowest one is drawn at times."""
+"""Added to each score, so that the client with the lowest score is also drawn sometimes."""
 CACHED_BONUS = 0.3
-"""Added to the score of a client whose data a present node holds: it trains at once."""
+"""Added to the score of a client whose data a present node has in memory: it need not read them."""
 
 
 def experienced_count(
@@ -23,14 +23,14 @@ def experienced_count(
 ) -> int:
     """Return how many clients of a round are experienced ones.
 
-    While the caches of the nodes fill, at most the filled part of a round is: a cold cache takes
-    novices, whose samples fill it, whatever the rule says. If there are too few clients of one
-    kind, the other kind makes up for them.
+    Their share is at most ``filled``, whatever the rule chose: while the caches of the nodes are
+    not full, the other clients are novices, whose samples fill them. If there are too few clients
+    of one kind, the round gets more of the other kind.
 
     Args:
         round_size: number of clients of the round.
-        share: part for experienced clients that the ratio rule has chosen, 0 to 1.
-        filled: part of the memory for hot samples that is in use, 0 to 1.
+        share: share of experienced clients that the ratio rule has chosen, 0 to 1.
+        filled: how full the caches of the nodes are, 0 to 1.
         available: number of experienced clients.
         novices: number of novices.
     """
@@ -52,9 +52,9 @@ def select(
     Args:
         clients: all clients that may be chosen.
         round_size: number of clients of the round.
-        share: part for experienced clients, 0 to 1.
-        filled: part of the memory for hot samples that is in use, 0 to 1.
-        cached: clients whose data a present node holds.
+        share: share of experienced clients, 0 to 1.
+        filled: how full the caches of the nodes are, 0 to 1.
+        cached: clients whose data a present node has in memory.
         random: generator of the draw.
     """
     experienced = [client for client in clients if client.experienced]

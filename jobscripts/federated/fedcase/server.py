@@ -1,8 +1,9 @@
-"""The server of a federated training, off the leases: a SuperLink with a database, and the run.
+"""The server of a federated training, which runs outside the leases: Flower's SuperLink with a
+database, and the run.
 
-It keeps both alive until all rounds count: a SuperLink that died is started again, a run that
-failed is started again and goes on after the last round that counts. If the server itself dies, its
-processes die with it; start it again with the same folder.
+It keeps both alive until all rounds count: it starts a SuperLink that died again, and a failed run,
+which continues after the last round that counts. If the server itself dies, its processes die with
+it; start it again with the same folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedcase.flower import FlowerMissingError, environment, lacks, program, split_arguments
+from fedcase.flower import (
+    FlowerMissingError,
+    environment,
+    environment_without,
+    program,
+    split_arguments,
+)
 from fedcase.options import TrainingOptions
 from fedcase.ratio import RULES
 from fedcase.rules import PACKAGES, RuleError, missing_package
@@ -30,11 +37,11 @@ from fedcase.task import load_task
 from malletrain.launch.supervisor import die_with_parent
 
 POLL_S = 2.0
-"""Seconds between two looks at the SuperLink and the state."""
+"""Seconds between two checks of the SuperLink and the state."""
 CHECK_S = 20.0
-"""Seconds without a new round after which the run is asked for; ``flwr list`` takes seconds."""
+"""Seconds without a new round after which ``flwr list``, which takes seconds, checks the run."""
 MOST_FAILURES = 3
-"""Failures of the SuperLink and of runs that may follow each other without a new round."""
+"""Maximum number of failures of the SuperLink and of runs without a new round in between."""
 STOP_S = 10.0
 CALL_S = 120.0
 """Seconds that one call of ``flwr`` may take."""
@@ -57,11 +64,11 @@ clientapp = "fedcase_run.client_app:app"
 [tool.flwr.app.config]
 options = {options}
 """
-"""The app that the SuperLink gets; its two modules name those of :mod:`fedcase.apps`."""
+"""The Flower app that is sent to the SuperLink. Its two modules import :mod:`fedcase.apps`."""
 
 
 class ServerError(RuntimeError):
-    """The training cannot go on; the message says why and where to look."""
+    """The training cannot continue; the message says why and where to look."""
 
 
 class FederatedServer:
@@ -94,8 +101,9 @@ class FederatedServer:
         self._folder = Path(options.folder)
         self._superlink_program = program("flower-superlink", binaries)
         self._flwr = program("flwr", binaries)
-        if (package := PACKAGES.get(options.rule)) and (place := lacks(self._flwr, package)):
-            raise RuleError(missing_package(options.rule, place))
+        package = PACKAGES.get(options.rule)
+        if package and (folder := environment_without(package, self._flwr)):
+            raise RuleError(missing_package(options.rule, folder))
         self._security, self._authority = security, authority
         self._superlink: subprocess.Popen[bytes] | None = None
         self._run = ""
@@ -114,8 +122,8 @@ class FederatedServer:
         self._stop.set()
 
     def run(self) -> int:
-        """Make rounds until all count. Returns the number of rounds that count; fewer than asked
-        for only after :meth:`stop`.
+        """Run until all rounds count. Returns the number of rounds that count, which is smaller
+        than that of the options only after :meth:`stop`.
 
         Raises:
             ServerError: the SuperLink or the runs fail again and again.
@@ -133,7 +141,7 @@ class FederatedServer:
         return self._rounds()
 
     def _look(self) -> None:
-        """Start what is not there."""
+        """Start the SuperLink, or the run, if it is not running."""
         now, rounds = time.monotonic(), self._rounds()
         if rounds != self._last_round:
             self._last_round, self._checked_at, self._failures = rounds, now, 0
@@ -159,7 +167,7 @@ class FederatedServer:
         self._failures += 1
         if self._failures > MOST_FAILURES and self._rounds() == self._last_round:
             raise ServerError(
-                f"{what}, as the {self._failures}th failure after round {self._last_round}. "
+                f"{what}: failure {self._failures} since round {self._last_round}. "
                 f"{self.log} says why."
             )
 
@@ -264,7 +272,7 @@ class FederatedServer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command ``fedcase-server``. Exit codes: 0 all rounds count, 1 not, 2 usage."""
+    """The command ``fedcase-server``. Exit codes: 0 all rounds count, 1 they do not, 2 usage."""
     parser = argparse.ArgumentParser(
         prog="fedcase-server",
         description="The server of a federated training.",
@@ -272,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     default = {field.name: field.default for field in fields(TrainingOptions)}
     add = parser.add_argument
-    add("folder", help="folder of the state; an interrupted training goes on from it")
+    add("folder", help="folder of the state; an interrupted training continues from it")
     add("--task", required=True, metavar="MODULE:FACTORY", help="what is trained")
     factory = "arguments of the factory (default %(default)s)"
     add("--task-options", default=default["task_options"], metavar="JSON", help=factory)
@@ -293,7 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--cache-share", type=float, default=default["cache_share"], metavar="SHARE", help=hot)
     size = "memory of each node for samples, bytes (default %(default)s)"
     add("--cache-bytes", type=int, default=default["cache_bytes"], metavar="BYTES", help=size)
-    rule = "the ratio rule (default %(default)s); forest needs scikit-learn in Flower's environment"
+    rule = (
+        "how the share of experienced clients in a round is chosen (default %(default)s); forest "
+        "needs scikit-learn in Flower's environment"
+    )
     add("--rule", choices=sorted(RULES), default=default["rule"], help=rule)
     limit = "maximum time for a node's answer, seconds (default %(default)s)"
     add("--answer", type=float, default=default["answer_s"], metavar="SECONDS", help=limit)
@@ -301,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=default["seed"], help=seed)
     address = "address on which the SuperLink listens (default %(default)s)"
     add("--host", default="127.0.0.1", help=address)
-    port = "its port, for nodes and users (default %(default)s)"
+    port = "port of the SuperLink, for nodes and users (default %(default)s)"
     add("--port", type=int, default=9091, help=port)
     programs = "folder of Flower's programs (default: beside this Python, else in PATH)"
     add("--flower", default="", metavar="FOLDER", help=programs)

@@ -1,8 +1,8 @@
-"""The state of a federated training after each round, in one file, and the lock on it.
+"""The file with the state of a federated training after its last round, and the lock on it.
 
-A round counts when the file with it has taken the place of the one before. That is one rename, so
-a kill leaves the round before or this one. Only one server at a time may hold the lock, so that two
-of them never make the same round.
+A round counts when its file has replaced the file of the round before. That is one rename, so that
+a kill leaves one or the other. Only one server at a time can hold the lock, so two servers never
+make the same round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class TrainingStateError(RuntimeError):
 
 
 def lock(path: Path) -> int:
-    """Return the descriptor of a locked file; to close it unlocks it.
+    """Lock a file and write this process's id into it. Returns its descriptor; closing that unlocks
+    the file.
 
     Raises:
         TrainingStateError: another process has locked it.
@@ -53,8 +54,8 @@ def lock(path: Path) -> int:
 
 
 def end_holder(path: Path) -> None:
-    """Kill the process that has locked a file, if there is one, such as a run whose SuperLink has
-    died. What it has not saved does not count.
+    """Kill the process that has locked a file, if there is one: a run whose SuperLink has died. The
+    round that it has not saved is lost.
     """
     try:
         os.close(lock(path))
@@ -64,7 +65,7 @@ def end_holder(path: Path) -> None:
 
 
 class StateFolder:
-    """The folder of one training. Use it as a context: it holds the lock meanwhile.
+    """The folder of one training. Use it as a context manager, which holds the lock.
 
     Raises:
         TrainingStateError: another server holds the lock.

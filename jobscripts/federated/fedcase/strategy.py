@@ -1,9 +1,9 @@
-"""``FedCaSe``: a strategy of Flower that carries out the rounds of :mod:`fedcase.coordinator`.
+"""``FedCaSe``: a Flower strategy that carries out the rounds of :mod:`fedcase.coordinator`.
 
-A message of Flower has all clients that a node trains in a round. Its reply has their average and
-their number of samples, so that Flower's FedAvg of the replies is the average of all clients.
-Decides nothing else: when a reply is waited for no longer is decided by the coordinator from the
-nodes that the SuperLink lists.
+One message has all clients that a node trains together. Its reply has the average of their models
+and their number of samples, so that Flower's FedAvg of the replies is the average of all clients.
+Decides when a node has not answered in time, and which errors mean that it is gone. The coordinator
+decides everything else, from the nodes that the SuperLink lists and from the replies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FAILURES = {
 }
 """Errors that count as a failed training; the others mean that the node is gone."""
 POLL_S = 0.5
-"""Seconds between two looks for replies and nodes."""
+"""Seconds between two checks for replies and nodes."""
 
 
 class FedCaSe(FedAvg):
@@ -77,17 +77,17 @@ class FedCaSe(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Make rounds from the saved state on, until ``num_rounds`` count.
+        """Make rounds after the saved state, until ``num_rounds`` count.
 
         Args:
             grid: the nodes.
             initial_arrays: the model after the last round that counts.
             num_rounds: number of the last round.
-            timeout: seconds after which a node's clients are drawn again, if it is there and does
-                not answer.
+            timeout: seconds after which the clients of a node that is present but does not answer
+                count as failed.
             train_config: sent with each message.
             evaluate_config: not used; clients do not evaluate.
-            evaluate_fn: measures a model after its round, at the server.
+            evaluate_fn: evaluates the model after each round, at the server.
         """
         result, arrays = Result(), initial_arrays
         for number in range(self._coordinator.state.round + 1, num_rounds + 1):
@@ -183,8 +183,8 @@ def _note(
 def reply_record(
     arrays: Any, results: Iterable[ClientResult], report: NodeReport, arrays_key: str = "arrays"
 ) -> RecordDict:
-    """Return the reply of a node: what :func:`report_of` reads, and the average of its clients. If
-    the training of each failed, it has no model.
+    """Return the reply of a node: its report, which :func:`report_of` reads, and the average of its
+    clients. If the training of each client failed, the reply has no model.
     """
     each = list(results)
     samples = sum(one.samples for one in each)
@@ -205,7 +205,7 @@ def reply_record(
 
 
 def report_of(reply: Message) -> NodeReport:
-    """Return what a node reports with its result; without results if it is damaged."""
+    """Return the report in a node's reply; one without results if it is damaged."""
     try:
         facts = json.loads(str(reply.content.config_records["node"]["report"]))
         used, memory, hot = facts["memory"]

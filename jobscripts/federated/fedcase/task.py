@@ -1,4 +1,6 @@
-"""What is trained: the interface that you write, and Fashion-MNIST as an example."""
+"""The model and the data of a federated training: the interface that you implement, and
+Fashion-MNIST as an example.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +73,14 @@ def load_task(name: str, options: str = "{}") -> Task:
 
 
 def dirichlet_parts(labels: Any, clients: int, alpha: float, seed: int) -> list[Any]:
-    """Return the samples of each client: of each label the clients get parts that are drawn from a
+    """Divide the samples among clients. For each label, the parts of the clients are drawn from a
     Dirichlet distribution (Hsu, Qi and Brown, 2019, arXiv:1909.06335).
 
     Args:
         labels: label of each sample.
         clients: number of clients.
         alpha: concentration; the smaller, the fewer labels a client has.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         Indices of samples, at least one for each client.
@@ -88,7 +90,7 @@ def dirichlet_parts(labels: Any, clients: int, alpha: float, seed: int) -> list[
     """
     labels = np.asarray(labels)
     if len(labels) < clients:
-        raise ValueError(f"{len(labels)} samples cannot be dealt to {clients} clients.")
+        raise ValueError(f"{len(labels)} samples are too few for {clients} clients.")
     random = np.random.default_rng(seed)
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
@@ -139,8 +141,8 @@ class Perceptron:
             xs, ys, ws = x[part], y[part], weights[part]
             hidden, output = self._forward(now, xs)
             output[np.arange(len(ys)), ys] -= 1
-            # By the number of samples, not by their weights: an epoch that reads a part of the
-            # samples moves the model as far as one that reads all.
+            # Divided by the number of samples, not by the sum of their weights: an epoch that reads
+            # a part of the samples then changes the model as much as one that reads all.
             output *= (ws / len(ws))[:, None]
             back = (output @ now["w2"].T) * (hidden > 0)
             now["w2"] -= self.rate * (hidden.T @ output)
@@ -158,13 +160,13 @@ class Perceptron:
 
 
 class FashionMnist:
-    """Fashion-MNIST (Xiao et al., 2017, arXiv:1708.07747), dealt to simulated clients.
+    """Fashion-MNIST (Xiao et al., 2017, arXiv:1708.07747), divided among simulated clients.
 
     Args:
-        folder: the files of the data set, ``train-images-idx3-ubyte.gz`` and the others.
+        folder: folder with the four files of the data set, such as ``train-images-idx3-ubyte.gz``.
         clients: number of clients.
         alpha: concentration of the Dirichlet distribution of the labels.
-        seed: of the deal and of the first model.
+        seed: seed of the division and of the first model.
         rate: step size of SGD.
 
     Raises:

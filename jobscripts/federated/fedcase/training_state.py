@@ -1,4 +1,4 @@
-"""What a federated training is after a round. Pure; :mod:`fedcase.state` keeps it in a file."""
+"""The state of a federated training after a round. Pure; :mod:`fedcase.state` is its file."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class RoundRecord:
     clients: tuple[int, ...]
     """The clients that were averaged."""
     share: float
-    """The part for experienced clients that the ratio rule chose."""
+    """The share of experienced clients that the ratio rule chose."""
     loss: float
     """Mean loss of the clients under the model before the round."""
     seconds: float
     drawn_again: int = 0
     """How many times a client was drawn again because its node was lost."""
     measures: dict[str, float] = field(default_factory=dict)
-    """What the task measured of the model after the round."""
+    """The task's evaluation of the model after the round."""
 
 
 @dataclass
 class TrainingState:
-    """All that a server needs to go on after its last round."""
+    """Everything that a server needs to continue after its last round."""
 
     arrays: Mapping[str, Any]
     """The model, by name."""

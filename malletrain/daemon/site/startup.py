@@ -1,14 +1,8 @@
-"""Tests the conditions for a start of the daemon. The daemon refuses to start for these reasons and
-no others, and ``malletrain check`` reports the same list.
+"""The conditions under which the daemon starts. If one is not met, the daemon refuses to start, and
+``malletrain check`` reports it. The daemon refuses for no other reason.
 
-Each test does what the daemon would do, starts nothing and leaves nothing behind. Problems that may
-occur later, or that only deserve attention, are not tested here.
-
-One condition is the database. A state directory records which one it uses, so that a lost database
-is not mistaken for a new one: a daemon that knows no jobs would end their leases. A database
-records which daemon used it last and where that ran. Decides whether leases in the database can
-find this daemon, and what is reported if the database is empty, missing or was moved. The tag by
-which the main scheduler's jobs are recognised as leases is stored in the database.
+Each test does what the daemon would do, starts nothing and leaves nothing behind. Problems that can
+only occur later are not tested here.
 """
 
 from __future__ import annotations
@@ -19,22 +13,19 @@ import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
-from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from malletrain.config.model import Config
 from malletrain.daemon.site.advertise import AddressError
-from malletrain.daemon.site.backends import backend, lease_tag, write_lease_tag
-from malletrain.identity.keys import CLIENT, SERVER, KeyFileError, read_key
+from malletrain.daemon.site.backends import backend
+from malletrain.daemon.site.database_origin import foreign_database, lost_database
+from malletrain.identity.keys import CLIENT, SERVER, read_key
 from malletrain.identity.state_directory import (
     FULL,
     StateDirError,
     make_private_dir,
-    write_atomically,
 )
 from malletrain.store.database import (
     StoreError,
@@ -46,173 +37,15 @@ from malletrain.store.database import (
 )
 from malletrain.store.migrations import versions
 from malletrain.store.schema import HEAD
-from malletrain.store.store import Store
 from scavenger.interface import SchedulerError
 
-NAME = "database"
-"""File in the state directory with the URL of the database, without password."""
-
-
-def remember_database(config: Config) -> None:
-    """Record that the database of this configuration is in use. Raises OSError."""
-    path, url = _file(config), _shown_url(config)
-    if _read(path) != url:
-        write_atomically(path, url + "\n")
-
-
-def lost_database(config: Config) -> str:
-    """Return why the empty or missing database of this configuration may not be initialised again,
-    as a sentence; empty if it may.
-    """
-    path, url = _file(config), _shown_url(config)
-    if _read(path) != url:
-        return ""
-    return (
-        f"{url} is empty or not there, and the daemon of {config.state_dir} had its jobs and "
-        "leases in it. Restore the newest copy with `malletrain db restore --config FILE "
-        "COPY` (PostgreSQL: pg_restore), or make it reachable again: jobs that it knows continue. "
-        f"To start without jobs instead, and end all leases, delete {path}."
-    )
-
-
-def _file(config: Config) -> Path:
-    return config.state_dir / NAME
-
-
-def _shown_url(config: Config) -> str:
-    return shown_url(parse_url(config.database_url))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-_POSTGRES = text(
-    "SELECT concat_ws('/', (SELECT system_identifier FROM pg_control_system()), "
-    "(SELECT oid FROM pg_database WHERE datname = current_database()), current_schema())"
-)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The daemon that used a database last.
-
-    ``tag``: tag by which the main scheduler's jobs are recognised as its leases. ``server_key``:
-    its public key. ``endpoint``: address at which its agents look for it; empty if it has had none.
-    ``place``: location of the database. ``state_dir``: the daemon's state directory.
-    """
-
-    tag: str
-    server_key: str
-    endpoint: str
-    place: str
-    state_dir: str
-
-
-def place_of(connection: Connection) -> str:
-    """Return the location of this database. A copy of it has another location."""
-    if connection.dialect.name == "postgresql":
-        return str(connection.execute(_POSTGRES).scalar())
-    file = connection.engine.url.database
-    return f"{socket.gethostname()}:{Path(file or '').absolute()}"
-
-
-def read_origin(value: str | None) -> Origin | None:
-    """Return the origin that :func:`settle_origin` has stored; None if there is none."""
-    return None if value is None else msgspec.json.decode(value, type=Origin)
-
-
-def moved(config: Config, connection: Connection) -> str:
-    """Return why this daemon may not use the database as its own, as a sentence; empty if it may.
-
-    A copy of a database has the leases of a daemon that may still run. The lock of the database
-    does not separate the two.
-    """
-    value = connection.execute(text("SELECT value FROM meta WHERE key = 'origin'")).scalar()
-    origin = read_origin(value)
-    if origin is None or origin.server_key == _server_key(config):
-        return ""
-    if origin.place == place_of(connection):
-        return ""
-    leases = connection.execute(text("SELECT count(*) FROM leases WHERE ended IS NULL")).scalar()
-    if not leases:
-        return ""
-    return (
-        f"The database was at {origin.place} and belongs to the daemon of {origin.state_dir}, "
-        f"which had leases in it ({leases}). If that one still runs, give this daemon another "
-        f"database. If not, either copy its folder {origin.state_dir}/keys to "
-        f"{config.state_dir}/keys, and jobs continue where they are if this host has its address; "
-        "or run `malletrain db adopt --config FILE`, and its leases are ended and jobs resume from "
-        "their snapshots."
-    )
-
-
-def settle_origin(config: Config, store: Store) -> None:
-    """Make this daemon the owner of the database. Its leases keep their tag."""
-    origin, place = read_origin(store.origin()), store.place(place_of)
-    key = _server_key(config)
-    if origin is None or (origin.server_key != key and origin.place != place):
-        # If it is a copy, it has no leases. The daemon of the original may continue to use its tag.
-        write_lease_tag(config, "")
-        origin = Origin(lease_tag(config), key, "", place, "")
-    write_lease_tag(config, origin.tag)
-    _put(store, origin.tag, origin.server_key, origin.endpoint, place, config)
-
-
-def adopt(config: Config, store: Store) -> None:
-    """Accept the current location of the database: its former daemon no longer runs."""
-    if (origin := read_origin(store.origin())) is not None:
-        place = store.place(place_of)
-        store.put_origin(msgspec.json.encode(asdict(origin) | {"place": place}).decode())
-
-
-def reached_at(config: Config, store: Store, server_key: str, endpoint: str) -> str:
-    """Store the address of this daemon.
-
-    Args:
-        config: the site's configuration.
-        store: the database.
-        server_key: the daemon's public key.
-        endpoint: address at which agents reach it.
-
-    Returns:
-        Why agents of earlier leases cannot find it, as a sentence; empty if they can.
-
-    """
-    origin = read_origin(store.origin())
-    before = (origin.server_key, origin.endpoint) if origin is not None else ("", "")
-    if origin is not None:
-        _put(store, origin.tag, server_key, endpoint, origin.place, config)
-    if before[1] == "" or before == (server_key, endpoint):
-        return ""
-    difference = f"at {before[1]}" if before[1] != endpoint else "by another key"
-    return f"Its agent looks for the daemon {difference}"
-
-
-def _put(
-    store: Store, tag: str, server_key: str, endpoint: str, place: str, config: Config
-) -> None:
-    origin = Origin(tag, server_key, endpoint, place, str(config.state_dir.absolute()))
-    store.put_origin(msgspec.json.encode(origin).decode())
-
-
-def _server_key(config: Config) -> str:
-    try:
-        return read_key(config.state_dir / "keys" / SERVER).public
-    except KeyFileError:
-        return ""
-
-
 Findings = Iterator[tuple[bool | None, str]]
-"""(whether the test succeeded, a sentence); None instead of True if it succeeded with a warning"""
+"""(whether the condition is met, a sentence); None instead of True: met, with a warning."""
 
 MIN_FREE_BYTES = 1 << 18
 """Free space that the state directory needs, bytes: for a new database and the log of a start."""
 ADDRESS = "address"
-"""Name of the test that fails if a daemon already runs here."""
+"""Name of the test that fails if a daemon already listens there."""
 
 
 def refusals(config: Config) -> list[str]:
@@ -345,7 +178,7 @@ def database(config: Config) -> Findings:
     try:
         with engine.connect() as connection:
             current = schema_version(connection)
-            moved_sentence = moved(config, connection) if current in versions() else ""
+            foreign = foreign_database(config, connection) if current in versions() else ""
     except DBAPIError as error:
         reason = str(error.orig).strip().partition("\n")[0].rstrip(".")
         hint = advice(reason) or " Correct [daemon] database, or make it reachable."
@@ -353,8 +186,8 @@ def database(config: Config) -> Findings:
         return
     finally:
         engine.dispose()
-    if moved_sentence:
-        yield False, moved_sentence
+    if foreign:
+        yield False, foreign
     elif current is None:
         yield not lost, lost or f"{shown} can be opened; its tables will be created."
     elif current == HEAD:

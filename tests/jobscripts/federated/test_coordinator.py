@@ -74,7 +74,7 @@ def test_a_result_of_other_clients_is_a_failure():
     wrong = NodeReport(report(attempt).results[:-1], frozenset())
     assert not one.accept(attempt, wrong)
     assert sorted(one.round.of(ClientState.DROPPED)) == sorted(attempt.clients)
-    with pytest.raises(RoundError, match=r"could be averaged.*not that of its clients"):
+    with pytest.raises(RoundError, match=r"could be averaged.*does not name exactly its clients"):
         one.finish({"w": np.ones(1)}, 2.0)
 
 

@@ -88,7 +88,7 @@ def test_a_supernode_that_dies_is_a_failure(supernode, log, tmp_path):
 def test_an_address_without_a_port_is_refused(capsys):
     with pytest.raises(SystemExit):
         node.main(["--superlink", "head"])
-    assert "head is no address; write HOST:PORT" in capsys.readouterr().err
+    assert "head is not an address; write HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_missing_flower_is_a_sentence(tmp_path, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fedcase import rules, server
-from fedcase.flower import FlowerMissingError, lacks, program, split_arguments
+from fedcase.flower import FlowerMissingError, environment_without, program, split_arguments
 from fedcase.options import TrainingOptions
 from fedcase.ratio import EpsilonGreedy
 from fedcase.server import FederatedServer, ServerError
@@ -67,7 +67,7 @@ def test_a_run_that_fails_is_started_again_and_then_given_up(tmp_path):
     port = _port()
     ended = "{'success': True, 'run-id': '7', 'runs': [{'status': 'finished:failed'}]}"
     one = FederatedServer(options(tmp_path), "127.0.0.1", port, programs(tmp_path, ended))
-    with pytest.raises(ServerError, match="The run has failed, as the 4th failure after round 0"):
+    with pytest.raises(ServerError, match="The run has failed: failure 4 since round 0"):
         one.run()
     assert calls(tmp_path) == ["run", "list"] * 4
 
@@ -76,7 +76,7 @@ def test_a_superlink_that_cannot_start_is_given_up(tmp_path):
     folder = programs(tmp_path)
     (tmp_path / "bin" / "flower-superlink").write_text("#!/bin/sh\nexit 3\n")
     one = FederatedServer(options(tmp_path), "127.0.0.1", _port(), folder)
-    with pytest.raises(ServerError, match="The SuperLink has ended, as the 4th failure"):
+    with pytest.raises(ServerError, match="The SuperLink has ended: failure 4 since"):
         one.run()
 
 
@@ -151,7 +151,7 @@ def test_a_task_that_is_none_is_a_sentence(tmp_path, capsys):
 
 NO_FOREST = (
     "The rule forest needs scikit-learn, which is not in {place}, the environment of Flower. "
-    "Install it there ({place}/bin/pip install 'scikit-learn>=1.4'), or take another --rule."
+    "Install it there ({place}/bin/pip install 'scikit-learn>=1.4'), or choose another --rule."
 )
 
 
@@ -169,16 +169,18 @@ def test_a_rule_that_needs_a_package_is_refused_at_the_start(tmp_path, capsys):
 
 def test_whether_a_package_is_in_the_environment_of_a_program(tmp_path):
     program_path = str(Path(sys.executable).with_name("flwr"))
-    assert lacks(program_path, "numpy") == ""
-    assert lacks(program_path, "no_such_package") == str(Path(sys.executable).parent.parent)
-    assert lacks(str(tmp_path / "flwr"), "no_such_package") == "", "its Python is not known"
+    environment = str(Path(sys.executable).parent.parent)
+    assert environment_without("numpy", program_path) == ""
+    assert environment_without("no_such_package", program_path) == environment
+    unknown = environment_without("no_such_package", str(tmp_path / "flwr"))
+    assert unknown == "", "its Python is not known"
 
 
 def test_a_rule_is_refused_where_the_server_app_starts(monkeypatch):
-    assert isinstance(rules.made_rule("epsilon-greedy"), EpsilonGreedy)
+    assert isinstance(rules.create_rule("epsilon-greedy"), EpsilonGreedy)
     monkeypatch.setitem(rules.PACKAGES, "forest", "no_such_package")
     with pytest.raises(rules.RuleError) as caught:
-        rules.made_rule("forest")
+        rules.create_rule("forest")
     assert str(caught.value) == NO_FOREST.format(place=sys.prefix)
 
 

@@ -33,7 +33,7 @@ def test_a_small_concentration_gives_few_labels():
 
 
 def test_too_many_clients_are_refused():
-    with pytest.raises(ValueError, match="3 samples cannot be dealt to 4 clients"):
+    with pytest.raises(ValueError, match="3 samples are too few for 4 clients"):
         dirichlet_parts([0, 1, 0], 4, 0.3, 0)
 
 

@@ -60,7 +60,7 @@ def test_leases_that_fail_together_count_once():
 )
 def test_what_is_reported(happened, in_a_row, nodes):
     starts, now = after(happened, every_s=10.0)
-    assert [failure.node for failure in starts.of("", now)] == nodes
+    assert [failure.node for failure in starts.recent("", now)] == nodes
     assert starts.in_a_row("", now) == in_a_row
 
 

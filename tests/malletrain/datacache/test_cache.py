@@ -16,7 +16,7 @@ import malletrain
 from malletrain import DataCache, ElasticSampler, ImportanceSampler
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import store as store_module
-from malletrain.datacache.expected import pooled_hits
+from malletrain.datacache.hit_ratios import pooled_hits
 from malletrain.datacache.owners import owners
 from malletrain.datacache.reader import SampleReader
 from malletrain.protocol import env
@@ -224,7 +224,7 @@ def test_samples_that_cannot_be_packed_are_named(site, capfd):
     for _ in range(2):
         assert cache.__getitems__([4, 5])[1] == {5}
     assert data.read() == [4]
-    assert "Sample 5 is not cached, and others like it" in capfd.readouterr().err
+    assert "Sample 5 and others like it are not cached" in capfd.readouterr().err
     assert cache.counts().unpacked == 2
 
 

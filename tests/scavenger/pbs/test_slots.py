@@ -90,7 +90,7 @@ def test_a_host_of_which_a_job_has_all_has_no_idle_slots(world):
     poll = one.poll()
     assert names(poll) == slots("n2", 0, 1, 2, 3)
     [explained] = [e for e in poll.explanations if e.node == "n1/gpu.0"]
-    assert "a job has it for itself" in explained.state
+    assert "a job has exclusive use of it" in explained.state
 
 
 def test_nothing_is_taken_beside_jobs_of_others_where_the_site_says_so(world):
@@ -179,7 +179,7 @@ def test_a_real_pbs_says_what_jobs_have_of_each_host():
     use = read_hosts(hosts, jobs.running)
     assert use["n1"].total == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
     assert use["n1"].used == {"gpu": 0, "cpus": 1, "memory_mb": 2048}
-    assert use["n1"].closed == "a job has it for itself"
+    assert use["n1"].closed == "a job has exclusive use of it"
     [neighbour] = use["n1"].neighbours
     assert neighbour == Neighbour(jobs.running[0].user, jobs.running[0].queue)
 

@@ -1,6 +1,6 @@
-"""Detects that only some ranks change an object of the run, such as an average of the weights or
-the best loss, that rank 0 alone keeps. When that rank leaves, another one continues with a value
-that was never changed.
+"""Detects objects of the run that only some ranks change, such as an average of the weights or the
+best loss that rank 0 alone updates. When that rank leaves, another process becomes rank 0 and
+continues with a value that was never updated.
 
 Decides which objects have changed between two steps, and the messages. The comparison is part of
 the collective that all ranks call once per step anyway (:mod:`malletrain.elastic.group`). Buffers
@@ -18,8 +18,8 @@ from malletrain.elastic.rates import UNKNOWN
 from malletrain.training.epoch_begin import is_equal
 from malletrain.training.torch_private import in_place_changes, versions
 
-_MOST = 48
-"""Maximum number of objects that are compared: a number of that many bits is exact as a float."""
+_MAX_OBJECTS = 48
+"""Maximum number of objects that are compared: a float is exact for a number of so many bits."""
 
 
 class ChangedObjects:
@@ -38,7 +38,9 @@ class ChangedObjects:
         self._modules = modules
         self._dicts = dict(dicts)
         self._marks: dict[str, Any] = {}
-        """What differs when an object has changed, by its name; empty if unknown."""
+        """For each object, by its name, a value that differs after the object has changed; empty
+        if unknown.
+        """
 
     def forget(self) -> None:
         """Compare nothing with the time before: the group has changed, or a step was discarded."""
@@ -52,7 +54,9 @@ class ChangedObjects:
         if before.keys() != self._marks.keys():
             return UNKNOWN
         changed = [not is_equal(before[name], mark) for name, mark in self._marks.items()]
-        return float(sum(is_changed << bit for bit, is_changed in enumerate(changed[:_MOST])))
+        return float(
+            sum(is_changed << bit for bit, is_changed in enumerate(changed[:_MAX_OBJECTS]))
+        )
 
     def names(self, first: float, second: float) -> tuple[list[str], list[str]]:
         """Return the names of the (modules, dicts) in which two numbers of :meth:`since_last`
@@ -73,8 +77,8 @@ class ChangedObjects:
 
 
 class _OnDevice:
-    """A tensor that is not on the CPU. It is equal to itself as long as nothing is written to it:
-    a comparison of values would wait for the GPU in each step.
+    """A tensor that is not on the CPU. Two marks of one tensor are equal if nothing was written to
+    it in between. Its values are not compared, because that would wait for the GPU in each step.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -92,7 +96,7 @@ class _OnDevice:
 
 
 def _mark(value: Any) -> Any:
-    """Return what differs when a value of a dict has changed."""
+    """Return a value that differs after ``value``, an item of a dict, has changed."""
     if isinstance(value, torch.Tensor):
         return value if value.device.type == "cpu" else _OnDevice(value)
     if type(value) is dict:
@@ -103,30 +107,30 @@ def _mark(value: Any) -> Any:
 
 
 def _element(parameter: torch.Tensor) -> float | None:
-    """Return an element, because a change through ``parameter.data`` does not count as a version.
-    Reading one on a GPU would wait for the GPU.
+    """Return one element, because a change through ``parameter.data`` does not increment the
+    version; None on a GPU, because reading it would wait for the GPU.
     """
     if parameter.device.type != "cpu" or not parameter.numel():
         return None
     return float(parameter.detach()[tuple(size // 2 for size in parameter.shape)].real)
 
 
-def sentence(modules: list[str]) -> str:
+def module_error(modules: list[str]) -> str:
     """Return the error message for modules that only some ranks change."""
     names = ", ".join(map(repr, modules))
     return (
-        f"Only some ranks changed {names} since the step before. In live mode rank 0 may later be "
-        "another process, which would go on with values that were never changed. Do on all ranks "
-        "what changes an object of the run, such as the update of an average: they all have the "
-        "same weights."
+        f"Only some ranks changed {names} since the step before. In live mode another process may "
+        "become rank 0, and it would continue with values that were never changed. Change objects "
+        "of the run on all ranks: for example, update an average of the weights on each rank, "
+        "because all ranks have the same weights."
     )
 
 
-def notice(dicts: list[str]) -> str:
+def dict_notice(dicts: list[str]) -> str:
     """Return the message for dicts that only some ranks change."""
     names = ", ".join(map(repr, dicts))
     return (
-        f"Only some ranks changed the dict {names} between two steps. In live mode rank 0 may "
-        "later be another process, which goes on with its own values: broadcast what one rank "
+        f"Only some ranks changed the dict {names} between two steps. In live mode another process "
+        "may become rank 0, and it continues with its own values. Broadcast what one rank "
         "computes, such as a loss, and change the dict on all ranks."
     )

@@ -1,9 +1,9 @@
-"""The hits that a cache can have when each sample is read once in each epoch. Pure.
+"""The hit ratios that caches can reach when each sample is read once in each epoch. Pure.
 
-In such an epoch every sample is equally likely to be the next, so no policy can hit more than the
-cached fraction *c* of the data, and a cache that never evicts has exactly that. An LRU cache has
-less: a sample is still there at its next use only if fewer than the capacity of other samples were
-used in between.
+In such an epoch every sample is equally likely to be the next, so the hit ratio of no policy can
+exceed the cached fraction *c* of the data. A cache that never evicts reaches it. An LRU cache does
+not: it still has a sample at its next use only if the other samples that were used in between are
+fewer than its capacity.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def lru_hits(fraction: float) -> float:
     """Return the share of hits of an LRU cache over epochs that are independent permutations:
     c + (1 − c) · ln(1 − c).
 
-    A sample at the relative place x of an epoch was last used at a place y of the epoch before. It
-    is a hit if the samples used since then, (1 − y) + x − (1 − y) · x of them distinct, are fewer
-    than c. Integrated over x and y this is the formula.
+    A sample at the relative place x of an epoch was last used at a place y of the epoch before.
+    Since then the part (1 − y) + x − (1 − y) · x of all samples was used. The sample is a hit if
+    that part is smaller than c. The formula is the integral over x and y, each uniform in (0, 1).
 
     Args:
         fraction: part of the data that fits, from 0.

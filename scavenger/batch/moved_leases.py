@@ -1,8 +1,8 @@
-"""Detects leases whose jobs are not where they were requested: a plugin or hook of the scheduler
-(job_submit of Slurm, queuejob of PBS) or an operator moved them to another partition or queue.
+"""Detects leases whose jobs are in another partition or queue than requested: a plugin or hook of
+the scheduler (job_submit of Slurm, queuejob of PBS) or an operator moved them.
 
-Jobs there may not be preempted as MalleTrain relies on. So such leases leave, and for a while none
-is requested. Pure.
+MalleTrain relies on preemption, and the scheduler may not preempt jobs in other partitions. Such
+leases therefore leave, and for :data:`MOVED_PAUSE_S` no lease is requested. Pure.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ MOVED_PAUSE_S = 600.0
 
 
 class MovedLeases:
-    """Watches from poll to poll where the jobs of leases are.
+    """Checks in each poll in which partitions or queues the jobs of leases are.
 
     Args:
-        scheduler: its name, for sentences.
-        noun: its word for a partition or queue.
-        table: table of the configuration that names it.
+        scheduler: name of the scheduler, for messages.
+        noun: the scheduler's word, ``"partition"`` or ``"queue"``.
+        table: table of the configuration that names the partition or queue of leases.
     """
 
     def __init__(self, scheduler: str, noun: str, table: str) -> None:
         self._scheduler, self._noun, self._table = scheduler, noun, table
-        self._at = float("-inf")
+        self._seen_at = float("-inf")
+        """Time of the newest poll with a moved lease."""
         self._sentence = ""
 
-    def look(
+    def reasons_to_leave(
         self, partitions: Mapping[str, str], allowed: Collection[str], now: float
     ) -> dict[str, str]:
-        """Return lease → why it has to leave.
+        """Return lease → why it has to leave, for the moved leases.
 
         Args:
-            partitions: lease that has not ended → the partitions or queue of its job, separated by
-                commas.
+            partitions: lease → partitions or queue of its job, separated by commas; without leases
+                that have ended.
             allowed: partitions or queues in which leases may run; empty: any.
             now: epoch seconds.
         """
@@ -46,7 +47,7 @@ class MovedLeases:
             if allowed and others:
                 place = f"in {self._noun} {', '.join(others)}"
                 leave[lease] = f"its job is {place}, not in {', '.join(sorted(allowed))}"
-                self._at = now
+                self._seen_at = now
                 self._sentence = (
                     f"lease {lease} is {place}, not in {', '.join(sorted(allowed))}, and "
                     f"{self._scheduler} may not preempt it there; exempt leases from the plugin or "
@@ -55,7 +56,7 @@ class MovedLeases:
                 )
         return leave
 
-    def hold(self, now: float) -> str:
-        """Return why no lease may be requested; empty if leases may be."""
-        remaining_s = self._at + MOVED_PAUSE_S - now
+    def reason_to_pause(self, now: float) -> str:
+        """Return why no lease may be requested now; empty if leases may be requested."""
+        remaining_s = self._seen_at + MOVED_PAUSE_S - now
         return f"{self._sentence} (next try in {span(remaining_s)})" if remaining_s > 0 else ""

@@ -403,8 +403,8 @@ def test_a_batch_outlives_a_node_and_its_dispatcher(tmp_path, monkeypatch, capsy
         # With the batch beside it: no answer depends on what else the engine computes.
         engine = engines_below(psutil.Process(s.cluster.pid))[0]
         with ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(engine.ask, "/v1/completions", body_of(n)) for n in range(4)]
-            undisturbed = [json.loads(each.result())["choices"][0]["text"] for each in asked]
+            futures = [pool.submit(engine.ask, "/v1/completions", body_of(n)) for n in range(4)]
+            undisturbed = [json.loads(each.result())["choices"][0]["text"] for each in futures]
         s.until_state(job, "completed")
         assert main(["status", str(output)]) == 0
         assert f"{LINES} of {LINES} answered, complete" in capsys.readouterr().out

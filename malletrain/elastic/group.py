@@ -375,7 +375,7 @@ class Group:
             batch_size: global batch size with which this rank trains, or will at the next step;
                 None if the size depends on the number of ranks, or is unknown.
             changed: objects that have changed since the step before
-                (:class:`malletrain.elastic.changed.ChangedObjects`).
+                (:class:`malletrain.elastic.changed_objects.ChangedObjects`).
         """
         if not self._step_begun:  # otherwise meet() has begun the step, by a call of this rank only
             self._ask(StepWishes(go, stop, save, step=True), rate, batch_size, changed)

@@ -383,7 +383,7 @@ class Training:
     # --- steps ---
 
     def compared_objects(self) -> tuple[Callable[[], dict[str, Any]], dict[str, Any]]:
-        """Returns the arguments of :class:`malletrain.elastic.changed.ChangedObjects`."""
+        """Returns the arguments of :class:`malletrain.elastic.changed_objects.ChangedObjects`."""
         return self.state.modules, self._dicts
 
     def rehearse(self, warmup: Callable[[], None]) -> None:

@@ -1,5 +1,5 @@
-"""Which parts of a job users other than its owner and operators see: functions from a view to the
-view for users who may not manage the job. Pure.
+"""Which parts of a job, and of the daemon's status, users other than the owner and operators see:
+functions from a view to the view for users who may not manage the job. Pure.
 
 Every user sees which jobs exist and their state. Output of a script (notices, error messages,
 metrics), its arguments and its owner's goals are for its owner and for operators
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from malletrain.protocol.event_kinds import EventKind
-from malletrain.protocol.views import EventView, JobDetail, JobView
+from malletrain.protocol.views import EventView, JobDetail, JobView, StatusView
 
 PRIVATE: dict[str, str] = {
     EventKind.JOB_NOTICE: "The job's owner was told something.",
@@ -54,6 +54,23 @@ def event_for_others(event: EventView) -> EventView:
     if event.kind not in PRIVATE:
         return event
     return msgspec.structs.replace(event, sentence=PRIVATE[event.kind], data={})
+
+
+def status_for_others(status: StatusView, late: Mapping[str, str]) -> StatusView:
+    """Returns an operator's status as a user may see it who is none.
+
+    Args:
+        status: as the daemon answers an operator.
+        late: its field of this name, for the user's own jobs.
+    """
+    return msgspec.structs.replace(
+        status,
+        shares=(),
+        handler_failures="",
+        late=dict(late),
+        users_problems=(),
+        failed_starts=(),
+    )
 
 
 def job_for_others(job: JobView) -> JobView:

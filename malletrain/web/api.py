@@ -294,8 +294,7 @@ class Routes:
 
     async def machine(self, request: Request) -> Response:
         """The daemon and the machine at a glance."""
-        viewer = _viewer(request)
-        return reply(msgspec.structs.replace(self.board.machine, user=viewer.name))
+        return reply(_viewer(request).machine(self.board.machine, self._owners()))
 
     async def jobs(
         self,

@@ -42,9 +42,14 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from malletrain.protocol.bounds import USER_NAME
-from malletrain.protocol.discretion import detail_for_others, event_for_others, job_for_others
+from malletrain.protocol.discretion import (
+    detail_for_others,
+    event_for_others,
+    job_for_others,
+    status_for_others,
+)
 from malletrain.protocol.views import EventView, JobDetail, JobView, UsageView
-from malletrain.web.board import BoardChange
+from malletrain.web.board import BoardChange, MachineView
 from scavenger.backoff import doubled_s
 
 
@@ -86,14 +91,22 @@ class Viewer:
         """Return the rows of this viewer."""
         return [row for row in rows if self.may_manage(row.user)]
 
+    def machine(self, machine: MachineView, owners: dict[str, str]) -> MachineView:
+        """Return the parts of the machine that this viewer may see. ``owners``: job → its owner."""
+        machine = msgspec.structs.replace(machine, user=self.name)
+        if self.all_of_it or machine.status is None:
+            return machine
+        late = machine.status.late.items()
+        own = {job: text for job, text in late if self.may_manage(owners.get(job, ""))}
+        return msgspec.structs.replace(machine, status=status_for_others(machine.status, own))
+
     def change(self, change: BoardChange, owners: dict[str, str]) -> BoardChange:
         """Return the parts of a change that this viewer may see."""
         if self.all_of_it:
             return change
-        machine = msgspec.structs.replace(change.machine, user=self.name)
         return msgspec.structs.replace(
             change,
-            machine=machine,
+            machine=self.machine(change.machine, owners),
             jobs=tuple(self.job(job) for job in change.jobs),
             events=tuple(self.event(event, owners) for event in change.events),
         )

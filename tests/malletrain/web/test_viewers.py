@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import msgspec
+
 from malletrain.protocol.discretion import FAILED_REASON, PRIVATE
-from malletrain.protocol.views import JobDetail, UsageView
+from malletrain.protocol.views import JobDetail, ShareView, UsageView
 from malletrain.web.board import Board
 from malletrain.web.guard import Viewer
 from tests.malletrain.web.looks import event, job, look
@@ -42,6 +46,29 @@ def test_changes_are_shown_in_the_same_way():
         PRIVATE["job-failed"],
     ]
     assert change.machine.user == "ann"
+
+
+def test_what_is_said_to_operators_is_not_shown_to_others():
+    board = Board("site")
+    seen = look(1.0, [job(1, owner="ann"), job(2, owner="bob")])
+    status = msgspec.structs.replace(
+        seen.status,
+        restraint="No leases are requested.",
+        users_problems=("Line 3 is wrong.",),
+        failed_starts=("No agent reported from n1.",),
+        handler_failures="2 messages failed.",
+        shares=(ShareView("bobs", 1.0, 2.0, 3.0, 1.0),),
+        late={"j1": "Ann's is late.", "j2": "Bob's is late.", "j9": "Whose is late?"},
+    )
+    board.look(dataclasses.replace(seen, status=status), None)
+    assert Viewer("site", "site").machine(board.machine, {}).status == status
+    owners = {"j1": "ann", "j2": "bob"}
+    shown = ANN.machine(board.machine, owners)
+    assert ANN.change(board.everything(), owners).machine == shown
+    assert (shown.user, shown.status.restraint) == ("ann", "No leases are requested.")
+    assert shown.status.late == {"j1": "Ann's is late."}
+    rest = (shown.status.users_problems, shown.status.failed_starts, shown.status.shares)
+    assert (*rest, shown.status.handler_failures) == ((), (), (), "")
 
 
 def test_usage_is_one_s_own():

@@ -1,14 +1,14 @@
 """A batch with real vLLM on the processor while nodes are lost: ``llmserve batch`` on two nodes,
 beside ``vllm run-batch`` on two nodes with half of the lines each, begun anew after each loss.
 
-    python -m benchmarks.llm_vllm [--requests 200] [--kills 120,180] [--cases llmserve,run-batch]
+    python -m benchmarks.llm_vllm [--requests 200] [--kills 0.3,0.6] [--cases llmserve,run-batch]
     [--json]
 
 Needs ``make vllm``. The model is a random one in float32; answers are greedy and as long as
-requested. A node is lost by kill -9, the first one after the first number of seconds, the other one
-after the second, and so on in turn; counted from the beginning of the case, loads included. A lost
-node is there again at once. ``tokens again``: tokens that were generated beyond those of the
-answers, relative to them. The answers of both cases are compared.
+requested. A node is lost by kill -9: the first one when a case has generated so many tokens,
+relative to those of all answers, the other one at the second number, and so on in turn. A lost node
+is there again at once. ``seconds`` include loads. ``tokens again``: tokens that were generated
+beyond those of the answers, relative to them. The answers of both cases are compared.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tests.jobscripts.llm.random_llama import write_model
 from tests.jobscripts.llm.vllm_environment import ENVIRONMENT, OPTIONS, NotInstalledError, folder
 
 from llmserve.batch_store import BatchFolder  # isort: skip
+from llmserve.model_tokenizer import INCOMPLETE  # isort: skip
 
 CASES = ("llmserve", "run-batch")
 NODES, SLOTS = 2, 8
@@ -69,27 +70,22 @@ class Kills:
     """Loses one node after the other.
 
     Args:
-        at_s: seconds after the beginning, each after the one before.
+        at: shares of the tokens of all answers, in rising order.
     """
 
-    at_s: Sequence[float]
-    began: float = field(default_factory=time.monotonic)
+    at: Sequence[float]
     done: int = 0
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next one is due."""
-        return self.done < len(self.at_s) and self.seconds >= self.at_s[self.done]
+    def next_node(self, generated: int, requests: int) -> int | None:
+        """Returns the number of the node that is to be lost now; None if none is.
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the beginning."""
-        return time.monotonic() - self.began
-
-    def next_node(self) -> int:
-        """Returns the number of the node that is lost now."""
-        self.done += 1
-        return (self.done - 1) % NODES
+        Args:
+            generated: tokens until now.
+            requests: number of requests.
+        """
+        share = generated / sum(map(tokens_of, range(requests)))
+        is_due = self.done < len(self.at) and share >= self.at[self.done]
+        return self.done % NODES if is_due else None
 
 
 def tokens_of(number: int) -> int:
@@ -116,7 +112,8 @@ def read_texts(path: Path) -> dict[str, str]:
     for line in map(json.loads, path.read_text().splitlines()):
         if line["error"] is None:
             choice = line["response"]["body"]["choices"][0]
-            texts[line["custom_id"]] = choice["message"]["content"]
+            # At the end vLLM drops bytes that are no whole character.
+            texts[line["custom_id"]] = choice["message"]["content"].rstrip(INCOMPLETE)
     return texts
 
 
@@ -130,7 +127,7 @@ def agent_at(site: Site, number: int) -> psutil.Process | None:
     return agents[names[number % len(names)]] if names else None
 
 
-def llmserve_case(root: Path, model: Path, requests: int, kills_s: Sequence[float]) -> Outcome:
+def llmserve_case(root: Path, model: Path, requests: int, kills: Kills) -> Outcome:
     """``llmserve batch --engine vllm``."""
     source, output = root / "in.jsonl", root / "out.jsonl"
     write_requests(source, range(requests))
@@ -139,7 +136,7 @@ def llmserve_case(root: Path, model: Path, requests: int, kills_s: Sequence[floa
     with contextlib.ExitStack() as stack:
         stack.callback(site.stop)
         site.start_daemon()
-        kills = Kills(kills_s)
+        began = time.monotonic()
         command = [sys.executable, "-m", "llmserve.cli", "batch", "--engine", "vllm"]
         command += ["--model", str(model), "--served-name", "llama", "--venv", str(folder())]
         command += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
@@ -157,11 +154,12 @@ def llmserve_case(root: Path, model: Path, requests: int, kills_s: Sequence[floa
             status = parts.status()
             if "epoch" in status:
                 generated[status["epoch"]] = status["generated_tokens"]
-            if kills.is_due and (agent := agent_at(site, kills.done)) is not None:
-                kills.next_node()
+            node = kills.next_node(sum(generated.values()), requests)
+            if node is not None and (agent := agent_at(site, node)) is not None:
                 agent.kill()
+                kills.done += 1
             time.sleep(POLL_S)
-        seconds = kills.seconds
+        seconds = time.monotonic() - began
         generated[parts.status()["epoch"]] = parts.status()["generated_tokens"]
     return outcome("llmserve", kills, seconds, read_texts(output), sum(generated.values()))
 
@@ -191,9 +189,14 @@ class RunBatch:
         self.lost_tokens = 0
         """Generated in runs that were lost."""
 
+    @property
+    def generated(self) -> int:
+        """Tokens of all runs until now."""
+        return self.lost_tokens + self._tokens
+
     def start(self) -> None:
         """Begin."""
-        self._tokens, self._port = 0, free_ports(1)[0]
+        self._port = free_ports(1)[0]
         command = [str(folder() / "bin" / "python"), "-m", "vllm.entrypoints.openai.run_batch"]
         command += ["-i", str(self._source), "-o", str(self.output), "--model", str(self._model)]
         command += ["--served-model-name", "llama", "--max-num-seqs", str(SLOTS), *OPTIONS]
@@ -239,23 +242,27 @@ class RunBatch:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self.lost_tokens += self._tokens
+            self._tokens = 0
 
 
-def run_batch_case(root: Path, model: Path, requests: int, kills_s: Sequence[float]) -> Outcome:
+def run_batch_case(root: Path, model: Path, requests: int, kills: Kills) -> Outcome:
     """``vllm run-batch`` with half of the lines on each node."""
     nodes = [RunBatch(root, number, model, requests) for number in range(NODES)]
-    kills = Kills(kills_s)
+    began = time.monotonic()
     try:
         for node in nodes:
             node.start()
         while not all(node.has_ended for node in nodes):
-            if kills.is_due:
-                node = nodes[kills.next_node()]
-                if not node.has_ended:
-                    node.kill()
-                    node.start()
+            for node in nodes:
+                node.look()
+            number = kills.next_node(sum(node.generated for node in nodes), requests)
+            if number is not None:
+                kills.done += 1
+                if not nodes[number].has_ended:
+                    nodes[number].kill()
+                    nodes[number].start()
             time.sleep(POLL_S)
-        seconds = kills.seconds
+        seconds = time.monotonic() - began
     finally:
         for node in nodes:
             node.kill()
@@ -280,7 +287,7 @@ def main() -> int:
     )
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--kills", default="120,180", help="seconds after the beginning")
+    parser.add_argument("--kills", default="0.3,0.6", help="shares of the tokens")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     end_in_order()
@@ -288,7 +295,7 @@ def main() -> int:
         folder()
     except NotInstalledError as error:
         parser.error(str(error))
-    kills_s = [float(text) for text in options.kills.split(",") if text]
+    at = [float(text) for text in options.kills.split(",") if text]
     run = {"llmserve": llmserve_case, "run-batch": run_batch_case}
     outcomes = []
     with tempfile.TemporaryDirectory() as root:
@@ -299,7 +306,7 @@ def main() -> int:
                 parser.error(f"{case} is no case; possible: {', '.join(CASES)}.")
             place = Path(root) / case
             place.mkdir()
-            outcomes.append(run[case](place, model, options.requests, kills_s))
+            outcomes.append(run[case](place, model, options.requests, Kills(at)))
     is_same = all(each.texts == outcomes[0].texts for each in outcomes)
     if options.json:
         print(json.dumps([each.row() for each in outcomes], indent=1))

@@ -29,7 +29,7 @@ from llmserve.batch_store import BatchFolder
 from llmserve.cli import main
 from llmserve.engine_cache import cache_tokens
 from llmserve.gateway.keys import KeyFile
-from llmserve.model_tokenizer import ModelTokenizer
+from llmserve.model_tokenizer import INCOMPLETE, ModelTokenizer
 
 from malletrain import Client
 from tests.integration.embedded import Site, site
@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 SERVE = Path(__file__).parents[2] / "jobscripts" / "llm" / "serve.py"
 SLOTS = 8
+FIELDS: dict[str, Any] = {"model": "llama", "temperature": 0}
 PROMPT = "The scheduler starts a job on"
 TOOL = {
     "type": "function",
@@ -102,10 +103,10 @@ class Engine:
             connection.request(method, path, text, {"Content-Type": "application/json"})
             return connection.getresponse().read().decode()
 
-    def metric(self, name: str, labels: str = "") -> float:
-        """The sum of the values of a metric whose labels contain a text."""
-        values = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", self.ask("/metrics"), re.MULTILINE)
-        return sum(float(value) for own, value in values if labels in own)
+    def metric(self, name: str) -> float:
+        """The sum of the values of a metric."""
+        values = re.findall(rf"^{name}\{{.*\}} (\S+)$", self.ask("/metrics"), re.MULTILINE)
+        return sum(map(float, values))
 
 
 def engines_below(process: psutil.Process) -> list[Engine]:
@@ -116,6 +117,98 @@ def engines_below(process: psutil.Process) -> list[Engine]:
             if "vllm.entrypoints.openai.api_server" in child.cmdline():
                 engines.append(Engine(child))
     return engines
+
+
+# --- a batch ---
+
+LINES, TOKENS = 30, 300
+
+
+def body_of(number: int) -> dict[str, Any]:
+    """The body of a request of the batch."""
+    return {**FIELDS, "prompt": f"{PROMPT} {number}", "max_tokens": TOKENS, "ignore_eos": True}
+
+
+def write_requests(path: Path) -> None:
+    with path.open("w") as file:
+        for number in range(LINES):
+            line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions"}
+            file.write(json.dumps({**line, "body": body_of(number)}) + "\n")
+
+
+def batch_words(model: Path, source: Path, output: Path) -> list[str]:
+    environment = [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+    words = ["batch", "--model", str(model), "--served-name", "llama", "--engine", "vllm"]
+    words += ["--nodes", "1:2", "--slots", "4", "--venv", str(vllm()), *environment]
+    return [*words, str(source), str(output), "--", *OPTIONS]
+
+
+def test_a_batch_outlives_a_node_and_its_dispatcher(tmp_path, monkeypatch, capsys, model):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_requests(source)
+    folder = BatchFolder(output)
+    with site(tmp_path / "site", nodes=2) as s:
+        monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(s.state))
+        assert main(batch_words(model, source, output)) == 0
+        job = folder.manifest().job
+
+        def ready() -> set[str]:
+            replicas = folder.status().get("replicas", ())
+            return {r["name"] for r in replicas if r["state"] == "ready"}
+
+        s.until(lambda: len(ready()) == 2 or folder.is_done, "two nodes answer")
+        assert not folder.is_done, "the batch is too short for this machine"
+        first = folder.status()["dispatcher"]
+        other = next(name for name in ready() if name != first)
+        s.agents()[other].kill()
+        dispatcher(s, folder, job).kill()
+        s.until(lambda: folder.newest_epoch().number >= 2, "a process dispatches again")
+        s.until(lambda: ready() or folder.is_done, "a node answers again")
+        # With the batch beside it: no answer depends on what else the engine computes.
+        engine = engines_below(psutil.Process(s.cluster.pid))[0]
+        with ThreadPoolExecutor(4) as pool:
+            futures = [pool.submit(engine.ask, "/v1/completions", body_of(n)) for n in range(4)]
+            undisturbed = [json.loads(each.result())["choices"][0]["text"] for each in futures]
+        s.until_state(job, "completed")
+        assert main(["status", str(output)]) == 0
+        assert f"{LINES} of {LINES} answered, complete" in capsys.readouterr().out
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == [f"c{n}" for n in range(LINES)]
+    texts = [line["response"]["body"]["choices"][0]["text"] for line in lines]
+    assert texts[: len(undisturbed)] == undisturbed
+    assert not folder.errors.exists()
+
+
+def test_the_error_of_an_engine_that_does_not_start_is_in_the_status(
+    tmp_path, monkeypatch, capsys, model
+):
+    """vLLM names it in an inner process, and prints a hundred lines of tracebacks afterwards."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in model.iterdir():
+        content = file.read_bytes()
+        half = len(content) // 2
+        (broken / file.name).write_bytes(content[:half] if "safetensors" in file.name else content)
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_requests(source)
+    folder = BatchFolder(output)
+    with site(tmp_path / "site", nodes=1) as s:
+        monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(s.state))
+        assert main(batch_words(broken, source, output)) == 0
+
+        def sentences() -> str:
+            return "".join(r["sentence"] for r in folder.status().get("replicas", ()))
+
+        s.until(lambda: "The engine ended" in sentences(), "the engine has ended")
+        assert main(["status", str(output)]) == 0
+        shown = capsys.readouterr().out
+        assert "SafetensorError: Error while deserializing header" in shown
+        with Client(s.state) as client:
+            client.cancel(folder.manifest().job)
+        s.until_state(folder.manifest().job, "cancelled")
+
+
+# --- a gateway ---
 
 
 @dataclass
@@ -158,9 +251,6 @@ class Served:
         return engines[0]
 
 
-FIELDS: dict[str, Any] = {"model": "llama", "temperature": 0}
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory, model) -> Iterator[Served]:
     """Two nodes with vLLM behind a gateway."""
@@ -201,15 +291,16 @@ def served(tmp_path_factory, model) -> Iterator[Served]:
 def test_an_answer_is_that_of_vllm_itself(served):
     fields = {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
     own = served.direct("/v1/completions", fields)["choices"][0]
-    whole = served.client.completions.create(
+    answer = served.client.completions.create(
         **FIELDS, prompt=PROMPT, max_tokens=60, extra_body={"ignore_eos": True}
     )
-    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (own["text"], "length")
-    assert whole.usage.completion_tokens == 60
+    assert answer.choices[0].text.rstrip(INCOMPLETE) == own["text"].rstrip(INCOMPLETE)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 60
     parts = served.client.completions.create(
         **FIELDS, prompt=PROMPT, max_tokens=60, extra_body={"ignore_eos": True}, stream=True
     )
-    assert "".join(part.choices[0].text for part in parts) == own["text"]
+    assert "".join(part.choices[0].text for part in parts) == answer.choices[0].text
 
 
 def test_a_chat_is_that_of_vllm_itself(served):
@@ -217,7 +308,9 @@ def test_a_chat_is_that_of_vllm_itself(served):
     own = served.direct("/v1/chat/completions", {"messages": messages, "max_tokens": 40})
     fields = {**FIELDS, "messages": messages, "max_tokens": 40}
     answer = served.client.chat.completions.create(**fields)
-    assert answer.choices[0].message.content == own["choices"][0]["message"]["content"]
+    # At the end vLLM drops bytes that are no whole character.
+    whole = answer.choices[0].message.content.rstrip(INCOMPLETE)
+    assert whole == own["choices"][0]["message"]["content"]
     assert answer.choices[0].finish_reason == own["choices"][0]["finish_reason"]
     assert answer.usage.prompt_tokens == own["usage"]["prompt_tokens"]
     parts = list(served.client.chat.completions.create(**fields, stream=True))
@@ -314,11 +407,10 @@ def test_a_client_that_is_gone_frees_the_engine(served):
     )
     next(iter(stream))
     engine = served.answering()
-    before = engine.metric("vllm:request_success_total", 'finished_reason="abort"')
+    before = engine.metric("vllm:generation_tokens_total")
     stream.close()
     until(lambda: not engine.metric("vllm:num_requests_running"), "it computes no more", 0.1)
-    after = engine.metric("vllm:request_success_total", 'finished_reason="abort"')
-    assert after == before + 1
+    assert engine.metric("vllm:generation_tokens_total") < before + 1800
 
 
 @pytest.mark.parametrize("process", ["core", "server"])
@@ -353,92 +445,3 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
     assert seen == texts
     psutil.wait_procs(processes, timeout=60)
     assert not [each for each in processes if each.is_running() and each.status() != "zombie"]
-
-
-# --- a batch ---
-
-LINES, TOKENS = 30, 300
-
-
-def body_of(number: int) -> dict[str, Any]:
-    """The body of a request of the batch."""
-    return {**FIELDS, "prompt": f"{PROMPT} {number}", "max_tokens": TOKENS, "ignore_eos": True}
-
-
-def write_requests(path: Path) -> None:
-    with path.open("w") as file:
-        for number in range(LINES):
-            line = {"custom_id": f"c{number}", "method": "POST", "url": "/v1/completions"}
-            file.write(json.dumps({**line, "body": body_of(number)}) + "\n")
-
-
-def batch_words(model: Path, source: Path, output: Path) -> list[str]:
-    environment = [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
-    words = ["batch", "--model", str(model), "--served-name", "llama", "--engine", "vllm"]
-    words += ["--nodes", "1:2", "--slots", "4", "--venv", str(vllm()), *environment]
-    return [*words, str(source), str(output), "--", *OPTIONS]
-
-
-def test_a_batch_outlives_a_node_and_its_dispatcher(tmp_path, monkeypatch, capsys, model):
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_requests(source)
-    folder = BatchFolder(output)
-    with site(tmp_path / "site", nodes=2) as s:
-        monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(s.state))
-        assert main(batch_words(model, source, output)) == 0
-        job = folder.manifest().job
-
-        def ready() -> set[str]:
-            replicas = folder.status().get("replicas", ())
-            return {r["name"] for r in replicas if r["state"] == "ready"}
-
-        s.until(lambda: len(ready()) == 2 or folder.is_done, "two nodes answer")
-        assert not folder.is_done, "the batch is too short for this machine"
-        first = folder.status()["dispatcher"]
-        other = next(name for name in ready() if name != first)
-        s.agents()[other].kill()
-        dispatcher(s, folder, job).kill()
-        s.until(lambda: folder.newest_epoch().number >= 2, "a process dispatches again")
-        s.until(lambda: ready() or folder.is_done, "a node answers again")
-        # With the batch beside it: no answer depends on what else the engine computes.
-        engine = engines_below(psutil.Process(s.cluster.pid))[0]
-        with ThreadPoolExecutor(4) as pool:
-            futures = [pool.submit(engine.ask, "/v1/completions", body_of(n)) for n in range(4)]
-            undisturbed = [json.loads(each.result())["choices"][0]["text"] for each in futures]
-        s.until_state(job, "completed")
-        assert main(["status", str(output)]) == 0
-        assert f"{LINES} of {LINES} answered, complete" in capsys.readouterr().out
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [line["custom_id"] for line in lines] == [f"c{n}" for n in range(LINES)]
-    texts = [line["response"]["body"]["choices"][0]["text"] for line in lines]
-    assert texts[: len(undisturbed)] == undisturbed
-    assert not folder.errors.exists()
-
-
-def test_the_error_of_an_engine_that_does_not_start_is_in_the_status(
-    tmp_path, monkeypatch, capsys, model
-):
-    """vLLM names it in an inner process, and prints a hundred lines of tracebacks afterwards."""
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in model.iterdir():
-        content = file.read_bytes()
-        half = len(content) // 2
-        (broken / file.name).write_bytes(content[:half] if "safetensors" in file.name else content)
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    write_requests(source)
-    folder = BatchFolder(output)
-    with site(tmp_path / "site", nodes=1) as s:
-        monkeypatch.setenv("MALLETRAIN_STATE_DIR", str(s.state))
-        assert main(batch_words(broken, source, output)) == 0
-
-        def sentences() -> str:
-            return "".join(r["sentence"] for r in folder.status().get("replicas", ()))
-
-        s.until(lambda: "The engine ended" in sentences(), "the engine has ended")
-        assert main(["status", str(output)]) == 0
-        shown = capsys.readouterr().out
-        assert "SafetensorError: Error while deserializing header" in shown
-        with Client(s.state) as client:
-            client.cancel(folder.manifest().job)
-        s.until_state(folder.manifest().job, "cancelled")

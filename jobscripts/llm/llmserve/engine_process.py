@@ -46,6 +46,7 @@ class EngineProcess:
         self._printed = 0
         """Number of lines."""
         self._process: asyncio.subprocess.Process | None = None
+        self._output: asyncio.ReadTransport | None = None
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -58,15 +59,27 @@ class EngineProcess:
             self.socket.unlink()
         self.lines.clear()
         self.errors.clear()
-        self._process = await asyncio.create_subprocess_exec(
-            *self.words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=_begin,
-            limit=MAX_LINE_BYTES,
+        # A pipe of its own: asyncio's Process.wait() ends with the last process that has one of
+        # asyncio's pipes, and the children of an engine may outlive it.
+        reading, writing = os.pipe()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                preexec_fn=_begin,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        output = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        self._output, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb", 0)
         )
-        self._reader = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read(output))
 
     async def wait(self) -> str:
         """Wait until it has ended, and end its children, which hold the memory that its next run
@@ -78,6 +91,7 @@ class EngineProcess:
         if self._reader is not None:
             # A child that left the group may keep the pipe open.
             await asyncio.wait([self._reader], timeout=1.0)
+        self._close_output()
         how = f"exit status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         sentence = f"The engine ended ({how})."
         first = self.lines[0][0] if self.lines else 0
@@ -114,11 +128,14 @@ class EngineProcess:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
+        self._close_output()
 
-    async def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        output = self._process.stdout
+    def _close_output(self) -> None:
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
         while True:
             try:
                 line = await output.readline()

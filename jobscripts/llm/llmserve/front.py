@@ -2,7 +2,7 @@
 
 ``/replica`` says how the replica is. Everything else goes to the engine and back as it is. If the
 engine ends, its requests get an error with the code ``engine_ended``, in a stream as its last
-event. An engine that has loaded and answers ``/health`` with an error is ended.
+event. An engine that has loaded and answers ``/health`` with an error, or not at all, is ended.
 """
 
 from __future__ import annotations
@@ -140,6 +140,8 @@ class Front:
                 async for data in answer.content.iter_any():
                     await response.write(data)
         except aiohttp.ClientError as error:
+            if request.path == "/health":
+                self._end_engine()
             refusal = await self._broken(str(error) or type(error).__name__)
             if response is None:
                 return _error(refusal)

@@ -26,6 +26,7 @@ from llmserve.states import ReplicaState
 from malletrain.membership import Member
 from tests.jobscripts.llm.live import engines, text_of, until_async
 from tests.jobscripts.llm.test_live_dispatcher import dispatching, is_running, order, run
+from tests.waiting import PATIENCE_S
 
 SIMULATED = ReplicaOptions(PROFILES["simulated"], "/models/sim", "simulated", 8, 100_000)
 
@@ -191,15 +192,15 @@ async def test_an_engine_without_requests_is_asked_whether_it_is_well(tmp_path, 
 
 @run
 async def test_the_children_of_an_engine_that_ended_end_too(tmp_path):
-    """They hold the memory that its next run needs."""
-    child = "import os, time; os.close(1); os.close(2); time.sleep(3600)"
+    """They hold the memory that its next run needs, and the pipe of its output."""
+    child = "import time; time.sleep(3600)"
     script = (
         "import subprocess, sys; "
         f"print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True); sys.exit(1)"
     )
     engine = EngineProcess([sys.executable, "-c", script], tmp_path / "socket")
     await engine.start()
-    sentence = await engine.wait()
+    sentence = await asyncio.wait_for(engine.wait(), PATIENCE_S)
     pid = int(sentence.splitlines()[-1])
     await until_async(
         lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie",

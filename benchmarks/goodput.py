@@ -6,8 +6,8 @@
 Goodput is the part of the time with nodes in which the job processes samples whose work is not lost
 later.
 
-``--trace``: simulates long jobs, ``--jobs`` at a time, on ``--nodes`` of the machine's nodes, for 24
-hours from hour 60 and five random choices of nodes and jobs, with each model and mode of
+``--trace``: simulates long jobs, ``--jobs`` at a time, on ``--nodes`` of the machine's nodes, for
+24 hours from hour 60 and five random choices of nodes and jobs, with each model and mode of
 :data:`COSTS`. These are measured costs of a change of nodes (benchmarks.figures 3.3, two cores;
 benchmarks.rescale --device cuda, an H100). The goodput is one of node-seconds. ``minutes`` is the
 mean time between two changes of a job's nodes (starts, rescales and losses). ``notice_s`` is the
@@ -59,8 +59,8 @@ NODES = 4
 
 @dataclass(frozen=True)
 class ChangeCosts:
-    """Measured costs of a change of nodes, seconds. ``down_s`` is the larger one of shrinking and of
-    losing a node.
+    """Measured costs of a change of nodes, seconds. ``down_s`` is the larger one of shrinking and
+    of losing a node.
     """
 
     model: str
@@ -262,7 +262,8 @@ def main() -> None:
         rows = simulated(args)
     else:
         parser.error("give --trace and --curves, or --real.")
-    about = {"published": LIVER_GOODPUT, "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
+    load = round(os.getloadavg()[0], 2)
+    about = {"published": LIVER_GOODPUT, "cpus": os.cpu_count(), "load": load}
     if args.json:
         print(json.dumps({"benchmark": "goodput", **about, "rows": rows}))
         return

@@ -1,5 +1,5 @@
-"""The contenders of benchmarks/peers.py: each trains the same model on virtual nodes of this machine,
-gets another node, loses one with notice, and loses one without notice.
+"""The contenders of benchmarks/peers.py: each trains the same model on virtual nodes of this
+machine, gets another node, loses one with notice, and loses one without notice.
 
 MalleTrain runs as the whole product on an embedded cluster (daemon, agents, leases). The others run
 their own programs: one launcher, replica or raylet for each virtual node. The first node never
@@ -220,8 +220,8 @@ def listens(port: int) -> bool:
 
 class Ray(_Processes):
     """Ray Train's elastic mode: a head, and a raylet for each node. It checks for changes every
-    second and for failures every half second (with shorter timeouts it declared living nodes dead on
-    a busy machine). A node that leaves is drained with a deadline of 5 s, and killed then.
+    second and for failures every half second (with shorter timeouts it declared living nodes dead
+    on a busy machine). A node that leaves is drained with a deadline of 5 s, and killed then.
     """
 
     name = "ray"

@@ -1,5 +1,5 @@
-"""The training of benchmarks/peers.py, the same under every framework: its model, its samples and its
-log. Imports torch, and none of the frameworks.
+"""The training of benchmarks/peers.py, the same under every framework: its model, its samples and
+its log. Imports torch, and none of the frameworks.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ from scavenger.embedded.cluster_process import ClusterProcess
 from scavenger.embedded.layout import node_names
 
 NOTICE_S = 120.0
-"""Time from SIGTERM to SIGKILL of a node that leaves, seconds: long, because many ranks share a core.
+"""Time from SIGTERM to SIGKILL of a node that leaves, seconds: long, because many ranks share a
+core.
 """
 PIECE_BYTES = 1 << 22
 
@@ -129,9 +130,9 @@ class ShardedCold(Undisturbed):
 
 
 class ShardedTorchrun(PeerTorchrun):
-    """Plain torchrun that detects itself which nodes join and leave. It checks often and has a short
-    last-call timeout. The keep-alive interval is the default: with a shorter one, joiners were not
-    accepted.
+    """Plain torchrun that detects itself which nodes join and leave. It checks often and has a
+    short last-call timeout. The keep-alive interval is the default: with a shorter one, joiners
+    were not accepted.
     """
 
     script = HERE / "train_sharded_torchrun.py"
@@ -149,7 +150,7 @@ class ShardedTorchrun(PeerTorchrun):
 
 
 def disk_bandwidth(folder: Path, size: int) -> float:
-    """Measure bytes per second of writing ``size`` bytes, syncing them to disk, and reading them."""
+    """Measure the bytes per second of writing ``size`` bytes, syncing and reading them."""
     path, block = folder / "bandwidth", bytes(PIECE_BYTES)
     began = time.monotonic()
     with path.open("wb") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from malletrain.protocol.discretion import FAILED_REASON, PRIVATE
+from malletrain.protocol.redaction import FAILED_REASON, PRIVATE
 from malletrain.protocol.views import JobDetail, UsageView
 from malletrain.web.board import Board
 from malletrain.web.guard import Viewer

@@ -1,25 +1,25 @@
-"""How much of its time a job trains while its nodes come and go as often as on Summit.
+"""Measures which part of its time a job trains while its nodes come and go as often as on Summit.
 
     python -m benchmarks.goodput --trace week1.csv.gz --node-list nodes.txt --curves scaling.csv
     python -m benchmarks.goodput --real [--mode live restart] [--minutes 8] [--every 120] [--json]
 
-Goodput is the time in which samples are processed that are not lost again, divided by the time in
-which the job has nodes.
+Goodput is the part of the time with nodes in which the job processes samples whose work is not lost
+later.
 
-``--trace``: the simulator with long jobs, ``--jobs`` at a time, on ``--nodes`` of the machine's
-nodes, five draws, 24 hours from hour 60, for each model and mode of :data:`COSTS`, which are
-measured costs of a change (benchmarks.figures 3.3, two cores; benchmarks.rescale --device cuda, an
-H100). Node-seconds are counted. ``minutes``: mean time between two changes of a job's nodes
-(starts, rescales and losses). ``notice_s`` is the main scheduler's; without notice the work since
-the snapshot of at most a minute ago is lost in restart mode, and a step in live mode, if a node of
-the job is left.
+``--trace``: simulates long jobs, ``--jobs`` at a time, on ``--nodes`` of the machine's nodes, for
+24 hours from hour 60 and five random choices of nodes and jobs, with each model and mode of
+:data:`COSTS`. These are measured costs of a change of nodes (benchmarks.figures 3.3, two cores;
+benchmarks.rescale --device cuda, an H100). The goodput is one of node-seconds. ``minutes`` is the
+mean time between two changes of a job's nodes (starts, rescales and losses). ``notice_s`` is the
+notice of the main scheduler. Without notice a lost node costs the work since the last snapshot (at
+most a minute) in restart mode, and one step in live mode if the job has another node.
 
 ``--real``: a training of 10 MB on four virtual nodes of the embedded cluster (benchmarks.rescale),
 whose nodes change every ``--every`` seconds: it shrinks, grows, and loses a node without notice,
-which comes back. Lost is, from the steps that rank 0 wrote down, each gap between two steps on
-different nodes, less one usual step, and the steps that were repeated. ``usual_pace`` is the time
-that the steps take, each counted once, at the median time of a step on as many nodes, divided by
-the whole time: it also counts what other programs on the machine cost.
+which comes back. The lost time is computed from the times of rank 0's steps: each gap between two
+steps on different nodes, less one usual step, and the time of repeated steps. ``usual_pace`` is the
+time of all steps, each counted once at the median time of a step on as many nodes, divided by the
+whole time: its difference from 1 also contains the cost of other programs on the machine.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from malletrain.sim.workloads import hpo
 from scavenger.trace.files import read, read_names
 from scavenger.trace.trace import Trace
 
-LIVER = 0.99
+LIVER_GOODPUT = 0.99
 """Published as "up to" by LiveR (arXiv 2605.22014), with other models and other volatility."""
 FIRST_HOUR, HOURS = 60.0, 24.0
 LONG_SAMPLES = 1e12
-"""Work of a job that does not end within the simulation."""
+"""Number of samples of a job that does not end within the simulation."""
 NODES = 4
 """Virtual nodes of the real training."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Measured costs of a change of nodes, seconds. ``down_s`` is the larger of shrinking and of
-    losing a node.
+class ChangeCosts:
+    """Measured costs of a change of nodes, seconds. ``down_s`` is the larger one of shrinking and
+    of losing a node.
     """
 
     model: str
@@ -72,13 +72,13 @@ class Measured:
 
 
 COSTS = (
-    Measured("shufflenet, 9 MB, CPU", "live", 0.10, 0.11, 0.52),
-    Measured("shufflenet, 9 MB, CPU", "restart", 0.55, 0.50, 0.67),
-    Measured("AlexNet, 244 MB, CPU", "live", 1.57, 0.73, 2.52),
-    Measured("AlexNet, 244 MB, CPU", "restart", 3.42, 3.02, 2.15),
-    Measured("400 MB, H100", "live", 1.10, 0.34, 3.8),
-    Measured("400 MB, H100", "restart", 5.5, 4.6, 3.2),
-    Measured("as published for Summit", "restart", 18.0, 12.0, 18.0),
+    ChangeCosts("shufflenet, 9 MB, CPU", "live", 0.10, 0.11, 0.52),
+    ChangeCosts("shufflenet, 9 MB, CPU", "restart", 0.55, 0.50, 0.67),
+    ChangeCosts("AlexNet, 244 MB, CPU", "live", 1.57, 0.73, 2.52),
+    ChangeCosts("AlexNet, 244 MB, CPU", "restart", 3.42, 3.02, 2.15),
+    ChangeCosts("400 MB, H100", "live", 1.10, 0.34, 3.8),
+    ChangeCosts("400 MB, H100", "restart", 5.5, 4.6, 3.2),
+    ChangeCosts("as published for Summit", "restart", 18.0, 12.0, 18.0),
 )
 
 
@@ -117,7 +117,7 @@ def simulated_row(
     args: argparse.Namespace,
     count: int,
     notice_s: float,
-    measured: Measured,
+    measured: ChangeCosts,
 ) -> dict[str, Any]:
     """Return the means over the draws, with ``count`` jobs at a time."""
     costs = CostModel(
@@ -155,7 +155,7 @@ Steps = Sequence[tuple[float, int, int]]
 
 
 def usual_s(steps: Steps) -> dict[int, float]:
-    """Return the median time between two steps on so many nodes, seconds."""
+    """Return number of nodes → median time between two steps on so many nodes, seconds."""
     gaps: defaultdict[int, list[float]] = defaultdict(list)
     for before, after in pairwise(steps):
         if not _is_change(before, after):
@@ -164,8 +164,8 @@ def usual_s(steps: Steps) -> dict[int, float]:
 
 
 def lost_s(steps: Steps) -> float:
-    """Return the time that changes cost: the gap between two steps on different nodes, or before a
-    repeated step, less one usual step, and the usual time of the repeated steps.
+    """Return the time that changes of nodes cost, seconds: each gap between two steps on different
+    nodes, or before a repeated step, less one usual step; and the usual time of repeated steps.
     """
     usual = usual_s(steps)
     lost = 0.0
@@ -178,7 +178,7 @@ def lost_s(steps: Steps) -> float:
 
 
 def useful_s(steps: Steps) -> float:
-    """Return the time that the steps take, each counted once, at the usual time of a step."""
+    """Return the usual time of all steps, each counted once, seconds."""
     usual = usual_s(steps)
     nodes_of = {number: nodes for _, number, nodes in steps}
     first = steps[0][1]
@@ -245,10 +245,10 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="trace of idle nodes, for the simulator")
     parser.add_argument("--node-list", type=Path, help="all nodes of the machine")
     parser.add_argument("--curves", type=Path, help="scaling curves")
-    parser.add_argument("--nodes", type=int, default=512, help="of the machine, drawn at random")
-    parser.add_argument("--jobs", type=int, nargs="+", default=[10, 40], help="jobs at a time")
+    parser.add_argument("--nodes", type=int, default=512, help="nodes, drawn from the machine's")
+    parser.add_argument("--jobs", type=int, nargs="+", default=[10, 40], help="concurrent jobs")
     parser.add_argument("--hours", type=float, default=HOURS)
-    parser.add_argument("--seeds", type=int, default=5, help="draws of nodes and jobs")
+    parser.add_argument("--seeds", type=int, default=5, help="random choices of nodes and jobs")
     parser.add_argument("--notice", type=float, nargs="+", default=[0.0, 30.0], metavar="S")
     parser.add_argument("--real", action="store_true", help="processes instead of the simulator")
     parser.add_argument("--mode", nargs="+", default=["live", "restart"], help="for --real")
@@ -262,7 +262,8 @@ def main() -> None:
         rows = simulated(args)
     else:
         parser.error("give --trace and --curves, or --real.")
-    about = {"published": LIVER, "cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}
+    load = round(os.getloadavg()[0], 2)
+    about = {"published": LIVER_GOODPUT, "cpus": os.cpu_count(), "load": load}
     if args.json:
         print(json.dumps({"benchmark": "goodput", **about, "rows": rows}))
         return

@@ -1,9 +1,9 @@
-"""The contenders of benchmarks/peers.py: each trains the same model on some of its virtual nodes,
-gets a node, has one leave with notice, and loses one without.
+"""The contenders of benchmarks/peers.py: each trains the same model on virtual nodes of this
+machine, gets another node, loses one with notice, and loses one without notice.
 
-MalleTrain is the whole product on an embedded cluster (daemon, agents, leases); the others are
-their own programs, one launcher, replica or raylet a virtual node, all on this machine. The node
-that leaves or is lost is never the first, because a rendezvous, a lighthouse or a head is there.
+MalleTrain runs as the whole product on an embedded cluster (daemon, agents, leases). The others run
+their own programs: one launcher, replica or raylet for each virtual node. The first node never
+leaves, because the rendezvous, the lighthouse or the head is there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Peer(Protocol):
         """Start to train on so many nodes; returns at once."""
 
     def join(self) -> None:
-        """Give it one node more."""
+        """Give it one more node."""
 
     def leave(self) -> None:
         """Take its last node away, with notice."""
@@ -47,7 +47,7 @@ class Peer(Protocol):
         """Kill everything on its last node (SIGKILL)."""
 
     def last_words(self) -> str:
-        """What its parts said last."""
+        """Return the ends of its logs."""
 
     def stop(self) -> None:
         """End everything."""
@@ -112,7 +112,7 @@ class PeerLive(PeerRestart):
 
 
 class PeerTorchrun(C10d):
-    """Plain torchrun with a checkpoint file and its default times."""
+    """Plain torchrun with a checkpoint file and its default timeouts."""
 
     script = HERE / "train_peers.py"
 
@@ -130,7 +130,7 @@ class PeerTorchrun(C10d):
 
 
 class PeerTorchrunShort(PeerTorchrun):
-    """The same with its times set short."""
+    """Plain torchrun with short timeouts."""
 
     options: ClassVar[tuple[str, ...]] = (
         "--monitor-interval=0.1",
@@ -139,7 +139,7 @@ class PeerTorchrunShort(PeerTorchrun):
 
 
 class Undisturbed(PeerTorchrun):
-    """Plain torchrun on a fixed number of nodes: what a training does that nobody disturbs."""
+    """Plain torchrun on a fixed number of nodes: the undisturbed training, for comparison."""
 
     def begin(self, nodes: int) -> None:
         self.nodes = nodes
@@ -148,7 +148,7 @@ class Undisturbed(PeerTorchrun):
 
 
 class _Processes(ABC):
-    """One process a node, and one that they all need."""
+    """A framework with one process for each node, and common processes that all of them need."""
 
     name = ""
 
@@ -189,9 +189,9 @@ class _Processes(ABC):
 
 
 class Torchft(_Processes):
-    """torchft: a lighthouse, and a replica group of one process a node. Its time-outs are short: a
-    replica counts as dead after half a second without its heartbeats (every 0.1 s), and a quorum
-    waits 1 s for stragglers that live (with 0.1 s a busy machine never had all three together).
+    """torchft: a lighthouse, and a replica group of one process for each node. Its timeouts are
+    short: a replica counts as dead after half a second without heartbeats (sent every 0.1 s), and a
+    quorum waits 1 s for stragglers (with 0.1 s a quorum on a busy machine never had all three).
     """
 
     name = "torchft"
@@ -213,15 +213,15 @@ class Torchft(_Processes):
 
 
 def listens(port: int) -> bool:
-    """Whether somebody accepts connections at this port."""
+    """Whether a process accepts connections at this port."""
     with socket.socket() as s:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Ray(_Processes):
-    """Ray Train's elastic mode: a head, a raylet a node. Looks for changes every second, for
-    failures every half second (shorter time-outs took living nodes for dead on a busy machine). A
-    leaver is drained with 5 s to its deadline, and gone then.
+    """Ray Train's elastic mode: a head, and a raylet for each node. It checks for changes every
+    second and for failures every half second (with shorter timeouts it declared living nodes dead
+    on a busy machine). A node that leaves is drained with a deadline of 5 s, and killed then.
     """
 
     name = "ray"
@@ -231,7 +231,7 @@ class Ray(_Processes):
         super().__init__(root, nodes, arguments)
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        # Sockets lie there, whose names have little room.
+        # A short path, because the names of sockets in it have a maximum length.
         self.temporary = Path("/tmp") / f"ray-{os.getpid()}-{self.port}"
         self.environment |= {
             "RAY_TRAIN_V2_ENABLED": "1",
@@ -246,7 +246,7 @@ class Ray(_Processes):
             "RAY_ADDRESS": self.address,
         }
         self.names: list[str] = []
-        self.doomed: list[subprocess.Popen[bytes]] = []
+        self.leaving: list[subprocess.Popen[bytes]] = []
         self.made = 0
 
     def _start(self, *options: str) -> subprocess.Popen[bytes]:
@@ -272,7 +272,7 @@ class Ray(_Processes):
         self.common.insert(0, self._popen(argv, "driver.log"))
 
     def _node(self) -> None:
-        # A label by which its id is found.
+        # A label by which leave() finds the node's id.
         self.made += 1
         name = f"peer{self.made}"
         self.names.append(name)
@@ -304,10 +304,10 @@ class Ray(_Processes):
         argv += ["--reason-message=notice", f"--deadline-remaining-seconds={self.NOTICE_S}"]
         subprocess.run(argv, env=self.environment, check=True, capture_output=True)
         leaver = self.running.pop()
-        self.doomed.append(leaver)
-        # The main scheduler's side: gone at the deadline.
+        self.leaving.append(leaver)
+        # What the main scheduler does: it ends the node at the deadline.
         killer = f"sleep {self.NOTICE_S}; kill -TERM {leaver.pid}"
-        self.doomed.append(subprocess.Popen(["sh", "-c", killer]))
+        self.leaving.append(subprocess.Popen(["sh", "-c", killer]))
 
     def lose(self) -> None:
         self.names.pop()
@@ -315,7 +315,7 @@ class Ray(_Processes):
 
     def stop(self) -> None:
         super().stop()
-        for process in self.doomed:
+        for process in self.leaving:
             kill_tree(process.pid)
             process.wait()
         shutil.rmtree(self.temporary, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""What the training of benchmarks/peers.py is, under whichever framework: its model, its samples,
-its log. Imports torch and nothing of the frameworks.
+"""The training of benchmarks/peers.py, the same under every framework: its model, its samples and
+its log. Imports torch, and none of the frameworks.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 
 WIDTH = 512
 BATCH = 12
-"""Samples a step over all ranks, whatever their number."""
+"""Number of samples of a step over all ranks, the same for any number of ranks."""
 SAMPLES = 3_000_000
-"""Of an epoch, taken in order; no run reaches its end."""
+"""Number of samples of an epoch, in order; no run reaches its end."""
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """The arguments of every variant of the script."""
+    """The command line of every variant of the script."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("folder", help="of the logs")
+    parser.add_argument("folder", help="folder of the logs")
     parser.add_argument("--mb", type=float, default=10.0, help="parameters in MB")
     parser.add_argument("--step-s", type=float, default=0.05, help="sleep in every step")
     parser.add_argument("--checkpoint", required=True, help="file, or folder for Ray")
@@ -30,7 +30,7 @@ def arguments(description: str | None) -> argparse.Namespace:
 
 
 def network(mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model of so many MB of parameters and its optimizer (with as much state)."""
+    """A model of ``mb`` MB of parameters, and its optimizer, which has as much state."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     layers = max(1, round(mb * 1e6 / 4 / WIDTH / WIDTH))
@@ -39,7 +39,7 @@ def network(mb: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def loss_of(net: torch.nn.Module, samples: list[int]) -> torch.Tensor:
-    """The loss over these samples, whose features follow from their numbers."""
+    """The loss over these samples, whose features are computed from their numbers."""
     numbers = torch.tensor(samples or [0], dtype=torch.float32)
     features = torch.sin(numbers[:, None] * torch.arange(1, WIDTH + 1) / WIDTH)
     return net(features).square().mean() * (len(samples) / BATCH)
@@ -58,12 +58,12 @@ class Log:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def draw(self, step: int, world: int, rank: int, samples: list[int]) -> None:
-        """Before the step: these samples are taken."""
+        """Log, before the step, the samples that this process takes."""
         ids = " ".join(map(str, samples))
         self._write(f"{time.time():.6f} draw {step} {world} {rank} {ids}\n")
 
     def done(self, step: int, world: int, rank: int) -> None:
-        """The step has counted."""
+        """Log that the step is done and counts."""
         self._write(f"{time.time():.6f} done {step} {world} {rank}\n")
 
     def _write(self, line: str) -> None:

@@ -1,15 +1,14 @@
-"""The modes of benchmarks/sharded.py: each trains a sharded model on a number of nodes, one rank a
-node, and is put on another number.
+"""The modes of benchmarks/sharded.py: each trains a sharded model on a number of nodes, one rank on
+each node, and then changes to another number of nodes.
 
-``disk``: MalleTrain's restart mode, each rank's shards written to a file system and read from it.
-``disk-cold``: the same with workers that are new Pythons instead of forks of a warm one.
-``memory``: restart mode, the shards in the memory of the nodes. ``live``: MalleTrain's live mode. A
-mode that this version does not have says so.
+With MalleTrain: ``disk`` is restart mode, where each rank's shards are written to a file system and
+read from it. ``disk-cold`` is the same with workers that are new Python processes instead of forks
+of a warm one. ``memory`` is restart mode with the shards in the memory of the nodes. ``live`` is
+live mode. A mode that this version of MalleTrain does not have is reported as missing.
 
-Without MalleTrain, a script that knows nothing of it (train_sharded_torchrun.py): ``cold`` is told
-to save and to end, and is started anew with the other number of nodes as soon as it has ended: a
-checkpoint and a restart by somebody who loses no time. ``torchrun`` is left to notice by itself,
-its times set short.
+Without MalleTrain, with a script that does not use it (train_sharded_torchrun.py): ``cold`` saves a
+checkpoint and ends on request, and is started again with the other number of nodes as soon as it
+has ended: a manual restart without delay. ``torchrun`` detects changes itself, with short timeouts.
 """
 
 from __future__ import annotations
@@ -39,8 +38,10 @@ from scavenger.embedded.cluster_process import ClusterProcess
 from scavenger.embedded.layout import node_names
 
 NOTICE_S = 120.0
-"""From SIGTERM to SIGKILL of a leaver: a machine with many ranks a core takes its time."""
-PIECE = 1 << 22
+"""Time from SIGTERM to SIGKILL of a node that leaves, seconds: long, because many ranks share a
+core.
+"""
+PIECE_BYTES = 1 << 22
 
 
 class Sharded(Protocol):
@@ -50,10 +51,10 @@ class Sharded(Protocol):
         """Start to train on so many nodes; returns at once."""
 
     def resize(self, nodes: int) -> None:
-        """Put it on so many."""
+        """Change to so many nodes."""
 
     def last_words(self) -> str:
-        """What its parts said last."""
+        """Return the ends of its logs."""
 
     def stop(self) -> None:
         """End everything."""
@@ -65,8 +66,8 @@ class ShardedRestart(PeerRestart):
     script = HERE / "train_sharded.py"
     local = f'grace = "{NOTICE_S:g} s"'
     jobs = f'drain_timeout = "{NOTICE_S:g} s"\njoin_timeout = "180 s"'
-    # Ranks that share a machine's cores gain nothing from one more, and a plan that knows it lets a
-    # node go by. Every change that is asked for has to be made.
+    # Ranks that share a machine's cores gain nothing from one more, so a plan with measured scaling
+    # would not use it. This policy makes every requested change.
     allocation = 'policy = "freetrain"\nt_fwd = "1 h"'
 
     def _cluster(self) -> ClusterProcess:
@@ -82,7 +83,7 @@ class ShardedRestart(PeerRestart):
 
 
 class ShardedRestartCold(ShardedRestart):
-    """The same with every worker started afresh."""
+    """Restart mode with the snapshot on disk, and a new Python process for every worker."""
 
     env: ClassVar[dict[str, str]] = {"MALLETRAIN_PRELOAD": "0"}
 
@@ -102,18 +103,18 @@ class ShardedLive(ShardedRestart):
 
 
 class ShardedUndisturbed(Undisturbed):
-    """Plain torchrun that nobody disturbs."""
+    """Plain torchrun without changes of nodes."""
 
     script = HERE / "train_sharded.py"
 
 
 class ShardedCold(Undisturbed):
-    """Plain torchrun whose job saves and ends, and begins anew on as many nodes as there are."""
+    """Plain torchrun whose job saves and ends on request, and starts again on the other nodes."""
 
     script = HERE / "train_sharded_torchrun.py"
 
     def begin(self, nodes: int) -> None:
-        # All at once, and whoever is first serves the rendezvous: nobody waits for another's start.
+        # All start at once, and the first one serves the rendezvous: none waits for another.
         self.port = free_port()
         self.options = (f"--nnodes={nodes}:{nodes}", "--monitor-interval=0.1")
         for _ in range(nodes):
@@ -129,8 +130,9 @@ class ShardedCold(Undisturbed):
 
 
 class ShardedTorchrun(PeerTorchrun):
-    """Plain torchrun that notices by itself who joins and who left. It looks often and does not
-    wait long for a last call; with shorter keep-alives, too, joiners were not taken up.
+    """Plain torchrun that detects itself which nodes join and leave. It checks often and has a
+    short last-call timeout. The keep-alive interval is the default: with a shorter one, joiners
+    were not accepted.
     """
 
     script = HERE / "train_sharded_torchrun.py"
@@ -148,43 +150,43 @@ class ShardedTorchrun(PeerTorchrun):
 
 
 def disk_bandwidth(folder: Path, size: int) -> float:
-    """Bytes a second of writing so much, having it on disk, and reading it again."""
-    path, block = folder / "bandwidth", bytes(PIECE)
+    """Measure the bytes per second of writing ``size`` bytes, syncing and reading them."""
+    path, block = folder / "bandwidth", bytes(PIECE_BYTES)
     began = time.monotonic()
     with path.open("wb") as file:
-        for _ in range(-(-size // PIECE)):
+        for _ in range(-(-size // PIECE_BYTES)):
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
     with path.open("rb", buffering=0) as file:
-        while file.read(PIECE):
+        while file.read(PIECE_BYTES):
             pass
     took = time.monotonic() - began
     path.unlink()
-    return 2 * -(-size // PIECE) * PIECE / took
+    return 2 * -(-size // PIECE_BYTES) * PIECE_BYTES / took
 
 
 def network_bandwidth(folder: Path, size: int) -> float:
-    """Bytes a second over one TCP connection of this machine."""
+    """Measure bytes per second over one TCP connection of this machine."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def sink() -> None:
         connection, _ = server.accept()
-        buffer = bytearray(PIECE)
+        buffer = bytearray(PIECE_BYTES)
         with connection:
             while connection.recv_into(buffer):
                 pass
 
     thread = threading.Thread(target=sink)
     thread.start()
-    block, count = bytes(PIECE), -(-size // PIECE)
+    block, count = bytes(PIECE_BYTES), -(-size // PIECE_BYTES)
     began = time.monotonic()
     with socket.create_connection(server.getsockname()) as client:
         for _ in range(count):
             client.sendall(block)
     thread.join()
     server.close()
-    return count * PIECE / (time.monotonic() - began)
+    return count * PIECE_BYTES / (time.monotonic() - began)
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class Mode:
 
     kind: Callable[[Path, int, list[str]], Sharded]
     missing: str = ""
-    """Why this version does not have it; empty: it has."""
+    """Why this version of MalleTrain does not have it; empty: it has it."""
     on_disk: bool = False
     """The state is written to a file system at every change."""
     counted: bool = True
@@ -212,7 +214,7 @@ MODES: dict[str, Mode] = {
     "memory": Mode(
         ShardedMemory,
         "" if _has(malletrain.Snapshot, "memory") else "not built: Snapshot(memory=) is not there",
-        # Neither what is read of shared memory nor what sockets bring is in /proc/PID/io.
+        # /proc/PID/io counts neither reads of shared memory nor those of sockets.
         counted=False,
     ),
     "live": Mode(

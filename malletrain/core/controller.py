@@ -71,7 +71,7 @@ from malletrain.core.gaps import Gaps, least_horizon_s
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.goals import GoalsChanged, WorkReported
 from malletrain.core.lease_planner import LeasePlanner
-from malletrain.core.losses import Losses
+from malletrain.core.loss_forecast import LossForecasts
 from malletrain.core.planning import Plan, Planner, make_plan, plan_each_trainer
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
@@ -126,7 +126,7 @@ class Controller:
             s,
         )
         self._leases = LeasePlanner(self.state, self.gaps, self._bidders, planner, s)
-        self._losses = Losses(self.state)
+        self._losses = LossForecasts(self.state)
         self._hold_until = 0.0
         self._table: dict[type, Callable[[Any, float], Iterable[Command]]] = {
             NodeJoined: self._node_joined,

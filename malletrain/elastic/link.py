@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from malletrain.protocol import env
-from malletrain.training.steadfast import bear_one_sigterm
+from malletrain.training.first_sigterm import ignore_first_sigterm
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LiveLink(Link):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        bear_one_sigterm()
+        ignore_first_sigterm()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._send_lock = threading.Lock()

@@ -19,9 +19,9 @@ from malletrain.protocol import env
 from malletrain.protocol.worker_channel import Capable, SnapshotTaken
 from malletrain.training import report
 from malletrain.training.drain import StepFlush, wait_to_be_stopped
+from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.side_group import new_side_group
-from malletrain.training.steadfast import bear_one_sigterm
 
 
 class StateGuard:
@@ -57,7 +57,7 @@ class StateGuard:
         if not self._in_malletrain:
             return
         self._restore_sigterm_handler()
-        bear_one_sigterm()
+        ignore_first_sigterm()
         if not self._announced and self._flags is not None and rank_and_world()[0] == 0:
             self._announced = True
             report.send(Capable)

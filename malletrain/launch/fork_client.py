@@ -40,8 +40,8 @@ def _stop(worker: int) -> bool:
 
 def _is_sigterm_pending(worker: int) -> bool:
     """Returns whether the SIGTERM is still pending; all threads of the worker may wait for a disk
-    or a driver. If the worker has ignored the first SIGTERM (malletrain.training.steadfast), sends
-    another one.
+    or a driver. If the worker has ignored the first SIGTERM (malletrain.training.first_sigterm),
+    sends another one.
     """
     try:
         pending, caught = _sigterm_state(worker)

@@ -39,6 +39,7 @@ from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
 from malletrain.training.epoch_begin import EpochBegin
 from malletrain.training.epochs import CountedEpochs
+from malletrain.training.first_sigterm import ignore_first_sigterm
 from malletrain.training.loop_rates import LoopRates
 from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
@@ -52,7 +53,6 @@ from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
-from malletrain.training.steadfast import bear_one_sigterm
 from malletrain.training.step_end import StepEnd
 from malletrain.training.step_times import counted_as
 
@@ -521,7 +521,7 @@ class Snapshot:
     def _announce(self) -> None:
         self._announced = True
         if self._flags is not None:
-            bear_one_sigterm()
+            ignore_first_sigterm()
         if rank_and_world()[0] != 0:
             return
         if self._flags is not None:

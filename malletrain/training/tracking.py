@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from malletrain.protocol import env
-from malletrain.training import steadfast
+from malletrain.training import first_sigterm
 
 _TENSORBOARD = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 """Modules whose writers buffer rows for minutes."""
@@ -133,4 +133,4 @@ def finish_wandb_on_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        steadfast.restore_sigterm_handling()
+        first_sigterm.restore_sigterm_handling()

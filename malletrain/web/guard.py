@@ -42,7 +42,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import msgspec
 
 from malletrain.protocol.bounds import USER_NAME
-from malletrain.protocol.discretion import (
+from malletrain.protocol.redaction import (
     detail_for_others,
     event_for_others,
     job_for_others,

@@ -1,5 +1,5 @@
-"""LLM inference on idle nodes: requests that survive their nodes, and fair scheduling. Pure parts:
-they run in the gateway, on a leased node or in a simulation.
+"""LLM inference on idle nodes: requests that survive the loss of their nodes, and fair scheduling.
+What is exported here is pure: it runs in the gateway, on a leased node or in a simulation.
 """
 
 from llmserve.dispatcher import Dispatcher

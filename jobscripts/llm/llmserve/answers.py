@@ -1,4 +1,6 @@
-"""Answers as clients of a live dispatcher get them: parts while they come, and a result."""
+"""Answers as the clients of a live dispatcher get them: parts while they are generated, and a
+result.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from malletrain.waits import time_limit
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """Text and ids of an answer that follow those of the part before. Either may be empty: text
-    that could be the beginning of a stop string comes later than its ids.
+    """Text and ids that follow those of the part before. Either may be empty: text that could be
+    the beginning of a stop string is held back and comes in a later part than its ids.
     """
 
     text: str
@@ -29,7 +31,7 @@ class AnswerResult:
     state: RequestState
     """One of ``llmserve.states.ENDED``."""
     text: str = ""
-    """The whole text, of ids from an earlier run too; without the stop string."""
+    """The whole text, including that of ids from an earlier run; without the stop string."""
     ids: tuple[int, ...] = ()
     """All generated ids."""
     prompt_tokens: int = 0
@@ -38,18 +40,19 @@ class AnswerResult:
     sentence: str = ""
     """What went wrong; empty if nothing did."""
     refusal: RequestRefusal | None = None
-    """The limit, if it was refused: status 429 if it has ``retry_after_s``, else 400."""
+    """The limit that refused it: HTTP status 429 if it has ``retry_after_s``, else 400."""
     engine_status: int = 0
     """HTTP status with which an engine refused the request for good; 0: none has."""
     body: dict[str, Any] | None = None
-    """The answer of the engine as it is, of :meth:`LiveDispatcher.submit_body` only."""
+    """The unchanged answer of the engine, only for :meth:`LiveDispatcher.submit_body`."""
     attempts: int = 0
     """Number of attempts that were posted to replicas: 1 without moves and losses."""
     submitted_at: float = 0.0
-    """Seconds on the clock of the dispatcher, as the following."""
+    """Time of the submission, seconds on the clock of the dispatcher."""
     first_token_at: float | None = None
-    """None: there was no token."""
+    """Time of the first token on that clock, seconds; None: there was no token."""
     ended_at: float = 0.0
+    """Time of the end on that clock, seconds."""
 
 
 class AnswerStream:
@@ -78,7 +81,7 @@ class AnswerStream:
         """Returns the next part; None once the request has ended.
 
         Raises:
-            asyncio.TimeoutError: there was none in time. No part is lost: ask again.
+            asyncio.TimeoutError: there was none in time. No part is lost: call it again.
         """
         async with time_limit(timeout_s):
             part = await self._parts.get()
@@ -87,8 +90,8 @@ class AnswerStream:
         return part
 
     async def result(self) -> AnswerResult:
-        """Returns the result when the request has ended. Who waits may be cancelled; that does not
-        cancel the request.
+        """Returns the result when the request has ended. Cancelling the task that waits for it does
+        not cancel the request.
         """
         return await asyncio.shield(self._result)
 
@@ -105,8 +108,8 @@ class AnswerStream:
         return self._result.done()
 
     def cancel(self) -> None:
-        """The client wants it no more. Its result is that of a cancelled request. No effect if it
-        has ended.
+        """Cancel the request. Its result is then that of a cancelled request. No effect if it has
+        ended.
         """
         self._cancel()
 

@@ -1,5 +1,5 @@
 """``llmserve batch`` and ``llmserve status`` on the head node: check the input, submit the job,
-show how far it is. Nothing stays running here.
+show its progress. Both commands end; no process stays on the head node.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from malletrain import Client
 from malletrain.cli.for_argparse import SubmitOptions
 
 FRESH_S = 15.0
-"""Seconds after which a status is old: nobody dispatches."""
+"""Age from which a status means that no process dispatches, seconds."""
 FOLLOW_S = 1.0
 BAR = 30
 """Characters of the bar."""
-MEMBER = """\"\"\"The process of a node of this batch.\"\"\"
+MEMBER_SCRIPT = """\"\"\"The process of a node of this batch.\"\"\"
 
 import sys
 
@@ -42,28 +42,28 @@ class BatchSubmission:
     requests: Path
     output: Path
     model: str
-    """Path or name of the model, as the engine is started with it."""
+    """Path or name of the model with which the engine is started."""
     name: str
-    """Name of the model, as the requests call it."""
+    """Name of the model in the requests."""
     tokenizer: str
     nodes: str
     """``MIN:MAX``."""
     job_name: str
-    """Empty: after the output."""
+    """Name of the job; empty: derived from the output."""
     job: SubmitOptions = field(default_factory=SubmitOptions)
-    """Further options of the job, as of ``malletrain.Client.submit``."""
+    """Further options of the job, as keywords of ``malletrain.Client.submit``."""
 
 
 def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
     """Check a batch and submit its job. Returns a sentence.
 
     Args:
-        options: of the batch.
+        options: the options of the batch.
         member_words: arguments of each process.
 
     Raises:
         BatchInputError: lines of the input are wrong.
-        BatchFolderError: the output is another's, or a job works on it.
+        BatchFolderError: the output belongs to another batch, or a job already works on it.
         malletrain.cli.for_argparse.SpecError: an option of the job is wrong.
         ValueError: there is no tokenizer, or no input.
         OSError: a file cannot be read or written.
@@ -79,7 +79,7 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
         requests.close()
     folder = BatchFolder(options.output)
     if options.output.exists() and folder.manifest() is None:
-        raise BatchFolderError(f"{options.output} is there already; name another output.")
+        raise BatchFolderError(f"{options.output} already exists; name another output.")
     with Client() as client:
         is_resumed = folder.create(
             Manifest(
@@ -97,17 +97,16 @@ def submit_batch(options: BatchSubmission, member_words: Sequence[str]) -> str:
         assert manifest is not None
         if manifest.job and not _has_ended(client, manifest.job):
             raise BatchFolderError(
-                f"Job {manifest.job} works on {options.output} already. See how far it is: "
+                f"Job {manifest.job} already works on {options.output}. For its progress run: "
                 f"llmserve status {options.output}"
             )
         script = folder.path / "member.py"
-        script.write_text(MEMBER)
+        script.write_text(MEMBER_SCRIPT)
         job = client.submit(script, member_words, **_job_options(options))
     folder.set_job(job.id)
-    begun = len(requests)
-    resumed = " Answers that are there are kept." if is_resumed else ""
+    resumed = " Earlier answers are kept." if is_resumed else ""
     return (
-        f"job {job.id}: {begun} requests.{resumed} See how far it is: "
+        f"job {job.id}: {len(requests)} requests.{resumed} For its progress run: "
         f"llmserve status {options.output}"
     )
 
@@ -117,7 +116,7 @@ def _job_options(options: BatchSubmission) -> SubmitOptions:
     env = dict(options.job.get("env", {}))
     paths = os.environ.get("PYTHONPATH")
     if paths and not any(options.job.get(name) for name in OTHER_PYTHON):
-        env.setdefault("PYTHONPATH", paths)  # the Python is this one, and finds what it finds here
+        env.setdefault("PYTHONPATH", paths)  # the job runs this Python, which needs these packages
     return {
         **options.job,
         "service": True,
@@ -149,11 +148,11 @@ def _end_of(job: str) -> str:
 
 
 def show_status(output: Path, *, follow: bool) -> int:
-    """Print how far a batch is. Returns an exit code.
+    """Print the progress of a batch. Returns an exit code.
 
     Args:
-        output: of the batch.
-        follow: print it again until the output is there, or its job has ended without.
+        output: path of the output of the batch.
+        follow: print it again until the output is complete, or the job has ended before.
 
     Raises:
         BatchFolderError: there is no batch.
@@ -166,7 +165,7 @@ def show_status(output: Path, *, follow: bool) -> int:
         if manifest is None:
             raise BatchFolderError(f"{folder.path} has no batch.")
         state = "" if folder.is_done else _end_of(manifest.job)
-        is_done = folder.is_done  # perhaps since then
+        is_done = folder.is_done  # it may have become complete in between
         lines = status_lines(
             manifest, folder.status(), is_done=is_done, now=time.time(), ended=state
         )
@@ -198,12 +197,12 @@ def status_lines(
     now: float,
     ended: str = "",
 ) -> list[str]:
-    """Returns how far a batch is, for people.
+    """Returns the progress of a batch as lines of text.
 
     Args:
-        manifest: of the batch.
-        status: the newest one that its dispatcher wrote; empty: none.
-        is_done: whether the output is there.
+        manifest: the manifest of the batch.
+        status: the newest status that its dispatcher wrote; empty: there is none.
+        is_done: whether the output is complete.
         now: seconds since the epoch.
         ended: state in which the job ended; empty: it has not.
     """
@@ -220,8 +219,8 @@ def status_lines(
         return [*lines, "It has no job: the submission failed. Give the same command again."]
     if ended:
         lines.append(
-            f"Job {job} has ended ({ended}) before the batch was complete. See why: malletrain "
-            f"show {job}. Answers are kept: give the same command again."
+            f"Job {job} has ended ({ended}) before the batch was complete. For the reason run: "
+            f"malletrain show {job}. Answers are kept: to continue, run the same command again."
         )
     if not status:
         return lines if ended else [*lines, f"Job {job} has no node yet."]
@@ -235,12 +234,12 @@ def status_lines(
     is_fresh = age <= FRESH_S and not ended
     if not is_fresh and not ended:
         lines.append(
-            f"No node has dispatched for {age:.0f} s. See whether the job has nodes: malletrain "
-            f"show {job}"
+            f"No node has dispatched for {age:.0f} s. To see whether the job has nodes run: "
+            f"malletrain show {job}"
         )
     for replica in status.get("replicas", ()):
         if not is_fresh and not replica.get("sentence"):
-            continue  # only what went wrong there still matters
+            continue  # of an old status only the errors matter
         loaded = replica.get("load_s")
         load = "" if loaded is None else f", loaded in {loaded:.1f} s"
         lines.append(

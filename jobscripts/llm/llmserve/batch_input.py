@@ -1,4 +1,6 @@
-"""The file of a batch's requests, read line by line and checked; names and errors of answers."""
+"""Reads and checks the file with the requests of a batch, line by line. Makes the names of answers
+and the lines of the error file.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from llmserve.openai_messages import ApiRefusal
 from llmserve.text import Tokenizer
 
 MAX_PROBLEMS = 20
-"""Wrong lines that are named."""
+"""Maximum number of wrong lines in a message."""
 TOO_LONG = "context_length_exceeded"
-"""Code of the refusal of a line that becomes an error of its own and does not stop the batch."""
+"""Code of a refusal that does not stop the batch: the line becomes a line of the error file."""
 
 
 class BatchInputError(ValueError):
@@ -23,7 +25,7 @@ class BatchInputError(ValueError):
 
 
 class BatchInput:
-    """The input of a batch. Lines are read when they are asked for.
+    """The input of a batch. A line is read each time when it is needed.
 
     Args:
         path: JSON lines.
@@ -63,7 +65,7 @@ class BatchInput:
             index: from 0.
 
         Raises:
-            LineError: it is none.
+            LineError: the line is not a request.
         """
         self._file.seek(self._offsets[index])
         return read_line(self._file.readline())
@@ -74,17 +76,18 @@ class BatchInput:
         models: Collection[str],
         tokenizer: Tokenizer,
     ) -> tuple[BatchLine, ClientOrder]:
-        """Returns a request, and what it asks for.
+        """Returns the line of a request, and the parsed request.
 
         Raises:
             ApiRefusal: it is wrong.
-            LineError: the line is no request.
+            LineError: the line is not a request.
         """
         line = self.line(index)
         return line, read_client_body(line.body, line.url, models=models, tokenizer=tokenizer)
 
     def check(self, models: Collection[str], tokenizer: Tokenizer) -> None:
-        """Check every line. What is too long is not refused here: that line gets an error.
+        """Check every line. A request that is too long passes: it gets an error when it is
+        answered.
 
         Raises:
             BatchInputError: there is no line, or some are wrong.
@@ -130,7 +133,7 @@ def answer_name(custom_id: str, *, is_chat: bool) -> str:
 
 
 def name_of(custom_id: str) -> str:
-    """Returns the name of what answers a request. It depends on nothing else, so that a batch that
-    was disturbed ends with the same lines.
+    """Returns the name of the answer to a request. It depends only on the custom id, so that an
+    interrupted batch ends with the same lines.
     """
     return hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]

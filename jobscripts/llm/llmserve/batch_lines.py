@@ -1,8 +1,8 @@
-"""The lines of a batch, as the OpenAI batch API has them: one read, and all of a batch checked
-before any node is asked for. Pure.
+"""The lines of a batch in the format of the OpenAI batch API: reads a line, and checks all lines of
+a batch before a node is requested. Pure.
 
-A batch is refused as a whole for what makes its answers ambiguous or is no request. A line that is
-a request but cannot be answered (too long, say) gets an error of its own.
+A batch is refused as a whole if a line is not a request, or makes the answers ambiguous. A line
+that is a request but cannot be answered, because it is too long for example, gets an error line.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class BatchLine:
 
 
 class LineError(ValueError):
-    """A line is wrong. The message says what is wrong, without the number of the line.
+    """A line is wrong. The message does not have the number of the line.
 
     Args:
-        what: the message.
+        message: what is wrong.
         code: short name of the problem.
     """
 
-    def __init__(self, what: str, code: str) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
@@ -59,13 +59,13 @@ def read_line(text: bytes) -> BatchLine:
     """Returns the request of a line.
 
     Raises:
-        LineError: it is no request.
+        LineError: it is not a request.
     """
     try:
         line = msgspec.json.decode(text, type=_Line)
         body = msgspec.json.decode(line.body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(f"it is no request: {error}", "invalid_line") from None
+        raise LineError(f"it is not a request: {error}", "invalid_line") from None
     return BatchLine(
         line.custom_id, line.url, body.model, bytes(line.body), line.method, bool(body.stream)
     )
@@ -93,17 +93,17 @@ class BatchCheck:
             raise LineError("custom_id is empty", "missing_id")
         first = self._number_of.setdefault(line.custom_id, number)
         if first != number:
-            raise LineError(
-                f"custom_id {line.custom_id!r} is that of line {first} too", "duplicate_id"
-            )
+            raise LineError(f"custom_id {line.custom_id!r} is also in line {first}", "duplicate_id")
         if line.url not in self._urls or line.method != "POST":
-            what = (
-                f"it is {line.method} {line.url}, and the batch is POST {' or '.join(self._urls)}"
+            raise LineError(
+                f"it is {line.method} {line.url}, but the batch is POST {' or '.join(self._urls)}",
+                "mismatched_url",
             )
-            raise LineError(what, "mismatched_url")
         if line.model not in self._models:
-            what = f"there is no model {line.model!r}; served: {', '.join(sorted(self._models))}"
-            raise LineError(what, "model_not_found")
+            served = ", ".join(sorted(self._models))
+            raise LineError(
+                f"there is no model {line.model!r}; served: {served}", "model_not_found"
+            )
         if line.stream:
             raise LineError("stream is true; answers of a batch are not streamed", "stream")
 
@@ -148,13 +148,13 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def response_line(name: str, custom_id: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the line of an answer, or of a refusal.
+    """Returns the output line of an answer, or of a refusal.
 
     Args:
-        name: of the answer, for its ids.
-        custom_id: of the request.
-        status: of HTTP.
-        body: of the response.
+        name: name of the answer, of which its ids are made.
+        custom_id: the custom id of the request.
+        status: HTTP status.
+        body: the body of the response.
     """
     return {
         "id": f"batch_req_{name}",

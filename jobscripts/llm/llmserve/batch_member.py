@@ -1,4 +1,6 @@
-"""One process of a batch: a replica, which also dispatches when it is its turn."""
+"""The process of a batch on one node: a replica, which also dispatches while it is the elected
+member.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,21 @@ from llmserve.text import Tokenizer
 from malletrain import membership
 
 POLL_S = 0.5
-"""Seconds between two looks whether it is this process's turn, and whether the output is there."""
+"""Seconds between two checks whether this process should dispatch, and whether the output is
+complete.
+"""
 
 
 @dataclass(frozen=True)
 class MemberOptions:
-    """What a process of a batch is to do."""
+    """The options of a process of a batch."""
 
     output: Path
     replica: ReplicaOptions
     tokenizer: str
     """``simulated``, or the folder of a model."""
     worth: float
-    """What a node is worth while there is work for it, samples/s."""
+    """Value of a node while there is work for it, samples/s."""
     max_nodes: int
 
 
@@ -40,7 +44,7 @@ class BatchMember:
     """The process of a node.
 
     Args:
-        options: what it is to do.
+        options: its options.
 
     Raises:
         BatchFolderError: there is no batch, or its input has changed.
@@ -60,11 +64,11 @@ class BatchMember:
         self._silence = DispatcherSilence()
 
     async def run(self) -> None:
-        """Serve until the output is there.
+        """Serve until the output is complete.
 
         Raises:
-            EngineNeverLoads: the engine does not come up.
-            BatchFolderError: the input has changed, or the folder is broken.
+            EngineNeverLoads: the engine does not start.
+            BatchFolderError: the input has changed, or the folder is damaged.
             OSError: the folder cannot be used.
         """
         if self._folder.is_done:
@@ -85,7 +89,7 @@ class BatchMember:
                     self._requests.close()
 
     async def _work(self, group: membership.Membership) -> None:
-        """Dispatch whenever it is this process's turn; ends when the output is there."""
+        """Dispatch whenever this process is elected; ends when the output is complete."""
         await first_view(group)
         while not await asyncio.to_thread(lambda: self._folder.is_done):
             epoch = await asyncio.to_thread(self._claim, group)
@@ -100,7 +104,7 @@ class BatchMember:
         sign = (number, self._folder.status().get("at"))
         silent_s = self._silence.silent_s(sign, time.monotonic())
         if owner == group.me.address:
-            owner = ""  # a process before this one at the same port, or this one before it resigned
+            owner = ""  # an earlier process at this port, or this process before it resigned
         if not should_dispatch(group.members, group.me, owner, silent_s):
             return None
         return self._folder.claim(group.me.address)
@@ -142,6 +146,6 @@ class BatchMember:
 
 
 def _resigns(members: Sequence[membership.Member], me: membership.Member) -> bool:
-    """Whether this process leaves and another one stays."""
+    """Whether this process is leaving and another one is not."""
     is_leaving = any(member.leaving for member in members if member == me)
     return is_leaving and any(not member.leaving for member in members)

@@ -1,14 +1,16 @@
-"""The folder of a batch on the shared file system: who dispatches, and what is done.
+"""The folder of a batch on the shared file system: which process dispatches, and which requests are
+answered.
 
-* ``manifest.json``: the fingerprint of input and model. A folder of another batch is not touched.
-* ``epoch-N.json``: a link that one process alone can make. Its maker dispatches until there is a
-  newer one.
-* ``segment-N.jsonl``: what the dispatcher of epoch N has, written by it alone: answers, errors, and
-  ids of answers that are not complete. A last line without its end is a write that was cut.
-* ``status.json``: the newest progress. ``done.json``: the output is there.
+* ``manifest.json``: which input and model the folder belongs to. A folder of another batch is
+  refused.
+* ``epoch-N.json``: a link that only one process can make. That process dispatches until another one
+  has made the next link.
+* ``segment-N.jsonl``: the records of the dispatcher of epoch N, which alone writes it: answers,
+  errors, and the ids of incomplete answers. A last line without a line end is an interrupted write.
+* ``status.json``: the newest progress. ``done.json``: it exists if the output is complete.
 
-The output is made from all segments: of a line's answers the first counts. So a dispatcher that
-writes a little after it was replaced does no harm.
+The output is made from all segments. If a request has several answers, the first one counts, so a
+dispatcher that still writes shortly after it was replaced does no harm.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class BatchFolderError(RuntimeError):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What a folder belongs to."""
+    """Which batch a folder belongs to."""
 
     format: int = FORMAT
     input: str
@@ -39,18 +41,19 @@ class Manifest(msgspec.Struct, kw_only=True):
     digest: str
     """SHA-256 of the input."""
     model: str
-    """Path or name of the model, as the engine is started with it."""
+    """Path or name of the model with which the engine is started."""
     name: str
-    """Name of the model, as the requests call it."""
+    """Name of the model in the requests."""
     requests: int
+    """Number of requests."""
     created: int
     """Seconds since the epoch."""
     job: str = ""
-    """Id of the job that works on it last."""
+    """Id of the newest job that works on the batch."""
 
 
 class Epoch(msgspec.Struct):
-    """Who dispatches."""
+    """A period in which one process dispatches."""
 
     number: int
     owner: str
@@ -61,7 +64,7 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     """One line of a segment."""
 
     index: int
-    """Of the request, from 0."""
+    """Number of the request, from 0."""
     answer: msgspec.Raw = msgspec.Raw(b"")
     """Line of the output; empty: none."""
     error: msgspec.Raw = msgspec.Raw(b"")
@@ -69,7 +72,7 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
     start: int = 0
     """Number of ids before :attr:`ids`."""
     ids: list[int] = []
-    """Ids of an answer that is not complete."""
+    """Ids of an incomplete answer."""
 
     @property
     def has_answer(self) -> bool:
@@ -84,14 +87,14 @@ class BatchRecord(msgspec.Struct, omit_defaults=True):
 
 @dataclass
 class BatchProgress:
-    """What is in the segments."""
+    """The progress of a batch according to its segments."""
 
     answered: set[int] = field(default_factory=set)
     """Indices of requests with an answer."""
     failed: set[int] = field(default_factory=set)
     """Indices of requests with an error."""
     generated: dict[int, list[int]] = field(default_factory=dict)
-    """Index of a request that has not ended → its ids."""
+    """Index of an incomplete request → its generated ids."""
 
 
 class BatchFolder:
@@ -104,13 +107,13 @@ class BatchFolder:
     def __init__(self, output: Path) -> None:
         self.output = output
         self.errors = output.with_name(f"{output.stem}.errors{output.suffix}")
-        """Where requests without an answer are named."""
+        """Path of the file with a line for each request without an answer."""
         self.path = output.with_name(f"{output.name}.parts")
 
     # --- manifest ---
 
     def create(self, manifest: Manifest) -> bool:
-        """Make the folder, or take one of the same batch. Returns whether there was one.
+        """Create the folder, or continue one of the same batch. Returns whether it existed.
 
         Raises:
             BatchFolderError: it belongs to another batch.
@@ -129,7 +132,7 @@ class BatchFolder:
             what = "input" if before.digest != manifest.digest else "model"
             raise BatchFolderError(
                 f"{self.path} has the answers of another {what} ({before.input}, model "
-                f"{before.name}). Name another output, or remove the folder to begin anew."
+                f"{before.name}). Name another output, or delete the folder to start again."
             )
         return True
 
@@ -140,10 +143,10 @@ class BatchFolder:
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
-            raise BatchFolderError(f"{self.path} is no folder of a batch: {error}.") from None
+            raise BatchFolderError(f"{self.path} is not the folder of a batch: {error}.") from None
 
     def set_job(self, job: str) -> None:
-        """Note the job that works on the batch."""
+        """Record the job that works on the batch."""
         manifest = self.manifest()
         assert manifest is not None
         manifest.job = job
@@ -152,14 +155,14 @@ class BatchFolder:
     # --- epochs ---
 
     def newest_epoch(self) -> Epoch | None:
-        """Returns the newest epoch; None if nobody has dispatched yet."""
+        """Returns the newest epoch; None if no process has dispatched yet."""
         names = sorted(path.name for path in self.path.glob("epoch-*.json"))
         if not names:
             return None
         return msgspec.json.decode((self.path / names[-1]).read_bytes(), type=Epoch)
 
     def claim(self, owner: str) -> Epoch | None:
-        """Begin the next epoch. Returns it; None if somebody else has begun it at the same time."""
+        """Begin the next epoch. Returns it; None if another process has begun it meanwhile."""
         newest = self.newest_epoch()
         epoch = Epoch(1 if newest is None else newest.number + 1, owner)
         draft = self.path / f".{uuid.uuid4().hex}"
@@ -174,14 +177,14 @@ class BatchFolder:
         return epoch
 
     def is_current(self, epoch: Epoch) -> bool:
-        """Whether nobody has begun a later epoch."""
+        """Whether no process has begun a later epoch."""
         return not self._epoch_path(epoch.number + 1).exists()
 
     # --- segments ---
 
     def append(self, epoch: Epoch, records: list[BatchRecord]) -> bool:
-        """Append to the segment of an epoch, on disk when it returns. Returns whether the epoch is
-        current; if not, nothing is written.
+        """Append to the segment of an epoch; the records are on disk when it returns. Returns
+        whether the epoch is current; if it is not, nothing is written.
         """
         if not self.is_current(epoch):
             return False
@@ -198,7 +201,7 @@ class BatchFolder:
         return True
 
     def progress(self) -> BatchProgress:
-        """Returns what all segments have, without the texts."""
+        """Returns the progress in all segments, without the texts."""
         progress = BatchProgress()
         for record in self._records():
             index = record.index
@@ -269,12 +272,12 @@ class BatchFolder:
         return value if isinstance(value, dict) else {}
 
     def finish(self, status: dict[str, Any]) -> None:
-        """Note that the output is there."""
+        """Record that the output is complete."""
         self._replace("done.json", msgspec.json.encode({**status, "at": time.time()}))
 
     @property
     def is_done(self) -> bool:
-        """Whether the output is there."""
+        """Whether the output is complete."""
         return (self.path / "done.json").exists()
 
     # --- inside ---

@@ -1,7 +1,8 @@
-"""What clients ask for: bodies of the OpenAI API, checked and made ids. Pure.
+"""Reads the request bodies of clients: checks the fields of the OpenAI API, and tokenizes the
+prompt. Pure.
 
-The bodies of engines are those of ``openai_messages``. Here, fields that only an engine understands
-are passed on as they are.
+Fields that only an engine understands are passed on unchanged. ``openai_messages`` has the bodies
+that the simulated engine reads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llmserve.text import Tokenizer
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = (COMPLETIONS, CHAT)
 """Paths of requests that generate."""
-WHOLE = (
+NOT_CONTINUABLE = (
     "best_of",
     "echo",
     "guided_choice",
@@ -46,20 +47,21 @@ READ_HERE = (
     "stream",
     "stream_options",
     "user",
-    *WHOLE,
+    *NOT_CONTINUABLE,
 )
-"""Fields that an engine gets in another form, or not at all, if it gets ids."""
+"""Fields that an engine does not get, or gets in another form, if it gets ids."""
 
 
 @dataclass(frozen=True)
 class ClientOrder:
-    """What one body asks for."""
+    """The parsed body of a client's request."""
 
     path: str
     """One of :data:`PATHS`."""
     prompt: list[int]
+    """Ids of the prompt."""
     max_tokens: int
-    """Of each choice."""
+    """Maximum number of ids to generate for each choice."""
     choices: int = 1
     """Number of answers that the engine generates for it."""
     stream: bool = False
@@ -67,7 +69,8 @@ class ClientOrder:
     """Whether the stream ends with the numbers of tokens."""
     return_token_ids: bool = False
     continuable: bool = True
-    """Whether it is submitted as ids. If not, its body goes to an engine as it is
+    """Whether it is submitted as ids, so that its answer can be continued after a loss. If not, its
+    unchanged body goes to an engine
     (:meth:`llmserve.live_dispatcher.LiveDispatcher.submit_body`)."""
     parameters: dict[str, Any] = field(default_factory=dict)
     """Further fields for the engine, such as ``temperature``, and ``stop``."""
@@ -85,9 +88,9 @@ class ClientOrder:
         """Returns the request for the dispatcher.
 
         Args:
-            name: unique among those that have not ended.
-            user: who asks.
-            application: one that the operator has declared; empty: none.
+            name: a name that is unique among the requests that have not ended.
+            user: user of the request.
+            application: an application that the operator has declared; empty: none.
             more: further fields of the request.
         """
         return GenerationRequest(
@@ -110,13 +113,13 @@ def read_client_body(
     tokenizer: Tokenizer,
     max_request_tokens: int | None = None,
 ) -> ClientOrder:
-    """Returns what a body asks for.
+    """Parses and checks a body.
 
     Args:
         body: JSON.
         path: one of :data:`PATHS`.
         models: names of the models that are served.
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
         max_request_tokens: maximum of prompt and answer together; None: no limit.
 
     Raises:
@@ -125,9 +128,9 @@ def read_client_body(
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _wrong(f"The body is no JSON: {error}.") from None
+        raise _wrong(f"The body is not JSON: {error}.") from None
     if not isinstance(fields, dict):
-        raise _wrong("The body is no JSON object.")
+        raise _wrong("The body is not a JSON object.")
     _check_model(fields.get("model"), models)
     ids = _chat_ids(fields, tokenizer) if path == CHAT else _prompt_ids(fields, tokenizer)
     max_tokens, choices = _max_tokens(fields, path == CHAT), _choices(fields)
@@ -135,13 +138,13 @@ def read_client_body(
     if max_request_tokens is not None and len(ids) + tokens > max_request_tokens:
         raise ApiRefusal(
             400,
-            f"The prompt has {len(ids)} tokens and the answer up to {tokens}; together "
-            f"{max_request_tokens} are possible. Shorten the prompt or lower max_tokens.",
+            f"The prompt has {len(ids)} tokens and the answer up to {tokens}; the maximum of both "
+            f"together is {max_request_tokens}. Shorten the prompt or lower max_tokens.",
             "context_length_exceeded",
         )
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise _wrong("stream_options is no object.")
+        raise _wrong("stream_options is not an object.")
     parameters = {name: value for name, value in fields.items() if name not in READ_HERE}
     _check_stop(parameters.get("stop"))
     return ClientOrder(
@@ -203,7 +206,7 @@ def _chat_ids(fields: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
         if not (content is None or isinstance(content, (str, list))):
             raise _wrong(f"The content of message {number} is neither text nor a list of parts.")
         if any(not isinstance(part, dict) or part.get("type", "text") != "text" for part in parts):
-            raise _wrong(f"Message {number} has parts that are no text; only text is possible.")
+            raise _wrong(f"Message {number} has parts that are not text; send only text.")
     try:
         ids = tokenizer.encode_chat(messages)
     except ValueError as error:
@@ -219,7 +222,10 @@ def _max_tokens(fields: Mapping[str, Any], is_chat: bool) -> int:
     if value is None:
         return CHAT_MAX_TOKENS if is_chat else DEFAULT_MAX_TOKENS
     if type(value) is not int or value < 1:
-        raise _wrong(f"max_tokens is {value!r}; it must be at least 1.", "invalid_max_tokens")
+        raise _wrong(
+            f"max_tokens is {value!r}; it must be a whole number, at least 1.",
+            "invalid_max_tokens",
+        )
     return value
 
 
@@ -232,7 +238,7 @@ def _choices(fields: Mapping[str, Any]) -> int:
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name)
     if not (value is None or isinstance(value, bool)):
-        raise _wrong(f"{name} is {value!r}; it is true or false.")
+        raise _wrong(f"{name} is {value!r}; it must be true or false.")
     return bool(value)
 
 
@@ -245,10 +251,10 @@ def _check_stop(stop: Any) -> None:
 def _is_continuable(fields: Mapping[str, Any]) -> bool:
     if fields.get("n") not in (None, 1):
         return False
-    # logprobs of 0 are those of the chosen tokens
+    # logprobs = 0 requests those of the chosen tokens, so only None and False mean none.
     if fields.get("logprobs") is not None and fields["logprobs"] is not False:
         return False
     form = fields.get("response_format")
     if isinstance(form, dict) and form.get("type") != "text":
         return False
-    return not any(fields.get(name) for name in WHOLE if name != "logprobs")
+    return not any(fields.get(name) for name in NOT_CONTINUABLE if name != "logprobs")

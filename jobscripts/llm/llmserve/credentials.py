@@ -1,7 +1,7 @@
 """The bearer token between a dispatcher and the fronts of its replicas. Pure.
 
-It is derived from the key of the job, which itself is never sent: who reads a token on the network
-cannot make the other secrets of the job from it.
+It is derived from the key of the job, and the key itself is never sent: a token that is read on the
+network does not reveal the other secrets of the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which member of a batch dispatches. Pure.
+"""Decides whether a member of a batch should try to become its dispatcher. Pure.
 
-Members may have different views for a while, and two may want to at the same time. The link of an
-epoch decides between them; here is only said who tries.
+Members may have different views for a while, so two may try at the same time. The link of an epoch
+(:meth:`llmserve.batch_store.BatchFolder.claim`) decides between them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SILENCE_S = 60.0
 
 
 class DispatcherSilence:
-    """How long ago the dispatcher last showed that it works."""
+    """Measures how long ago the dispatcher last made progress."""
 
     def __init__(self) -> None:
         self._sign: object = None
@@ -25,7 +25,7 @@ class DispatcherSilence:
         """Returns the seconds since the sign changed.
 
         Args:
-            sign: what changes while the dispatcher works.
+            sign: a value that changes while the dispatcher works.
             now: seconds on the clock of this process.
         """
         if sign != self._sign:
@@ -36,14 +36,14 @@ class DispatcherSilence:
 def should_dispatch(
     members: Sequence[Member], me: Member, owner: str, silent_s: float = 0.0
 ) -> bool:
-    """Whether a member should begin the next epoch: the dispatcher of the newest one is gone,
-    leaves or stands still, and this member is the first of the others that stay.
+    """Whether a member should begin the next epoch: the dispatcher of the newest epoch is gone, is
+    leaving or makes no progress, and this member is the first of those that stay.
 
     Args:
-        members: of the newest view, in the order that all see.
-        me: this one.
+        members: members in the newest view, in an order that is the same for all members.
+        me: this member.
         owner: address of the dispatcher of the newest epoch; empty: there was none.
-        silent_s: seconds since that one showed that it works.
+        silent_s: seconds since that dispatcher made progress.
     """
     if silent_s >= SILENCE_S:
         members = [member for member in members if member.address != owner]

@@ -1,8 +1,10 @@
-"""The front of a replica: checks the bearer token and hands requests on to the engine's socket.
+"""The front of a replica: an HTTP proxy that checks the bearer token and forwards requests to the
+engine's socket.
 
-``/replica`` says how the replica is. Everything else goes to the engine and back as it is. If the
-engine ends, its requests get an error with the code ``engine_ended``, in a stream as its last
-event. An engine that has loaded and answers ``/health`` with an error, or not at all, is ended.
+``/replica`` returns the status of the replica. Everything else is forwarded unchanged, and so are
+the answers. If the engine ends, its requests get an error with the code ``engine_ended``; in a
+stream the error is the last event. An engine that has loaded and answers ``/health`` with an error,
+or not at all, is ended.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ CHUNK_BYTES = 1 << 16
 HOP_HEADERS = frozenset(
     ("connection", "content-length", "keep-alive", "server", "date", "transfer-encoding")
 )
-"""Headers of an answer that are not the engine's to say."""
+"""Headers of the engine's answer that are not forwarded, because they belong to one connection."""
 
 
 class Front:
     """The front of one replica.
 
     Args:
-        token: bearer token that is asked for; empty: none is.
+        token: bearer token that requests must have; empty: they need none.
         engine: socket of the engine.
-        status: returns how the replica is.
-        engine_ended: waits until it is known whether the engine has ended, for a connection that
-            broke; returns what it said last, empty if it has not ended.
+        status: returns the status of the replica.
+        engine_ended: called after a connection to the engine broke. Waits until it is known whether
+            the engine has ended; returns its last lines, empty if it has not ended.
         end_engine: ends an engine that says that it is not well; returns a sentence, empty if it
             has not loaded yet.
     """
@@ -60,7 +62,7 @@ class Front:
 
     @property
     def running(self) -> int:
-        """Number of requests that the engine has."""
+        """Number of requests that the engine is answering."""
         return self._running
 
     async def start(self, listener: socket.socket) -> None:
@@ -151,11 +153,11 @@ class Front:
         return response
 
     async def _broken(self, text: str) -> ApiRefusal:
-        """What is said of a connection to the engine that broke."""
+        """The error for a request whose connection to the engine broke."""
         sentence = await self._engine_ended()
         if sentence:
             return ApiRefusal(502, sentence, ENGINE_ENDED)
-        return ApiRefusal(502, f"The engine broke off the connection: {text}.", "broken")
+        return ApiRefusal(502, f"The engine closed the connection: {text}.", "broken")
 
 
 def _error(refusal: ApiRefusal) -> web.Response:

@@ -1,6 +1,6 @@
-"""What flows between clients, the dispatcher and replicas: requests and commands. Pure.
+"""The requests of clients and the commands of the dispatcher. Pure.
 
-Tokens are ids. A front that has text tokenises it before it submits, and posts ids to the engines.
+Tokens are ids: text is tokenized before it is submitted, and engines get ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One answer that a client wants."""
+    """A client's request for one answer."""
 
     name: str
     """Unique among the requests that have not ended."""
@@ -33,16 +33,16 @@ class GenerationRequest:
     max_tokens: int
     """Maximum number of ids to generate, at least 1."""
     application: str = ""
-    """One that the operator has declared; others count as none."""
+    """Application that the operator has declared; empty: none."""
     interaction: str = ""
-    """Name of the interaction of several calls that it belongs to; empty: none."""
+    """Name of the interaction of several requests that it belongs to; empty: none."""
     ends_interaction: bool = False
     """Whether it is the last call of its interaction."""
     stream: bool = False
     """Whether the client reads tokens as they come."""
     continuable: bool = True
-    """Whether an answer that was cut can be continued from its ids. False with logprobs, several
-    choices, tool calls or grammars: they start again."""
+    """Whether an interrupted answer can be continued from its ids. False with logprobs, several
+    choices, tool calls or grammars: such an answer starts again."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
@@ -54,7 +54,7 @@ class GenerationRequest:
 
     @property
     def tokens(self) -> int:
-        """Maximum number of tokens that it has in the memory of a replica."""
+        """Maximum number of tokens that it needs in the memory of a replica."""
         return len(self.prompt) + self.max_tokens
 
 
@@ -65,9 +65,9 @@ class RequestRefusal:
     limit: str
     """Name of the limit, such as ``requests_per_minute``."""
     sentence: str
-    """For the person who reads it."""
+    """The message for the user."""
     retry_after_s: float | None = None
-    """Seconds after which it would be accepted; None: never."""
+    """Seconds after which the same request would be accepted; None: never."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ class PostAttempt:
 
     request: GenerationRequest
     attempt: int
-    """Unique number; tokens and ends are reported with it."""
+    """Unique number, with which tokens and the end are reported."""
     replica: str
     ids: Sequence[int]
-    """The prompt, then the ids that are kept."""
+    """The prompt, then the ids that were generated before."""
     max_tokens: int
-    """Ids that are still to be generated."""
+    """Maximum number of further ids."""
 
 
 @dataclass(frozen=True)
 class StopAttempt:
-    """Stop an attempt on a replica, and report when it is stopped."""
+    """Stop an attempt on a replica, and report that it has stopped."""
 
     request: str
     attempt: int
@@ -95,7 +95,7 @@ class StopAttempt:
 
 @dataclass(frozen=True)
 class DeliverTokens:
-    """Tokens for the client of a stream, each once and in order."""
+    """Tokens for the client of a stream. Each token is delivered once and in order."""
 
     request: str
     first: int
@@ -105,7 +105,7 @@ class DeliverTokens:
 
 @dataclass(frozen=True)
 class EndRequest:
-    """The end of a request, whatever its state was."""
+    """The end of a request, successful or not."""
 
     request: str
     state: RequestState
@@ -119,4 +119,4 @@ class EndRequest:
 
 
 Command = PostAttempt | StopAttempt | DeliverTokens | EndRequest
-"""What the dispatcher wants to be done, in this order."""
+"""A command of the dispatcher. Commands are carried out in their order."""

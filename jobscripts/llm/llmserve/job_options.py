@@ -1,5 +1,5 @@
-"""The options of ``malletrain submit`` that ``llmserve batch`` has too: on which nodes its job
-runs, in which environment, when, and who is notified. Decides which Python the nodes run.
+"""The options of ``malletrain submit`` that ``llmserve batch`` has too: the nodes and the
+environment of its job, its start, and notifications. Decides which Python the nodes run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NAMES = (
 )
 """Parameters of ``malletrain submit``, which are keywords of ``malletrain.Client.submit`` too."""
 OTHER_PYTHON = ("venv", "conda", "container")
-"""Those with which a job does not run with the Python that submits it."""
+"""Options with which a job does not run the Python that submits it."""
 
 
 def python_of(job: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
     """Returns the Python that runs a job on its nodes, and its environment variables; None if they
-    are not known here: modules, conda, a container or a command before Python may change them.
+    are not known here, because modules, conda, a container or a setup command may change them.
 
     Args:
         job: keywords of ``malletrain.Client.submit``.

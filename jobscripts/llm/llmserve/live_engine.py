@@ -32,7 +32,7 @@ class LiveEngine:
     """One engine. :meth:`run` has to run while it is used.
 
     Args:
-        times: of its iterations.
+        times: durations of its iterations.
         capacity: what it holds at once.
         clock: seconds.
     """

@@ -1,4 +1,4 @@
-"""What a live dispatcher shows of itself, for metrics and people. Pure."""
+"""The counts and the view of replicas that a live dispatcher reports. Pure."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class LiveCounts:
     )
     """State of the end → number of requests."""
     prompt_tokens: int = 0
-    """Of accepted requests."""
+    """Number of tokens in the prompts of accepted requests."""
     generated_tokens: int = 0
-    """Ids that engines reported, those that were generated again included."""
+    """Number of ids that engines reported, including ids that were generated again."""
     attempts: int = 0
-    """Attempts that were posted."""
+    """Number of attempts that were posted."""
     moves: int = 0
-    """Attempts that were stopped because their replica leaves."""
+    """Number of attempts that were stopped because their replica leaves."""
     losses: int = 0
-    """Attempts that were lost with their replica."""
+    """Number of attempts that were lost with their replica."""
     repeated_tokens: int = 0
-    """Ids that were reported and had to be generated again."""
+    """Number of reported ids that had to be generated again."""
     queued: int = 0
-    """Requests that wait now."""
+    """Number of requests that wait now."""
     running: int = 0
-    """Attempts on replicas now."""
+    """Number of attempts on replicas now."""
 
 
 @dataclass
@@ -50,12 +50,14 @@ class ReplicaView:
     address: str
     state: ReplicaState
     running: int = 0
-    """Attempts on it now."""
+    """Number of attempts on it now."""
     slots: int = 0
-    """0: not known yet."""
+    """Maximum number of requests at once; 0: not known yet."""
     kv_tokens: int = 0
+    """Maximum number of tokens of all requests."""
     token_s: float = 0.0
+    """Seconds for each token of one answer while all slots are in use; 0: not known."""
     load_s: float | None = None
     """Seconds that loading took; None: not known."""
     sentence: str = ""
-    """What is wrong with it; empty: nothing is known to be."""
+    """What is wrong with it; empty: nothing is known to be wrong."""

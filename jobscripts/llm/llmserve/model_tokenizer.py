@@ -11,7 +11,7 @@ from llmserve.text import AnswerDecoder, SimulatedTokenizer, Tokenizer
 SIMULATED = "simulated"
 """Name of the tokenizer of the simulated engine."""
 INCOMPLETE = "\ufffd"
-"""What tokenizers make of bytes that are no whole character."""
+"""Character into which tokenizers decode an incomplete character."""
 PROMPT_IDS = 5
 """Last ids of a prompt with which an answer is decoded: tokenizers such as that of Llama 2 drop the
 space before the first word that they decode. As many as in vLLM.
@@ -22,7 +22,7 @@ class ModelTokenizer:
     """The tokenizer of a model.
 
     Args:
-        folder: of the model, with its tokenizer's files. Nothing is downloaded.
+        folder: folder of the model, with the files of its tokenizer. Nothing is downloaded.
 
     Raises:
         ValueError: there is no tokenizer, or ``transformers`` is not installed.
@@ -42,7 +42,7 @@ class ModelTokenizer:
             raise ValueError(f"{folder} has no tokenizer that can be read: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a prompt, with those that every prompt begins with."""
+        """Returns the ids of a prompt, including the special tokens with which prompts begin."""
         return list(self._tokenizer.encode(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -65,14 +65,14 @@ class ModelTokenizer:
 
 
 class _WindowDecoder:
-    """Decodes a window of ids twice, without and with the newest ones; the difference is their
-    text. So spaces between words are right, and the cost does not grow with the answer.
+    """Decodes a window of ids twice, without and with the newest ids; the difference is their text.
+    This keeps the spaces between words, and the cost does not grow with the answer.
     """
 
     def __init__(self, tokenizer: Any, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = list(before)
-        """The window: context, then ids after which the text was not complete."""
+        """The window: the context, then ids whose text is not complete yet."""
         if self._decode(self._ids).endswith(INCOMPLETE):
             self._ids.clear()
         self._context = len(self._ids)

@@ -1,4 +1,6 @@
-"""The messages of the OpenAI API that replicas understand: bodies checked, answers made. Pure."""
+"""The messages of the OpenAI API: checks the bodies that the simulated engine reads, and makes
+answers and errors. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ import msgspec
 from llmserve.simulated_model import tokenize
 
 DEFAULT_MAX_TOKENS = 16
-"""As of the OpenAI API, for completions."""
+"""Default of the OpenAI API for completions."""
 CHAT_MAX_TOKENS = 256
 MAX_BODY_BYTES = 16 << 20
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""Status → type of the error, as of the OpenAI API; others are invalid requests."""
+"""Status → type of the error in the OpenAI API; other statuses below 500 are invalid requests."""
 
 
 class ApiRefusal(Exception):
@@ -23,7 +25,7 @@ class ApiRefusal(Exception):
     Args:
         status: HTTP status.
         sentence: what is wrong, and what to do.
-        code: for programs.
+        code: short name of the problem, for programs.
     """
 
     def __init__(self, status: int, sentence: str, code: str) -> None:
@@ -92,9 +94,10 @@ class ChatBody(_Generation, kw_only=True):
 
 
 class GenerationOrder(msgspec.Struct):
-    """What a body asks for."""
+    """The parsed body of a request."""
 
     ids: list[int]
+    """Ids of the prompt."""
     max_tokens: int
     stream: bool
     include_usage: bool
@@ -103,16 +106,17 @@ class GenerationOrder(msgspec.Struct):
 
 
 def read_order(body: bytes, *, is_chat: bool, model: str, kv_tokens: int) -> GenerationOrder:
-    """Returns what a body asks for.
+    """Parses and checks a body.
 
     Args:
         body: JSON.
-        is_chat: whether it is one of ``/v1/chat/completions``.
-        model: the one that is served.
-        kv_tokens: maximum of prompt and answer together.
+        is_chat: whether it is a body of ``/v1/chat/completions``.
+        model: name of the served model.
+        kv_tokens: maximum number of tokens of prompt and answer together.
 
     Raises:
-        ApiRefusal: the body is broken, of another model, too long, or wants what is not there.
+        ApiRefusal: the body is broken, names another model, is too long, or needs a feature that
+            the simulated engine does not have.
     """
     try:
         order: CompletionBody | ChatBody
@@ -140,12 +144,12 @@ def read_order(body: bytes, *, is_chat: bool, model: str, kv_tokens: int) -> Gen
 
 
 def chat_text(messages: list[ChatMessage]) -> str:
-    """Returns the prompt of a chat: one that continues it begins with it."""
+    """Returns the prompt of a chat. If the chat goes on, the next prompt begins with this one."""
     return "".join(f"<{message.role}>{message.text}" for message in messages) + "<assistant>"
 
 
 def _refuse_unsupported(order: CompletionBody | ChatBody) -> None:
-    wishes = {
+    is_requested = {
         "n": order.n != 1,
         "stop": bool(order.stop),
         "tools": bool(order.tools),
@@ -154,7 +158,7 @@ def _refuse_unsupported(order: CompletionBody | ChatBody) -> None:
         "logprobs": bool(order.logprobs),
         "echo": isinstance(order, CompletionBody) and order.echo,
     }
-    unsupported = [name for name, wish in wishes.items() if wish]
+    unsupported = [name for name, requested in is_requested.items() if requested]
     if unsupported:
         sentence = (
             f"The simulated engine has no {', '.join(unsupported)}; leave it out, or use a real "
@@ -167,22 +171,22 @@ def _check_lengths(ids: list[int], max_tokens: int, kv_tokens: int) -> None:
     if not ids:
         raise ApiRefusal(400, "The prompt is empty; it needs one token or more.", "empty_prompt")
     if min(ids) < 0 or max(ids) >= 1 << 32:
-        raise ApiRefusal(400, "The prompt has an id that is no token.", "invalid_prompt")
+        raise ApiRefusal(400, "The prompt has an id that is not a token.", "invalid_prompt")
     if max_tokens < 1:
         sentence = f"max_tokens is {max_tokens}; it must be at least 1."
         raise ApiRefusal(400, sentence, "invalid_max_tokens")
     if len(ids) + max_tokens > kv_tokens:
         sentence = (
-            f"The prompt has {len(ids)} tokens and the answer up to {max_tokens}; together "
-            f"{kv_tokens} are possible. Shorten the prompt or lower max_tokens."
+            f"The prompt has {len(ids)} tokens and the answer up to {max_tokens}; the maximum of "
+            f"both together is {kv_tokens}. Shorten the prompt or lower max_tokens."
         )
         raise ApiRefusal(400, sentence, "context_length_exceeded")
 
 
 class AnswerShape(msgspec.Struct):
-    """How the parts of one answer look.
+    """Makes the messages of one answer.
 
-    ``name``: of the answer. ``created``: seconds since the epoch.
+    ``name``: name of the answer. ``created``: seconds since the epoch.
     """
 
     name: str
@@ -203,8 +207,8 @@ class AnswerShape(msgspec.Struct):
         """Returns an answer that is not streamed.
 
         Args:
-            text: of the answer.
-            ids: of the text.
+            text: the text of the answer.
+            ids: its ids.
             reason: why it ended.
         """
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
@@ -223,10 +227,10 @@ class AnswerShape(msgspec.Struct):
         """Returns one part of a stream.
 
         Args:
-            text: that it adds.
-            ids: that it adds.
-            is_first: whether it begins the answer.
-            reason: why the answer ended; None: it goes on.
+            text: text that it adds.
+            ids: ids that it adds.
+            is_first: whether it is the first part.
+            reason: why the answer ended; None: it has not ended.
         """
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if self.order.is_chat:

@@ -79,5 +79,5 @@ def too_long(request: GenerationRequest, limit: int) -> RequestRefusal:
     return RequestRefusal(
         "context_length_exceeded",
         f"The prompt has {len(request.prompt)} tokens and the answer up to {request.max_tokens}; "
-        f"together {limit} are possible. Shorten the prompt or lower max_tokens.",
+        f"the maximum of both together is {limit}. Shorten the prompt or lower max_tokens.",
     )

@@ -20,7 +20,7 @@ import msgspec
 from llmserve.traces import TraceRequest
 
 FIRST_ID = 10
-"""Ids below are often special tokens."""
+"""First id that prompts use: ids below it are often special tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,27 +28,27 @@ class Endpoint:
     """Where requests go."""
 
     url: str
-    """Without ``/v1``."""
+    """URL of the endpoint, without ``/v1``."""
     model: str
     keys: Sequence[str] = ("",)
-    """Keys of users. Users of the trace are spread over them, in the order of their appearance."""
+    """Keys. The users of the trace get them in turn, in the order of their first requests."""
     vocabulary: int = 32_000
-    """Number of ids of the model."""
+    """Number of token ids of the model."""
 
 
 @dataclass(frozen=True)
 class ReplayOutcome:
-    """What became of one request."""
+    """The outcome of one request."""
 
     user: str
     sent_at: float
-    """Seconds from the begin of the replay."""
+    """Time from the beginning of the replay, seconds, as the following times."""
     ended_at: float
     first_at: float | None = None
     """Time of the first token; None: there was none."""
     tokens: int = 0
     error: str = ""
-    """Empty: it was answered."""
+    """What went wrong; empty: it was answered."""
 
 
 @dataclass
@@ -63,15 +63,15 @@ class ReplaySummary:
     seconds: float
     tokens_per_s: float
     ttft: dict[str, float] = field(default_factory=dict)
-    """``p50``, ``p90``, ``p99``."""
+    """Time to the first token: ``p50``, ``p90`` and ``p99``."""
     tbt: dict[str, float] = field(default_factory=dict)
-    """Of the mean of each answer."""
+    """Mean time between two tokens of an answer: percentiles over the answers."""
     errors: dict[str, int] = field(default_factory=dict)
     """Error → number of requests."""
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """Returns p50, p90 and p99 by the nearest rank; nothing of no values."""
+    """Returns p50, p90 and p99 by the nearest rank; empty without values."""
     ordered = sorted(values)
     if not ordered:
         return {}
@@ -112,9 +112,9 @@ def body_of(request: TraceRequest, number: int, endpoint: Endpoint) -> dict[str,
     """Returns the body of a request of a trace.
 
     Args:
-        request: of the trace.
-        number: its number, which makes the ids that belong to no common prefix differ.
-        endpoint: where it goes.
+        request: a request of the trace.
+        number: its number; ids outside the common prefixes depend on it.
+        endpoint: the endpoint.
     """
     span = max(1, endpoint.vocabulary - FIRST_ID)
     return {
@@ -133,12 +133,12 @@ async def replay(
     speed: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[ReplayOutcome]:
-    """Send requests at their times; returns what became of them, in the order of the trace.
+    """Sends requests at their times. Returns their outcomes in the order of the trace.
 
     Args:
-        requests: with the times from the begin of the trace.
-        endpoint: where they go.
-        speed: factor by which they come faster; infinite: all at once.
+        requests: requests with their times from the beginning of the trace.
+        endpoint: the endpoint.
+        speed: factor by which the requests are sent faster; infinite: all at once.
         clock: seconds.
     """
     begin = clock()

@@ -1,7 +1,8 @@
-"""HTTP to one replica: posts attempts, reads their ids as they come, asks how it is.
+"""The HTTP client of one replica: posts attempts, reads their ids as they are generated, and
+requests the replica's status.
 
-A replica is an engine with the OpenAI API that knows ``return_token_ids`` (vLLM from 0.10.2, the
-simulated engine), by itself or behind the front of ``llmserve serve``.
+A replica is an engine with the OpenAI API that supports ``return_token_ids`` (vLLM from 0.10.2, the
+simulated engine), alone or behind the front of ``llmserve serve``.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from llmserve.generation import FinishReason
 from llmserve.replica_status import ENGINE_ENDED, ENGINE_LOADS, ReplicaStatus
 
 CONNECT_S = 5.0
-"""Seconds after which a connection that is not made counts as broken."""
+"""Maximum time to connect, seconds."""
 STATUS_S = 5.0
-"""Seconds after which a replica that does not say how it is counts as silent."""
+"""Maximum time for the answer to a request for the status, seconds."""
 READ_BYTES = 1 << 20
 UNIX = "unix:"
-"""What the address of a Unix socket begins with."""
+"""Prefix of the address of a Unix socket."""
 
 
 class EngineRefusal(Exception):
-    """An engine has refused or broken off an attempt, and goes on.
+    """An engine has refused or aborted an attempt, and continues to run.
 
     Args:
-        sentence: what it said.
+        sentence: its message.
         may_repeat: whether another attempt may succeed.
         status: HTTP status of its answer, or the code of an error within a stream; 0: neither.
     """
@@ -42,7 +43,7 @@ class EngineRefusal(Exception):
 
 
 class EngineCrash(Exception):
-    """The front of a replica says that its engine ended by itself; the text has its last lines."""
+    """The front of a replica reports that its engine ended; the text has the last lines of that."""
 
 
 class ReplicaUnreachable(Exception):
@@ -51,11 +52,11 @@ class ReplicaUnreachable(Exception):
 
 @dataclass(frozen=True)
 class EngineChunk:
-    """What an engine generated since the chunk before."""
+    """The ids that an engine generated since the last chunk."""
 
     ids: list[int]
     reason: FinishReason | None = None
-    """Why the answer ended; None: it goes on."""
+    """Why the answer ended; None: it has not ended."""
 
 
 class _Choice(msgspec.Struct):
@@ -102,14 +103,14 @@ class ReplicaClient:
         )
 
     async def close(self) -> None:
-        """Close all connections; attempts on them end as broken."""
+        """Close all connections; attempts on them raise ReplicaUnreachable."""
         await self._session.close()
 
     async def status(self, timeout_s: float = STATUS_S) -> ReplicaStatus:
-        """Returns what the front says of the replica.
+        """Returns the status of the replica from its front.
 
         Raises:
-            ReplicaUnreachable: there is no answer in time, or none of a front.
+            ReplicaUnreachable: there is no answer in time, or the answer is not that of a front.
         """
         async with self._answer("GET", "/replica", timeout_s=timeout_s) as response:
             if response.status != 200:
@@ -119,7 +120,7 @@ class ReplicaClient:
             try:
                 return msgspec.json.decode(await response.read(), type=ReplicaStatus)
             except msgspec.DecodeError as error:
-                sentence = f"{self.address} is no front of a replica: {error}."
+                sentence = f"{self.address} is not the front of a replica: {error}."
                 raise ReplicaUnreachable(sentence) from None
 
     async def is_healthy(self, timeout_s: float = STATUS_S) -> bool:
@@ -141,14 +142,14 @@ class ReplicaClient:
             return await response.text(errors="replace") if response.status == 200 else ""
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[EngineChunk, None]:
-        """Yields what an engine generates; the last chunk has a reason. An iterator that is closed
-        earlier stops the attempt.
+        """Yields what an engine generates; the last chunk has a reason. Closing the iterator before
+        that stops the attempt.
 
         Args:
-            body: of ``/v1/completions``, with ids as the prompt.
+            body: a body of ``/v1/completions``, with ids as the prompt.
 
         Raises:
-            EngineRefusal: the engine refuses it, or breaks it off.
+            EngineRefusal: the engine refuses or aborts it.
             EngineCrash: the engine ended.
             ReplicaUnreachable: the connection is broken.
         """
@@ -170,7 +171,7 @@ class ReplicaClient:
         raise ReplicaUnreachable(f"{self.address} ended an answer before it was complete.")
 
     async def whole(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a whole answer of the engine, as it is.
+        """Returns the unchanged answer of the engine to a request that is not streamed.
 
         Args:
             path: such as ``/v1/chat/completions``.
@@ -185,7 +186,7 @@ class ReplicaClient:
             await _check(response)
             answer = await response.json()
         if not isinstance(answer, dict):
-            raise EngineRefusal("The answer of the engine is no object.", may_repeat=False)
+            raise EngineRefusal("The answer of the engine is not a JSON object.", may_repeat=False)
         return answer
 
     @contextlib.asynccontextmanager
@@ -243,8 +244,8 @@ def _read_lines(lines: list[bytes]) -> EngineChunk:
         for choice in chunk.choices:
             if choice.token_ids is None and choice.text:
                 raise EngineRefusal(
-                    "The engine answers without token_ids. llmserve needs one that knows "
-                    "return_token_ids, such as vLLM 0.10.2.",
+                    "The engine answers without token_ids. llmserve needs an engine that supports "
+                    "return_token_ids, such as vLLM 0.10.2 or later.",
                     may_repeat=False,
                 )
             ids += choice.token_ids or ()
@@ -255,12 +256,12 @@ def _read_lines(lines: list[bytes]) -> EngineChunk:
 
 def _reason(text: str) -> FinishReason:
     if text == "abort":
-        raise EngineRefusal("The engine has broken off the answer.", may_repeat=True)
+        raise EngineRefusal("The engine has aborted the answer.", may_repeat=True)
     return FinishReason.LENGTH if text == "length" else FinishReason.STOP
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
-    """Raise what a status other than 200 says."""
+    """Raise the error that a status other than 200 means."""
     if response.status == 200:
         return
     text = await response.read()

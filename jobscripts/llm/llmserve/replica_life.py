@@ -47,17 +47,17 @@ LIFE_TRANSITIONS: dict[tuple[ReplicaState, LifeEvent], ReplicaState] = {
     (R.FAILED, T.RESTART): R.LOADING,
     (R.FAILED, T.END): R.GONE,
 }
-"""(state, event) → next state. Any other event is an error. After a notice that is withdrawn the
-engine is asked again whether it has loaded."""
+"""(state, event) → next state. Any other event is an error. After a withdrawn notice the replica is
+LOADING again until it is checked whether the engine has loaded."""
 
 
 def may_load(members: Sequence[Member], me: Member, at_once: int) -> bool:
-    """Whether a replica may begin to load, so that not all read the model at the same time.
+    """Whether a replica may begin to load. Limits how many read the model at the same time.
 
     Args:
-        members: of the newest view, in the order that all see.
-        me: this one.
-        at_once: maximum number of replicas that load at a time.
+        members: members in the newest view, in an order that is the same for all members.
+        me: this member.
+        at_once: maximum number of replicas that load at the same time.
     """
     before = 0
     for member in members:

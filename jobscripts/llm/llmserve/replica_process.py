@@ -1,9 +1,10 @@
-"""One replica as a process of a service: an engine, its front, and its place among the members.
+"""One replica as a process of a service: runs an engine and its front, and reports to the members.
 
-It joins before it loads, so that dispatchers know of it. Loads are staggered. When the model is
-loaded its throughput is measured, and it reports that it is ready: the time since its start is the
-start cost that ``malletrain submit --start-cost auto`` measures. An engine that ends is started
-again; one that does not come up :data:`MAX_LOADS` times in a row ends the process.
+The process joins the service before its engine loads, so that dispatchers know of it. The members
+take turns in loading. When the model is loaded, the process measures its throughput and reports
+that it is ready: the time since its start is the start cost that ``malletrain submit --start-cost
+auto`` measures. An engine that ends is started again. If it ends :data:`MAX_LOADS` times in a row
+before it has loaded, the process ends.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ HEALTH_WATCH_S = 5.0
 """Seconds between two questions to an engine that has loaded whether it is well."""
 VIEW_POLL_S = 0.5
 BROKEN_S = 2.0
-"""Seconds in which an engine that broke a connection is expected to have ended, if it has."""
+"""Time to wait for the end of an engine after a connection to it broke, seconds."""
 QUIET_S = 1.5
-"""Seconds without a request after which a replica that leaves is drained: dispatchers ask more
-often how it is."""
+"""Time without a request after which a replica that leaves is drained, seconds. Dispatchers request
+the status more often than that."""
 DEFAULT_KV_TOKENS = 65_536
-"""Maximum number of tokens of an engine that does not say what its KV cache holds."""
+"""Maximum number of tokens of an engine that does not report the size of its KV cache."""
 MAX_STAGGER_S = 900.0
-"""Seconds after which a replica loads, however many others do."""
+"""Maximum time for which a replica waits for its turn to load, seconds."""
 
 
 class EngineNeverLoads(Exception):
-    """The engine ended before it had loaded, each time; the text has its last lines."""
+    """The engine ended each time before it had loaded; the text has its last lines."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +71,23 @@ class ReplicaOptions:
     """How a replica serves."""
 
     command: tuple[str, ...]
-    """Of the engine, with the fields of :func:`llmserve.engines.engine_command`."""
+    """Command of the engine, with the fields of :func:`llmserve.engines.engine_command`."""
     model: str
     """Path or name of the model."""
     name: str
-    """As clients call it."""
+    """Name of the model in requests."""
     slots: int
-    """Maximum number of requests at once."""
+    """Maximum number of concurrent requests."""
     kv_tokens: int | None = None
     """Maximum number of tokens of all of them; None: what the engine's KV cache holds."""
     port: int = 0
-    """Of the front; 0: any."""
+    """Port of the front; 0: any."""
     loads_at_once: int = 4
-    """Maximum number of replicas of the service that load at a time."""
+    """Maximum number of replicas of the service that load at the same time."""
 
 
 class ReplicaProcess:
-    """The replica of this process. To be used as an asynchronous context; :meth:`run` serves.
+    """The replica of this process. Use it as an asynchronous context manager; :meth:`run` serves.
 
     Args:
         options: how it serves.
@@ -103,10 +104,11 @@ class ReplicaProcess:
         self.throughput: dict[int, float] = {}
         """Number of requests at once → tokens per second."""
         self.cache_tokens: int | None = None
-        """Number of tokens that the engine's KV cache holds, as it says; None: it does not."""
+        """Number of tokens that the engine's KV cache holds; None if the engine does not report it.
+        """
         self.sentence = ""
         """Why the engine ended the last time."""
-        engine_command(options.command, {})  # refuses it before there is a folder
+        engine_command(options.command, {})  # raises before the folder is created
         self._folder = Path(tempfile.mkdtemp(prefix="llmserve-"))
         socket_path = self._folder / "engine.sock"
         self._words = command_of(options, socket_path)
@@ -115,12 +117,12 @@ class ReplicaProcess:
         self._front: Front | None = None
         self._is_loaded = asyncio.Event()
         self._has_crashed = asyncio.Event()
-        """Set while the engine has ended by itself and is not started again."""
+        """Set from the time at which the engine ended by itself until it is started again."""
         self._ends_at = math.inf
         self._drainer: asyncio.Task[None] | None = None
         self._has_reported_ready = False
         self.address = ""
-        """Of the front."""
+        """Address of the front."""
         self.group: membership.Membership
 
     async def __aenter__(self) -> ReplicaProcess:
@@ -159,7 +161,7 @@ class ReplicaProcess:
         """Serve until it is cancelled.
 
         Raises:
-            EngineNeverLoads: the engine does not come up.
+            EngineNeverLoads: the engine does not start.
         """
         follower = asyncio.create_task(self._follow())
         try:
@@ -169,7 +171,7 @@ class ReplicaProcess:
             await asyncio.gather(follower, return_exceptions=True)
 
     def status(self) -> ReplicaStatus:
-        """Returns how the replica is."""
+        """Returns the status of the replica."""
         slots = self.options.slots
         total = self.throughput.get(slots, 0.0)
         ends = None if math.isinf(self._ends_at) else max(0.0, self._ends_at - time.monotonic())
@@ -187,7 +189,7 @@ class ReplicaProcess:
 
     @property
     def kv_tokens(self) -> int:
-        """Maximum number of tokens of all requests at once."""
+        """Maximum number of tokens of all concurrent requests together."""
         limits = [n for n in (self.options.kv_tokens, self.cache_tokens) if n is not None]
         return min(limits, default=DEFAULT_KV_TOKENS)
 
@@ -226,7 +228,7 @@ class ReplicaProcess:
         return self._is_loaded.is_set()
 
     async def _load(self, started: float) -> None:
-        """Wait until the engine has loaded, measure it, and say that it is ready."""
+        """Wait until the engine has loaded, measure its throughput, and report that it is ready."""
         assert self._client is not None
         while not await self._is_healthy():  # noqa: ASYNC110 - another process
             await asyncio.sleep(HEALTH_POLL_S)
@@ -241,8 +243,8 @@ class ReplicaProcess:
             self.group.report_ready()
         rates = ", ".join(f"{size}: {rate:.0f}" for size, rate in self.throughput.items())
         print(
-            f"loaded {self.options.name} in {self.load_s:.1f} s; tokens/s by requests at once: "
-            f"{rates or 'not measured'}; tokens at once: {self.kv_tokens}; "
+            f"loaded {self.options.name} in {self.load_s:.1f} s; tokens/s by concurrent requests: "
+            f"{rates or 'not measured'}; maximum tokens of concurrent requests: {self.kv_tokens}; "
             f"serving at {self.address}",
             flush=True,
         )
@@ -301,7 +303,7 @@ class ReplicaProcess:
     # --- the members ---
 
     async def _wait_for_turn(self) -> None:
-        """Wait until few enough of the members before this one load."""
+        """Wait until few enough of the members before this one are loading."""
         await first_view(self.group)
         end = time.monotonic() + MAX_STAGGER_S
         while time.monotonic() < end:
@@ -326,7 +328,7 @@ class ReplicaProcess:
                     self._change(LifeEvent.LOAD)
 
     async def _drain(self) -> None:
-        """Report that nothing is left here once the dispatchers have had time to take it away."""
+        """Report that this replica is drained, once the dispatchers have moved all requests."""
         assert self._front is not None
         quiet_s = 0.0
         while quiet_s < QUIET_S:
@@ -357,8 +359,8 @@ def command_of(options: ReplicaOptions, engine_socket: Path) -> list[str]:
     """Returns the command of the engine on this node.
 
     Args:
-        options: of the replica.
-        engine_socket: path on which it is to listen.
+        options: the options of the replica.
+        engine_socket: path of the socket on which the engine must listen.
 
     Raises:
         ValueError: the command has no ``{socket}``.
@@ -376,6 +378,6 @@ def command_of(options: ReplicaOptions, engine_socket: Path) -> list[str]:
 
 
 async def first_view(group: membership.Membership) -> None:
-    """Wait until the members are known. In short waits, because a thread cannot be cancelled."""
+    """Wait until the members are known, in short steps, because a thread cannot be cancelled."""
     while not await asyncio.to_thread(group.wait, VIEW_POLL_S):  # noqa: ASYNC110 - a thread's
         await asyncio.sleep(VIEW_POLL_S)

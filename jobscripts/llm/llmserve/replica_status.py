@@ -1,25 +1,25 @@
-"""What the front of a replica says of it at ``/replica``. Pure."""
+"""The status of a replica, which its front returns at ``/replica``. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
 ENGINE_ENDED = "engine_ended"
-"""Code of an error: the engine behind a front ended by itself."""
+"""Code of the error: the engine behind a front ended by itself."""
 ENGINE_LOADS = "loading"
-"""Code of an error: the engine behind a front is not ready."""
+"""Code of the error: the engine behind a front is not ready."""
 
 
 class ReplicaStatus(msgspec.Struct, kw_only=True):
-    """How a replica is."""
+    """The status of a replica."""
 
     state: str
     """A value of :class:`llmserve.states.ReplicaState`."""
     model: str = ""
     slots: int = 1
-    """Maximum number of requests at once."""
+    """Maximum number of concurrent requests."""
     kv_tokens: int = 1
-    """Maximum number of tokens of all of them."""
+    """Maximum number of tokens of all concurrent requests together."""
     token_s: float = 0.0
     """Seconds for each token of one answer while all slots are in use; 0: not known."""
     ends_in_s: float | None = None
@@ -27,6 +27,6 @@ class ReplicaStatus(msgspec.Struct, kw_only=True):
     load_s: float | None = None
     """Seconds that loading took; None: it has not loaded."""
     tokens_per_s: dict[int, float] = {}
-    """Number of requests at once → tokens per second of all of them; empty: not measured."""
+    """Number of concurrent requests → tokens per second of all of them; empty: not measured."""
     sentence: str = ""
-    """Why its engine ended, with its last lines; empty: it has not."""
+    """Why its engine ended, with the engine's last lines; empty: it has not ended."""

@@ -1,12 +1,14 @@
-"""Replicas as the dispatcher sees them: what fits, and which one is preferred. Pure.
+"""The dispatcher's view of replicas. Decides which replicas a request fits, and which one it gets.
+Pure.
 
-A request fits if a slot is free and its prompt with ``max_tokens`` fits into the free KV memory: no
-engine has to evict a sequence that it has begun. Among the replicas that fit, in this order:
+A request fits a replica if a slot is free and its prompt and ``max_tokens`` fit into the free KV
+memory: then no engine has to evict a sequence that it has begun. Among these replicas the request
+gets, in this order of criteria:
 
 1. one that is expected to last until the answer is complete;
 2. for long answers, the one that is expected to last longest (within a factor of two);
 3. the one that has most of the prompt in its prefix cache;
-4. the one with the fewest requests for its slots.
+4. the one with the fewest requests in relation to its slots.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from dataclasses import dataclass, field
 from llmserve.states import REPLICA_TRANSITIONS, ReplicaEvent, ReplicaState
 
 PREFIX_BLOCK = 64
-"""Ids in a block of a prefix. Engines cache blocks of 16; whole multiples make fewer entries."""
+"""Ids in a block of a prefix: a multiple of 16, the block size of engines, for fewer entries."""
 MAX_PREFIX_BLOCKS = 4096
 """Prefix blocks that are remembered for a replica: 262,144 ids."""
 LONG_ANSWER_S = 30.0
-"""Seconds from which an answer is long: shorter ones do not take slots of lasting replicas."""
+"""Duration from which an answer is long, seconds: only long answers prefer lasting replicas."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Capacity:
 
 
 def prefix_blocks(ids: Sequence[int]) -> list[int]:
-    """Returns one number for each whole block of a prompt; it depends on all ids up to its end."""
+    """Returns a hash for each whole block of a prompt, of all ids up to the end of the block."""
     blocks, digest = [], 0
     for start in range(0, len(ids) - PREFIX_BLOCK + 1, PREFIX_BLOCK):
         digest = zlib.crc32(array("I", ids[start : start + PREFIX_BLOCK]).tobytes(), digest)
@@ -57,14 +59,14 @@ def prefix_blocks(ids: Sequence[int]) -> list[int]:
 
 
 class PrefixMemory:
-    """Which prefixes a replica is expected to have cached: those posted last."""
+    """The prefixes that a replica is expected to have cached: those that were posted last."""
 
     def __init__(self, size: int = MAX_PREFIX_BLOCKS) -> None:
         self._size = size
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def add(self, blocks: Iterable[int]) -> None:
-        """Note the blocks of a prompt that is posted."""
+        """Record the blocks of a prompt that is posted."""
         for block in blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -87,21 +89,21 @@ class DispatcherReplica:
     capacity: Capacity
     state: ReplicaState = ReplicaState.LOADING
     lasts_until: float = math.inf
-    """Time at which it is expected to end; after a notice, at which it does. Seconds on the clock
-    of the caller."""
+    """Time at which it is expected to end; after a notice, the time at which it ends. Seconds on
+    the clock of the caller."""
     requests: dict[str, int] = field(default_factory=dict)
     """Name of each request on it → tokens reserved. Changed by :meth:`hold` and :meth:`release`."""
     free_tokens: int = field(init=False)
     """KV tokens that no request has reserved."""
     reserved_for: str | None = None
-    """Request that is to run alone on it."""
+    """Request for which it is reserved, to run alone on it; None: it is not reserved."""
     prefixes: PrefixMemory = field(default_factory=PrefixMemory)
 
     def __post_init__(self) -> None:
         self.free_tokens = self.capacity.kv_tokens
 
     def change(self, event: ReplicaEvent) -> None:
-        """Move to the state that follows. Raises KeyError for an event that cannot be."""
+        """Change to the next state. Raises KeyError for an event that is invalid in this state."""
         self.state = REPLICA_TRANSITIONS[self.state, event]
 
     def hold(self, request: str, tokens: int) -> None:
@@ -128,7 +130,7 @@ class DispatcherReplica:
     def rank(
         self, answer_tokens: int, blocks: Sequence[int], now: float
     ) -> tuple[bool, float, int, float]:
-        """Returns the place of this replica among those that fit; the smallest is best.
+        """Returns the rank of this replica among those that fit; the smallest is best.
 
         Args:
             answer_tokens: tokens that are still to be generated.
@@ -155,7 +157,7 @@ def best_replica(
     """Returns the replica that a request is posted to; None if it fits nowhere.
 
     Args:
-        replicas: in any fixed order; the first of equal ones wins.
+        replicas: replicas in any fixed order; of equal ones the first is chosen.
         request: its name.
         tokens: KV tokens to reserve.
         answer_tokens: tokens that are still to be generated.

@@ -1,4 +1,4 @@
-"""Follows the members of a service: each is a replica of the dispatcher while it is there."""
+"""Follows the members of a service, and keeps the replicas of a dispatcher equal to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 POLL_WAIT_S = 30.0
-"""Seconds for which the daemon holds its answer while nothing changes."""
+"""Maximum time for which the daemon holds back its answer until something changes, seconds."""
 RETRY_S = 2.0
 """Seconds until the daemon is asked again after an error."""
 
@@ -23,7 +23,7 @@ class ServiceMember:
     node: str
     address: str
     expected_remaining_s: float | None = None
-    """Expected remaining time of its node, seconds, when the view was made; None: no forecast."""
+    """Expected remaining time of its node when the view was made, seconds; None: no forecast."""
 
 
 class ReplicaSet(Protocol):
@@ -47,11 +47,11 @@ class MembersClient(Protocol):
 
 
 class ReplicaFollower:
-    """Keeps the replicas of a dispatcher those of a service. Notices are not its business: the
-    front of a replica says that it drains, and that it does no more.
+    """Adds and removes replicas of a dispatcher as members of a service come and go. It ignores
+    notices: the dispatcher learns from the front of a replica whether the replica is draining.
 
     Args:
-        replicas: of the dispatcher.
+        replicas: the replicas of the dispatcher.
     """
 
     def __init__(self, replicas: ReplicaSet) -> None:
@@ -61,7 +61,7 @@ class ReplicaFollower:
         """Replica → its expected remaining time, as it was reported last."""
 
     def apply(self, members: Iterable[ServiceMember]) -> None:
-        """The service has these members now."""
+        """Add and remove replicas: the service has these members now."""
         present = {member.node: member for member in members if member.address}
         for node, address in list(self._addresses.items()):
             if node not in present or present[node].address != address:
@@ -78,8 +78,8 @@ class ReplicaFollower:
             self._expected[node] = expected_s
 
     async def run(self, client: MembersClient, job: str) -> None:
-        """Follow a service until it is cancelled. Without the daemon replicas stay as they are: the
-        dispatcher notices itself when one is gone.
+        """Follow a service until it is cancelled. While the daemon is not reachable, replicas stay
+        as they are: the dispatcher itself detects the loss of one.
         """
         version, failure = "", ""
         while True:
@@ -100,5 +100,5 @@ class ReplicaFollower:
             self.apply(
                 ServiceMember(m.node, m.address, m.expected_remaining_s) for m in view.members
             )
-            if not version:  # the service has ended; one of this name may begin
+            if not version:  # the service has ended; another one of this name may start
                 await asyncio.sleep(RETRY_S)

@@ -1,12 +1,12 @@
-"""A model that needs no weights: the next id is a hash of all ids before it. Pure.
+"""A simulated model without weights: the next id is a hash of all ids before it. Pure.
 
-So an answer that was continued can be compared with the undisturbed one byte by byte, and one that
-was continued from the wrong id differs in all ids that follow. Some ids are the first half of a
-character, as the tokens of a byte-level tokenizer may be: the text is complete only after the id
-that follows.
+This makes errors visible: a continued answer must equal the uninterrupted one byte by byte, and an
+answer that was continued from a wrong id differs in all further ids. Some ids are the first half of
+a character, like some tokens of a byte-level tokenizer: the text is complete only after the next
+id.
 
-The text of an id is its number after a space, that of a character of two ids ``first·second``. So
-:func:`tokenize` finds the ids of generated text again; other text is one id for each byte.
+The text of an id is a space and its number; a character of two ids is written ``first·second``. So
+:func:`tokenize` recovers the ids of generated text; other text has one id for each byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VOCABULARY = 32_000
 HALF_CHARACTER = 16
 """One of so many ids is the first half of a character."""
 _FACTOR = 2_654_435_761
-"""Knuth's multiplicative hash: the checksum alone is linear in the ids."""
+"""Factor of Knuth's multiplicative hash, because the checksum alone is linear in the ids."""
 
 
 def digest_of(ids: Sequence[int], digest: int = 0) -> int:
@@ -44,7 +44,7 @@ def generate(digest: int, count: int) -> tuple[list[int], int]:
 
 
 def complete_until(ids: Sequence[int], *, whole: bool = True) -> int:
-    """Returns the number of ids after which the text was complete the last time.
+    """Returns the number of the first ids up to the last one after which the text is complete.
 
     Args:
         ids: the newest ids of an answer.

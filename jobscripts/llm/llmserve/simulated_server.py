@@ -2,9 +2,9 @@
 
     python -m llmserve.simulated_server --socket engine.sock --model simulated
 
-``/v1/models``, ``/v1/completions`` (text or ids), ``/v1/chat/completions``, both with streams, and
-``/health``, which answers 503 until the model is loaded. With ``return_token_ids`` an answer has
-its ids, and a prompt of ids continues an answer that was cut.
+It serves ``/v1/models``, ``/v1/completions`` (text or ids) and ``/v1/chat/completions``, both with
+streams, and ``/health``, which answers 503 until the model is loaded. With ``return_token_ids`` an
+answer contains its ids; a prompt that ends with these ids continues an interrupted answer.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from llmserve.replicas import Capacity
 from llmserve.simulated_model import detokenize
 
 FAST = EngineTimes(step_s=0.002, prompt_token_s=1e-6, request_s=1e-5, kv_token_s=0.0)
-"""Of a demo: 500 tokens a second for each answer."""
+"""Times of an engine for demos: 500 tokens per second for each answer."""
 
 
 class AnswerText:
-    """The text of a stream: ids of half a character are shown with the other half."""
+    """The text of a stream: half a character is held back until its other half is generated."""
 
     def __init__(self) -> None:
-        self._unshown: list[int] = []
+        self._pending: list[int] = []
         self.count = 0
         """Number of ids so far."""
 
     def add(self, ids: Sequence[int], complete: int, *, is_last: bool) -> str:
-        """Returns the text that more ids make visible.
+        """Add ids, and return the text that is complete now and was not returned before.
 
         Args:
-            ids: in order.
-            complete: number of them after which the text was complete the last time.
+            ids: further ids, in order.
+            complete: number of them up to the last one after which the text is complete.
             is_last: whether no ids follow.
         """
         self.count += len(ids)
         shown = len(ids) if is_last else complete
-        text = detokenize([*self._unshown, *ids[:shown]]) if shown else ""
-        self._unshown = list(ids[shown:]) if shown else [*self._unshown, *ids]
+        text = detokenize([*self._pending, *ids[:shown]]) if shown else ""
+        self._pending = list(ids[shown:]) if shown else [*self._pending, *ids]
         return text
 
 
@@ -187,15 +187,15 @@ async def _until_disconnect(request: Request, answer: Any) -> dict[str, Any] | N
 
 
 def listen(path: Path) -> socket.socket:
-    """Returns a Unix socket that only this user may connect to. One that a process left behind is
-    replaced.
+    """Returns a Unix socket to which only this user may connect. A socket that an earlier process
+    left behind is replaced.
 
     Raises:
-        OSError: the path is too long, is no socket, or cannot be made.
+        OSError: the path is too long, is another file, or cannot be created.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise OSError(f"{path} is there and is no socket; name another path.")
+            raise OSError(f"{path} exists and is not a socket; name another path.")
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
@@ -210,7 +210,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Returns the parser of the options."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -221,7 +221,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--load-s", type=float, default=0.0, help="seconds until it answers")
     options.add_argument("--slots", type=int, default=64)
     options.add_argument("--kv-tokens", type=int, default=65_536)
-    options.add_argument("--step-s", type=float, default=FAST.step_s, help="of an iteration")
+    options.add_argument(
+        "--step-s", type=float, default=FAST.step_s, help="duration of an iteration, seconds"
+    )
     return options
 
 

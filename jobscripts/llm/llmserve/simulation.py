@@ -1,8 +1,8 @@
 """The dispatcher on a virtual clock: clients, simulated engines, and nodes that come and go. Pure.
 
-The dispatcher and its policy are those that serve real clients; engines and the network are
-modelled. An engine reports what it generates when an answer begins or ends, and every
-:data:`REPORT_S` in between.
+The dispatcher and its policy are those that serve real clients; engines are simulated, and the
+network takes no time. An engine reports new tokens when an answer begins or ends, and every
+:data:`REPORT_S` seconds in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPORT_S = 0.5
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes at a time."""
+    """The arrival of a request at a time, seconds."""
 
     time: float
     request: GenerationRequest
@@ -40,7 +40,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Presence:
-    """A node that is there for some time."""
+    """The time in which a node is present."""
 
     replica: str
     """Name; unique in a simulation."""
@@ -49,14 +49,14 @@ class Presence:
     load_s: float = 0.0
     """Seconds until its engine is ready."""
     notice_s: float | None = None
-    """Seconds before its end at which the dispatcher has notice; None: it has none."""
+    """Seconds before its end at which the dispatcher gets notice; None: it gets none."""
     detection_s: float = 0.0
-    """Seconds after its end until the dispatcher knows of it."""
+    """Seconds after its end until the dispatcher detects it."""
 
 
 @dataclass
 class RequestRecord:
-    """What became of a request."""
+    """The course of one request."""
 
     request: GenerationRequest
     arrived: float
@@ -79,14 +79,15 @@ class RequestRecord:
 
 @dataclass
 class ServingResult:
-    """What a simulation shows."""
+    """The result of a simulation."""
 
     records: dict[str, RequestRecord] = field(default_factory=dict)
-    """By name of the request."""
+    """Name of a request → its record."""
     service: dict[str, float] = field(default_factory=dict)
-    """By user: service of prompts that were posted and of tokens that were generated."""
+    """User → service: that of the posted prompts and of the generated tokens."""
     tokens: int = 0
-    """Prompts, once each, and answers; tokens that were generated again count once."""
+    """Number of tokens of prompts and answers. Tokens of a request that was posted again, or that
+    were generated again, count once."""
     end: float = 0.0
     """Time of the last event."""
     moves: int = 0
@@ -101,19 +102,20 @@ class ServingResult:
 Followers = Callable[[RequestRecord], Iterable[Arrival]]
 """Requests that a client sends because another one ended: record of that one → arrivals."""
 Observer = Callable[[float, str, float], None]
-"""Told of service: (time, user, service)."""
+"""Called with each amount of service: (time, user, service)."""
 
 
 class ServingSimulation:
     """One simulation.
 
     Args:
-        policy: of the dispatcher.
-        times: of every engine.
-        capacity: of every replica; its ``token_s`` is computed from ``times`` if it is 0.
+        policy: the policy of the dispatcher.
+        times: durations of an iteration of every engine.
+        capacity: the capacity of every replica; its ``token_s`` is computed from ``times`` if it is
+        0.
         followers: requests that follow from the ends of others.
-        observer: told of all service.
-        max_request_tokens: as of the dispatcher.
+        observer: called with each amount of service.
+        max_request_tokens: maximum number of tokens of a request; None: no limit.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class ServingSimulation:
         self._names: dict[int, str] = {}
         """Attempt → request."""
         self._since: dict[int, int] = {}
-        """Attempt → number of ids that its request had."""
+        """Attempt → number of ids of its request that are reported or were given to it."""
         self._counted: dict[str, int] = {}
         """Request that has not ended → number of ids that were counted."""
         self._due: dict[str, float] = {}
@@ -147,12 +149,12 @@ class ServingSimulation:
     def run(
         self, arrivals: Iterable[Arrival], nodes: Iterable[Presence], until: float = math.inf
     ) -> ServingResult:
-        """Returns what happened until all requests have ended, or until a time.
+        """Run until no event is left, or until a time. Returns the result.
 
         Args:
-            arrivals: in the order of time.
-            nodes: in any order.
-            until: seconds.
+            arrivals: requests in the order of time.
+            nodes: nodes in any order.
+            until: end of the simulation, seconds.
         """
         for node in nodes:
             self._schedule_node(node)

@@ -3,7 +3,7 @@
 queued ──▶ running ──▶ done | cancelled | failed        refused: before it is queued
    ▲          │ notice
    │          ▼
-   └─loss── moving      both ways back lead to the front of the queue
+   └─loss── moving      a request that returns goes to the front of the queue
 
 loading ──▶ ready ──▶ draining ──▶ gone | failed
 """
@@ -35,10 +35,10 @@ class RequestEvent(Enum):
 
     POST = "an attempt is posted to a replica"
     MOVE = "its replica leaves before the attempt can end"
-    STOPPED = "the attempt was stopped as asked"
+    STOPPED = "the attempt was stopped on request"
     LOSE = "the attempt is lost with its replica, or fails and may be repeated"
     FINISH = "all its tokens are generated"
-    CANCEL = "its client wants it no more"
+    CANCEL = "its client cancels it"
     REFUSE = "it is not accepted"
     GIVE_UP = "it cannot be answered"
 
@@ -49,7 +49,7 @@ class ReplicaState(str, Enum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-    """It has notice of its end: it gets no requests, those it has may end there."""
+    """It has notice of its end: it gets no new requests, and those that it has may end there."""
     GONE = "gone"
     """Its node is gone."""
     FAILED = "failed"
@@ -84,8 +84,9 @@ REQUEST_TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
     (S.MOVING, E.CANCEL): S.CANCELLED,
     (S.MOVING, E.GIVE_UP): S.FAILED,
 }
-"""(state, event) → next state. Any other event is an error of the caller. A request is finished
-while it is queued if it resumes with all its tokens."""
+"""(state, event) → next state. Any other event is an error of the caller. FINISH of a queued
+request: it was resumed and already has all its tokens.
+"""
 
 R, T = ReplicaState, ReplicaEvent
 REPLICA_TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
@@ -104,4 +105,4 @@ REPLICA_TRANSITIONS: dict[tuple[ReplicaState, ReplicaEvent], ReplicaState] = {
 """(state, event) → next state. Any other event is an error of the caller."""
 
 ENDED = frozenset((S.DONE, S.CANCELLED, S.REFUSED, S.FAILED))
-"""States that a request does not leave."""
+"""Final states of a request."""

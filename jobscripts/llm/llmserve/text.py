@@ -1,7 +1,5 @@
-"""Between text and ids: what a dispatcher needs of a tokenizer, and strings that end an answer.
-
-Pure. :class:`SimulatedTokenizer` is that of the simulated engine; ``model_tokenizer`` has that of
-real models.
+"""Converts between text and ids: the interface of tokenizers, the tokenizer of the simulated
+engine, and stop strings. Pure. ``model_tokenizer`` has the tokenizer of real models.
 """
 
 from __future__ import annotations
@@ -14,20 +12,22 @@ from llmserve.simulated_model import complete_until, detokenize, tokenize
 
 
 class AnswerDecoder(Protocol):
-    """The text of one answer while its ids come."""
+    """Decodes the ids of one answer as they are generated. The text may be incomplete after an id,
+    because a character can have several ids.
+    """
 
     def add(self, ids: Sequence[int]) -> tuple[str, int]:
-        """Returns the text that more ids make complete, and the number of ``ids`` after which the
-        text was complete the last time (0: after none of them).
+        """Add ids. Returns the text that is complete now, and the number of ``ids`` up to the last
+        one after which the text was complete (0: it was after none of them).
         """
         ...
 
     def rewind(self) -> None:
-        """Forget the ids after which the text was not complete: others will follow."""
+        """Forget the newest ids, whose text is not complete: other ids will follow."""
         ...
 
     def end(self) -> str:
-        """Returns the text of the ids after which the text was not complete: none will follow."""
+        """Returns the text of the newest ids, whose text is not complete: no ids will follow."""
         ...
 
 
@@ -99,13 +99,13 @@ class _SimulatedDecoder:
 
 
 class StopStrings:
-    """Ends an answer at the first of some strings, which is not part of it.
+    """Ends an answer before the first occurrence of a stop string.
 
-    An engine that continues an answer does not see the text before, so a string may begin before a
-    move and end after it. That is why it is looked for here and not by the engine.
+    The dispatcher applies stop strings, and not the engine: an engine that continues an answer does
+    not see the text before, and a string may begin before a move and end after it.
 
     Args:
-        stops: the strings; none: an answer is not ended.
+        stops: the strings; if there are none, no answer is ended.
     """
 
     def __init__(self, stops: Iterable[str] = ()) -> None:
@@ -115,7 +115,7 @@ class StopStrings:
         """Whether one was found."""
 
     def add(self, text: str) -> str:
-        """Returns the text that can be shown: none of it can be the beginning of a string."""
+        """Add text. Returns the text that can be sent, no end of which may begin a stop string."""
         if self.has_stopped:
             return ""
         text = self._pending + text
@@ -128,7 +128,7 @@ class StopStrings:
         return text[:shown]
 
     def clear(self) -> None:
-        """The answer begins again."""
+        """Start again: the answer begins anew."""
         self._pending, self.has_stopped = "", False
 
     def end(self) -> str:

@@ -6,7 +6,7 @@
 | mooncake | JSON lines ``timestamp``, ``input_length``, ``output_length``, ``hash_ids`` | users |
 | vtc-arena | CSV ``arrival_s,client_id,prompt_tokens,output_tokens`` | prefixes |
 
-Prompts themselves are in no trace. Mooncake's ``hash_ids`` name equal blocks of 512 tokens.
+No trace has the prompts. Equal ``hash_ids`` of Mooncake mean equal blocks of 512 tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class TraceWriter:
         self, file: TextIO, form: str, begin: datetime = datetime(1970, 1, 1, tzinfo=timezone.utc)
     ) -> None:
         if form not in FORMS:
-            raise ValueError(f"There is no form {form!r} of traces; there are {', '.join(FORMS)}.")
+            raise ValueError(
+                f"There is no trace format {form!r}; the formats are {', '.join(FORMS)}."
+            )
         self._file, self._form, self._begin = file, form, begin
         self._csv = csv.writer(file, lineterminator="\n")
         self._numbers: dict[int, int] = {}
@@ -90,8 +92,8 @@ class TraceWriter:
 
 
 def block_hashes(ids: Sequence[int]) -> tuple[int, ...]:
-    """Returns a number for each block of :data:`MOONCAKE_BLOCK` ids of a prompt, the last one
-    perhaps shorter: equal ones begin equal prompts.
+    """Returns a hash for each block of :data:`MOONCAKE_BLOCK` ids of a prompt, of all ids up to the
+    end of the block. The last block may be shorter.
     """
     hashes, digest = [], 0
     for start in range(0, len(ids), MOONCAKE_BLOCK):

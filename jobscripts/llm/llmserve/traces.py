@@ -1,4 +1,4 @@
-"""Traces of requests: who asked for how many tokens, and when.
+"""Reads traces of requests: times, users, and numbers of tokens.
 
 A file is recognised by its columns. Times begin at 0.
 
@@ -35,7 +35,7 @@ MAX_ID = 1 << 31
 
 
 class TraceFileError(ValueError):
-    """A file is no trace of requests; the message names the line."""
+    """A file is not a trace of requests; the message names the line."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class TraceRequest:
     user: str = ""
     """Empty if the trace has no users."""
     blocks: tuple[int, ...] = ()
-    """Numbers of the blocks of its prompt: equal ones have equal tokens. Empty: not known."""
+    """Numbers of the blocks of its prompt: blocks with equal numbers have equal tokens. Empty: not
+    known."""
     block_tokens: int = 0
+    """Number of tokens of a block; 0: there are no blocks."""
 
     def prompt(self, number: int) -> list[int]:
-        """Returns ids of a prompt of this length, with the prefixes of its blocks.
+        """Returns made-up ids of a prompt with this length and these blocks.
 
         Args:
-            number: of the request; makes the ids that belong to no block differ.
+            number: number of the request; ids outside the blocks depend on it.
         """
         shared = itertools.chain.from_iterable(
             range(start, start + self.block_tokens)
@@ -74,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> list[TraceRequest]:
         path: CSV or JSON lines; ``.gz`` is unpacked.
 
     Raises:
-        TraceFileError: the file is none of the known forms, or a line is broken.
+        TraceFileError: the file has none of the known formats, or a line is invalid.
         OSError: it cannot be read.
     """
     path = Path(path)
@@ -158,7 +160,7 @@ def _column(header: list[str], names: tuple[str, ...]) -> int:
 
 
 def _checked(request: TraceRequest) -> TraceRequest:
-    """A request as it is counted: engines generate one token at least."""
+    """Returns the request with at least one token each in prompt and answer, as engines need."""
     if request.prompt_tokens < 0 or request.output_tokens < 0:
         raise ValueError("a number of tokens is negative")
     return replace(

@@ -18,7 +18,7 @@ import msgspec
 from malletrain.config.model import ConfigError
 from malletrain.core.events import JobState
 from malletrain.core.goals import OwnerGoals
-from malletrain.core.restraint import EVERY_NODE, Restriction
+from malletrain.core.operator_restrictions import EVERY_NODE, Restriction
 from malletrain.daemon.api.job_dependencies import outcome
 from malletrain.daemon.api.job_views import JobViews
 from malletrain.daemon.api.reload import Reload, sentence

@@ -1,7 +1,7 @@
 """Creates the views of jobs and trainers for clients, from their rows and the daemon's memory, and
 cuts them to the size of one answer.
 
-:mod:`malletrain.protocol.discretion` decides what each client may see. Changes nothing.
+:mod:`malletrain.protocol.redaction` decides what each client may see. Changes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.jobs.repository import ActiveJob, decode_spec, step_times_record
 from malletrain.protocol import messages, wire
-from malletrain.protocol.discretion import detail_for_others, job_for_others
 from malletrain.protocol.event_kinds import EventKind
+from malletrain.protocol.redaction import detail_for_others, job_for_others
 from malletrain.protocol.views import (
     CurvePointView,
     DataCacheView,

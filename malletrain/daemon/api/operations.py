@@ -2,7 +2,7 @@
 
 Decides what an operation does, and when a client that waits for news of its jobs is answered.
 :mod:`malletrain.daemon.jobs.admission` decides which requests are valid,
-:mod:`malletrain.protocol.discretion` who sees what of a job. The command line renders the answers.
+:mod:`malletrain.protocol.redaction` who sees what of a job. The command line renders the answers.
 
 A request that fails is answered with an error. After a failed transaction
 (:class:`TransactionFailed`) memory and store may differ: see
@@ -70,9 +70,9 @@ from malletrain.daemon.site.handler_failures import HandlerFailures
 from malletrain.daemon.site.process import collection_disabled
 from malletrain.identity.keys import user_name
 from malletrain.protocol import messages
-from malletrain.protocol.discretion import event_for_others
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.protocol.fault_points import FaultPoint, reached
+from malletrain.protocol.redaction import event_for_others
 from malletrain.protocol.views import (
     EventView,
     JobDetail,

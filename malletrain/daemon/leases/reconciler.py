@@ -3,7 +3,7 @@
 Decides what a poll means for each lease: running, ended, not reporting, unwanted. Calls run in a
 worker thread, one at a time; a call that fails changes nothing. What is requested is stored before
 (:mod:`malletrain.daemon.leases.actions`). Which nodes operators have excluded from leasing is
-stored as well; :mod:`malletrain.core.restraint` decides what may be leased.
+stored as well; :mod:`malletrain.core.operator_restrictions` decides what may be leased.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from malletrain.core.events import (
     LeaseDeferred,
     LeaseNotTaken,
 )
-from malletrain.core.restraint import EVERY_NODE, Restraint
+from malletrain.core.operator_restrictions import EVERY_NODE, Restrictions
 from malletrain.daemon.engine.sickbay import slow_node_policy
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
@@ -67,9 +67,9 @@ class Restraints:
     def __init__(self, state: SiteState) -> None:
         self._state = state
         text = state.store.restraint()
-        self.now = msgspec.json.decode(text, type=Restraint) if text else Restraint()
+        self.now = msgspec.json.decode(text, type=Restrictions) if text else Restrictions()
 
-    def put(self, restraint: Restraint) -> None:
+    def put(self, restraint: Restrictions) -> None:
         """Store and apply a new restraint."""
         self._state.store.put_restraint(msgspec.json.encode(restraint).decode())
         self.now = restraint
@@ -363,7 +363,7 @@ class LeaseReconciler:
         if row.started is not None and started is not None and started < row.started:
             self._state.lease_rows.update(row.id, started=max(started, row.requested - 1.0))
 
-    def restrain(self, restraint: Restraint, release: Collection[str], why: str) -> None:
+    def restrain(self, restraint: Restrictions, release: Collection[str], why: str) -> None:
         """Restrict the nodes that may be leased. Call it within a transaction.
 
         Args:

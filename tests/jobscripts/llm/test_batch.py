@@ -71,21 +71,21 @@ def created(tmp_path: Path, lines: list[object]) -> BatchFolder:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"custom_id": ', "Line 2: it is no request: Input data was truncated"),
-        ("[1]", "Line 2: it is no request: Expected `object`"),
+        ('{"custom_id": ', "Line 2: it is not a request: Input data was truncated"),
+        ("[1]", "Line 2: it is not a request: Expected `object`"),
         (
             {"url": "/v1/completions", "body": {}},
-            "Line 2: it is no request: Object missing required field `custom_id`",
+            "Line 2: it is not a request: Object missing required field `custom_id`",
         ),
         (request(2, custom_id=""), "Line 2: custom_id is empty"),
-        (request(1), "Line 2: custom_id 'c1' is that of line 1 too"),
+        (request(1), "Line 2: custom_id 'c1' is also in line 1"),
         (
             request(2, url="/v1/embeddings"),
-            "Line 2: it is POST /v1/embeddings, and the batch is POST /v1/c",
+            "Line 2: it is POST /v1/embeddings, but the batch is POST /v1/c",
         ),
         (
             request(2, method="GET"),
-            "Line 2: it is GET /v1/completions, and the batch is POST /v1/c",
+            "Line 2: it is GET /v1/completions, but the batch is POST /v1/c",
         ),
         (request(2, body={"model": "gpt"}), "Line 2: there is no model 'gpt'; served: simulated"),
         (
@@ -144,7 +144,7 @@ def test_a_folder_belongs_to_one_input_and_one_model(tmp_path):
         with pytest.raises(BatchFolderError, match=f"of another {what}"):
             folder.create(other)
     (folder.path / "manifest.json").write_text("{}")
-    with pytest.raises(BatchFolderError, match="no folder of a batch"):
+    with pytest.raises(BatchFolderError, match="not the folder of a batch"):
         folder.manifest()
 
 
@@ -435,18 +435,19 @@ def test_status_says_what_is_wrong(tmp_path):
     ]
     status["replicas"].append({**replica, "name": "n2", "state": "ready"})
     assert status_lines(manifest, status, is_done=False, now=190.0)[2:] == [
-        "No node has dispatched for 100 s. See whether the job has nodes: malletrain show j3",
+        "No node has dispatched for 100 s. To see whether the job has nodes run: "
+        "malletrain show j3",
         "  n1: failed, 0 of 8 slots",
         "    The engine ended.",
         "    no memory",
     ]
     lines = status_lines(manifest, status, is_done=False, now=91.0, ended="failed")
     assert lines[1] == (
-        "Job j3 has ended (failed) before the batch was complete. See why: malletrain show j3. "
-        "Answers are kept: give the same command again."
+        "Job j3 has ended (failed) before the batch was complete. For the reason run: malletrain "
+        "show j3. Answers are kept: to continue, run the same command again."
     )
     assert lines[3:] == ["  n1: failed, 0 of 8 slots", "    The engine ended.", "    no memory"]
     assert status_lines(manifest, {}, is_done=False, now=0.0, ended="cancelled")[1:] == [
-        "Job j3 has ended (cancelled) before the batch was complete. See why: malletrain show j3. "
-        "Answers are kept: give the same command again."
+        "Job j3 has ended (cancelled) before the batch was complete. For the reason run: "
+        "malletrain show j3. Answers are kept: to continue, run the same command again."
     ]

@@ -120,7 +120,7 @@ def test_an_output_of_something_else_is_not_overwritten(tmp_path, capsys):
     source.write_text(LINE)
     output.write_text("mine")
     assert cli.main([*SIMULATED, str(source), str(output)]) == 1
-    assert f"{output} is there already" in capsys.readouterr().err
+    assert f"{output} already exists" in capsys.readouterr().err
     assert output.read_text() == "mine"
 
 

@@ -85,8 +85,8 @@ def test_what_changes_nothing_is_continued(field, value):
 @pytest.mark.parametrize(
     ("body", "path", "sentence"),
     [
-        (b"{", COMPLETIONS, "The body is no JSON"),
-        (b"[]", COMPLETIONS, "The body is no JSON object"),
+        (b"{", COMPLETIONS, "The body is not JSON"),
+        (b"[]", COMPLETIONS, "The body is not a JSON object"),
         (b"{}", COMPLETIONS, "names no model"),
         ({"model": "other", "prompt": "Hi"}, COMPLETIONS, "no model 'other'; served: m"),
         ({}, COMPLETIONS, "has no prompt"),
@@ -97,15 +97,15 @@ def test_what_changes_nothing_is_continued(field, value):
         ({"prompt": "Hi", "max_tokens": "9"}, COMPLETIONS, "max_tokens is '9'"),
         ({"prompt": "Hi", "stream": 1}, COMPLETIONS, "stream is 1"),
         ({"prompt": "Hi", "stop": [1]}, COMPLETIONS, "stop is neither"),
-        ({"prompt": "Hi", "stream_options": 1}, COMPLETIONS, "stream_options is no object"),
-        ({"prompt": "Hi", "max_tokens": 99}, COMPLETIONS, "together 100 are possible"),
+        ({"prompt": "Hi", "stream_options": 1}, COMPLETIONS, "stream_options is not an object"),
+        ({"prompt": "Hi", "max_tokens": 99}, COMPLETIONS, "the maximum of both together is 100"),
         ({"messages": []}, CHAT, "has no messages"),
         ({"messages": ["Hi"]}, CHAT, "Message 1 has no role"),
         ({"messages": [{"role": "user", "content": 1}]}, CHAT, "content of message 1"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             CHAT,
-            "only text is possible",
+            "send only text",
         ),
     ],
 )

@@ -299,7 +299,7 @@ def test_a_request_that_no_replica_could_hold_is_refused_after_a_while():
     w.refuse_oversize(at=LARGER_REPLICA_S)
     end = w.ends["huge"]
     assert (end.state, end.refusal.limit) == (RequestState.REFUSED, "context_length_exceeded")
-    assert "together 50 are possible" in end.sentence
+    assert "both together is 50" in end.sentence
     w.submit(request("as long", 200))  # need not wait any more
     assert w.ends["as long"].state is RequestState.REFUSED
     w.submit(request("shorter", 100))

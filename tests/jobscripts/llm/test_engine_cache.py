@@ -123,7 +123,7 @@ def test_a_request_of_a_batch_that_no_cache_holds_has_an_error(tmp_path, monkeyp
     [error] = map(json.loads, folder.errors.read_text().splitlines())
     assert error["custom_id"] == "c1"
     assert error["error"]["code"] == "context_length_exceeded"
-    assert "200 are possible" in error["error"]["message"]
+    assert "the maximum of both together is 200" in error["error"]["message"]
     assert len(folder.output.read_text().splitlines()) == 2
 
 

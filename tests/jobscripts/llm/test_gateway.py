@@ -346,7 +346,7 @@ def test_requests_wait_for_the_first_replica_and_end_with_the_gateway(tmp_path):
         until(lambda: len(made.gateway.admission) == 1, "the request is open")
         made.stop_gateway()
         second.join()
-        assert "The gateway stops" in str(errors[0])
+        assert "The gateway is stopping" in str(errors[0])
 
 
 def waiting_for(tmp_path) -> str:

@@ -104,7 +104,7 @@ def test_a_line_of_a_batch_may_wait_for_a_larger_replica(is_loading, limit, may_
     )
     models = {"simulated": ServedModel("simulated", dispatcher, None, limit)}
     body = line(0, max_tokens=60)["body"]
-    refused = pytest.raises(ApiRefusal, match=r"together (40|50) are possible")
+    refused = pytest.raises(ApiRefusal, match=r"both together is (40|50)")
     with refused if is_refused else contextlib.nullcontext():
         read_order(json.dumps(body).encode(), COMPLETIONS, models, may_wait=may_wait)
 
@@ -177,19 +177,19 @@ def test_a_form_without_a_file_and_a_file_that_is_too_long_are_refused(tmp_path)
     ("content", "sentence"),
     [
         (b"", "The file has no lines"),
-        (jsonl(line(0), b"{"), "Line 2: it is no request: "),
-        (jsonl(b"[]"), "Line 1: it is no request: "),
-        (jsonl(line(0), b"", line(1), line(0)), "Line 4: custom_id 'line-0' is that of line 1 too"),
+        (jsonl(line(0), b"{"), "Line 2: it is not a request: "),
+        (jsonl(b"[]"), "Line 1: it is not a request: "),
+        (jsonl(line(0), b"", line(1), line(0)), "Line 4: custom_id 'line-0' is also in line 1"),
         (jsonl({**line(0), "custom_id": ""}), "Line 1: custom_id is empty"),
         (
             jsonl({key: value for key, value in line(0).items() if key != "custom_id"}),
-            "Line 1: it is no request: Object missing required field `custom_id`",
+            "Line 1: it is not a request: Object missing required field `custom_id`",
         ),
         (jsonl(line(0, model="gpt")), "Line 1: there is no model 'gpt'; served: simulated"),
         (jsonl(line(0, stream=True)), "Line 1: stream is true"),
         (
             jsonl({**line(0), "url": "/v1/embeddings"}),
-            "Line 1: it is POST /v1/embeddings, and the batch is POST /v1/completions",
+            "Line 1: it is POST /v1/embeddings, but the batch is POST /v1/completions",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_broken_file_is_refused_with_the_line(content, sentence):
 
 def test_a_refused_batch_is_no_batch(gateway):
     client = gateway.client("operator")
-    with pytest.raises(openai.BadRequestError, match="Line 2: it is no request"):
+    with pytest.raises(openai.BadRequestError, match="Line 2: it is not a request"):
         begin(client, jsonl(line(0), b"{"))
     with pytest.raises(openai.BadRequestError, match="A batch has no requests to '/v1/embeddings'"):
         client.batches.create(

@@ -137,7 +137,7 @@ def test_each_failure_is_a_sentence(tmp_path, capsys):
     assert verdicts == ["OK", *["would not work"] * 5]
     for sentence in (
         f"{tmp_path}/no cannot be written by this account, so no key can be made",
-        f"{tmp_path}/no cannot be written by this account, as SQLite has to",
+        f"{tmp_path}/no cannot be written by this account, which SQLite needs",
         "no.such.host.invalid:1 cannot be used: ",
         f"Model m: {tmp_path} has no tokenizer that can be read: ",
         f"Model m: unix:{tmp_path}/engine",

@@ -94,22 +94,22 @@ def test_values_are_set_when_they_change_and_before_they_lapse():
         scaler = Scaler(
             daemon, "serve", Demand(LIMITS, 0.0), lambda: open_requests[0], 5.0, lambda: now[0]
         )
-        await scaler.look()
-        await scaler.look()
+        await scaler.update()
+        await scaler.update()
         assert daemon.calls == [("serve", {1: 100.0, 8: 100.0}, EXPIRES_INTERVALS * 5.0)]
         open_requests[0] = 20
-        await scaler.look()
+        await scaler.update()
         assert daemon.calls[1][1] == {1: 100.0, 2: 200.0, 8: 200.0}
         now[0] = EXPIRES_INTERVALS * 5.0 / 2
-        await scaler.look()
+        await scaler.update()
         assert daemon.calls[2] == daemon.calls[1]
         daemon.error = RuntimeError("There is no service serve.")
         open_requests[0] = 0
-        await scaler.look()
+        await scaler.update()
         assert scaler.error == "There is no service serve."
         assert len(daemon.calls) == 3
         daemon.error = None
-        await scaler.look()
+        await scaler.update()
         assert scaler.error == ""
         assert daemon.calls[3][1] == {1: 100.0, 8: 100.0}
 

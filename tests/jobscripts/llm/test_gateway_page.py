@@ -216,7 +216,7 @@ def test_the_page_of_a_user(crowd, chromium):
 
 def test_a_wrong_key_is_a_sentence(crowd, chromium):
     sign_in(chromium, crowd, "llm-1-2")
-    chromium.until_text("#refusal", "This key is not valid, or was revoked")
+    chromium.until_text("#refusal", "This key is not valid or was revoked")
     chromium.type("#key", "clé")
     chromium.click("#login button")
     chromium.until_text("#refusal", "This is not a key")
@@ -228,4 +228,4 @@ def test_a_key_that_is_revoked_signs_out(crowd, chromium):
     for key in crowd.keys.list():
         if key.user == "alice":
             crowd.keys.revoke(key.id)
-    chromium.until_text("#refusal", "This key is not valid, or was revoked")
+    chromium.until_text("#refusal", "This key is not valid or was revoked")

@@ -232,7 +232,7 @@ async def test_a_request_that_fits_no_replica_is_refused_once_none_is_loading(tm
         result = await stream.result()
         assert (result.state, result.attempts) == (RequestState.REFUSED, 0)
         assert result.refusal.limit == "context_length_exceeded"
-        assert "together 50 are possible" in result.sentence
+        assert "both together is 50" in result.sentence
 
 
 @run

@@ -194,7 +194,7 @@ def test_service_counts_by_application():
 def test_an_application_needs_tokens(numbers):
     with pytest.raises(ValueError, match="needs tokens"):
         Application(*numbers)
-    with pytest.raises(ValueError, match="enclose 1"):
+    with pytest.raises(ValueError, match="the ceiling at least 1"):
         Application(1, 1, floor=1.5)
 
 

@@ -280,7 +280,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     (tmp_path / "file").touch()
     env = {**os.environ, "PYTHONPATH": str(ROOT / "jobscripts" / "llm")}
     for arguments, sentence in (
-        (["--socket", str(tmp_path / "file")], "is no socket; name another path."),
+        (["--socket", str(tmp_path / "file")], "is not a socket; name another path."),
         (["--socket", str(tmp_path / "new"), "--slots", "0"], "needs a slot and KV memory"),
     ):
         done = subprocess.run(

@@ -60,5 +60,5 @@ def test_blocks_are_equal_as_long_as_prompts_are():
 
 
 def test_an_unknown_form_is_a_sentence():
-    with pytest.raises(ValueError, match="There is no form 'csv' of traces; there are azure, "):
+    with pytest.raises(ValueError, match="There is no trace format 'csv'; the formats are azure, "):
         TraceWriter(io.StringIO(), "csv")

@@ -15,8 +15,8 @@ from malletrain.client import ClientError
 from malletrain.core.goodput import BatchState
 from malletrain.daemon.nodes.reports import MAX_METRICS, MAX_NAME_LENGTH, TOO_MANY_METRICS
 from malletrain.protocol import messages, wire
-from malletrain.protocol.discretion import FAILED_REASON
 from malletrain.protocol.payloads import NodeNetwork
+from malletrain.protocol.redaction import FAILED_REASON
 from malletrain.store.records import JobRow
 from tests.malletrain.daemon.forged import Agent, Imagined, RunningDaemon, until
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from malletrain.daemon.api.job_views import fitting, slim
-from malletrain.protocol.discretion import PRIVATE, detail_for_others, event_for_others
+from malletrain.protocol.redaction import PRIVATE, detail_for_others, event_for_others
 from malletrain.protocol.views import EventView, JobView
 from tests.malletrain.cli.fake_daemon import detail
 

@@ -18,8 +18,8 @@ from tests.waiting import until
 
 WORKER = """
 import time
-from malletrain.training.steadfast import bear_one_sigterm
-bear_one_sigterm()
+from malletrain.training.first_sigterm import ignore_first_sigterm
+ignore_first_sigterm()
 open("there", "x").close()
 while True:
     time.sleep(600)

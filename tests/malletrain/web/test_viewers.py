@@ -6,7 +6,7 @@ import dataclasses
 
 import msgspec
 
-from malletrain.protocol.discretion import FAILED_REASON, PRIVATE
+from malletrain.protocol.redaction import FAILED_REASON, PRIVATE
 from malletrain.protocol.views import JobDetail, ShareView, UsageView
 from malletrain.web.board import Board
 from malletrain.web.guard import Viewer

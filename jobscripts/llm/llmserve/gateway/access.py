@@ -1,4 +1,6 @@
-"""Who calls, and with which application and interaction: from the headers of a request."""
+"""Finds out which user sends a request, and for which application and interaction, from its
+headers.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ log = logging.getLogger(__name__)
 APPLICATION, INTERACTION = "x-application", "x-interaction-id"
 LAST = "x-interaction-last"
 MAX_HEADER = 200
-"""Characters of a name in a header."""
+"""Maximum number of characters of a name in a header."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Whose request it is."""
+    """The sender of a request."""
 
     user: str
     key: str
     """Id of the key."""
     application: str = ""
-    """One that is declared and open to the user; empty: none."""
+    """Application that is declared and that the user may use; empty: none."""
     interaction: str = ""
     ends_interaction: bool = False
 
@@ -35,8 +37,8 @@ class Access:
     """Checks keys.
 
     Args:
-        configuration: of the operator.
-        keys: of the users.
+        configuration: the operator's configuration.
+        keys: the file with the keys of users.
     """
 
     def __init__(self, configuration: GatewayConfiguration, keys: KeyFile) -> None:
@@ -59,7 +61,7 @@ class Access:
             sentence = "The gateway cannot read its keys; tell its operator."
             raise ApiRefusal(503, sentence, "keys_unreadable") from None
         if key is None or key.user not in self._configuration.users:
-            sentence = "This key is not valid, or was revoked; ask the operator for another one."
+            sentence = "This key is not valid or was revoked; ask the operator for another one."
             raise ApiRefusal(401, sentence, "invalid_api_key")
         application = key.application or headers.get(APPLICATION, "")
         section = self._configuration.applications.get(application)
@@ -73,7 +75,9 @@ class Access:
         return Caller(key.user, key.id, application, interaction, is_last)
 
     def is_revoked(self, key: str) -> bool:
-        """Whether a key that was valid is not any more. A file that cannot be read revokes none."""
+        """Whether a key that was valid is no longer valid. If the file of the keys cannot be read,
+        no key counts as revoked.
+        """
         try:
             return not self._keys.is_valid(key)
         except UserKeyError:
@@ -81,7 +85,7 @@ class Access:
 
     def is_shut_out(self, user: str) -> bool:
         """Whether the operator has revoked all keys of a user, or removed the user from the
-        configuration. A file that cannot be read revokes none.
+        configuration. If the file of the keys cannot be read, no key counts as revoked.
         """
         if user not in self._configuration.users:
             return True

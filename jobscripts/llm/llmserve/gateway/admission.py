@@ -1,4 +1,4 @@
-"""The requests that have not ended: admitted, observed, and interrupted. Knows no HTTP."""
+"""Admits requests, and observes and interrupts those that have not ended. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmserve.openai_messages import ApiRefusal
 from llmserve.states import RequestState
 
 REVOKED_CHECK_S = 0.5
-"""Seconds between two looks whether keys of open requests are revoked."""
+"""Seconds between two checks whether keys of open requests are revoked."""
 OPEN_RETRY_S = 5.0
 """Seconds after which a user with too many open requests may try again."""
 
@@ -39,7 +39,7 @@ class OpenRequest:
     observe_tbt: Callable[[float], None]
     """Takes the seconds between two tokens."""
     interruption: ApiRefusal | None = None
-    """Why the gateway has ended it; None: it has not."""
+    """Why the gateway has ended it; None: the gateway has not."""
 
     @property
     def model(self) -> ServedModel:
@@ -56,8 +56,8 @@ class Admission:
     """The open requests of a gateway.
 
     Args:
-        configuration: of the operator.
-        access: of users.
+        configuration: the operator's configuration.
+        access: checks the keys of users.
         models: name → model.
         clock: seconds.
     """
@@ -89,8 +89,8 @@ class Admission:
         """Submit a request.
 
         Raises:
-            ApiRefusal: a limit is exceeded, or the request fits no replica; 503 if the gateway
-                stops.
+            ApiRefusal: a limit is exceeded, or the request fits no replica; with status 503, the
+                gateway is stopping.
         """
         if self._stops is not None:
             raise self._stops
@@ -137,13 +137,13 @@ class Admission:
                 opened.stream.cancel()
 
     def stop(self) -> None:
-        """End all requests, and admit no more: the gateway stops."""
-        sentence = "The gateway stops; send the request again later."
+        """End all requests, and admit no more: the gateway is stopping."""
+        sentence = "The gateway is stopping; send the request again later."
         self._stops = ApiRefusal(503, sentence, "gateway_stops")
         self.interrupt(self._open.values(), self._stops)
 
     async def watch_keys(self) -> None:
-        """End the requests of keys that are revoked, until it is cancelled."""
+        """End requests whose keys are revoked, until it is cancelled."""
         reason = ApiRefusal(401, "The key of this request was revoked.", "invalid_api_key")
         while True:
             keys = {opened.caller.key for opened in self._open.values()}
@@ -172,7 +172,7 @@ class Admission:
     def _refuse(self, party: tuple[str, str, str], refusal: RequestRefusal) -> None:
         self.metrics.refusals.labels(*party, refusal.limit).inc()
         self.metrics.requests.labels(*party, "refused").inc()
-        raise refused(refusal)
+        raise limit_refusal(refusal)
 
     def _observe(self, opened: OpenRequest, result: AnswerResult) -> None:
         """A request has ended."""
@@ -196,8 +196,8 @@ class Admission:
             observer(opened, result)
 
 
-def refused(refusal: RequestRefusal) -> ApiRefusal:
-    """Returns the answer to a request beyond a limit."""
+def limit_refusal(refusal: RequestRefusal) -> ApiRefusal:
+    """Returns the error for a request that exceeds a limit."""
     status = 400 if refusal.retry_after_s is None else 429
     answer = ApiRefusal(status, refusal.sentence, refusal.limit)
     answer.retry_after_s = refusal.retry_after_s

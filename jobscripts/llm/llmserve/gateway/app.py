@@ -35,9 +35,9 @@ def make_app(
     """Returns the application.
 
     Args:
-        configuration: of the operator.
-        access: of users.
-        admission: of requests, with the models.
+        configuration: the operator's configuration.
+        access: checks the keys of users.
+        admission: the open requests and the models.
         background: what runs beside it; started and cancelled with it.
         routers: further routes.
     """
@@ -119,7 +119,7 @@ async def read_limited(request: Request, limit: int) -> bytes:
     """Returns the body of a request.
 
     Args:
-        request: of a client.
+        request: a client's HTTP request.
         limit: maximum size, bytes.
 
     Raises:

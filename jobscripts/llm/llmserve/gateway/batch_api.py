@@ -45,9 +45,9 @@ def batch_router(
     """Returns the routes.
 
     Args:
-        access: of users.
+        access: checks the keys of users.
         admission: with the models.
-        database: of files and batches.
+        database: the database with files and batches.
         runner: answers batches.
         max_file_bytes: maximum size of an uploaded file.
     """

@@ -1,8 +1,8 @@
-"""Answers the lines of batches, a window of them at a time, and goes on after a restart.
+"""Answers the lines of batches, a window of them at a time, and continues after a restart.
 
-Lines are requests of their user like any others, so the policy decides between them and those who
-wait for an answer. A line that a limit refuses is sent again after the time that the refusal names.
-Batches of a user whose keys are all revoked are cancelled.
+A line is a request of its user like any other, so the policy decides between lines and the requests
+of clients that wait. A line that a limit refuses is submitted again after the time in the refusal.
+The batches of a user are cancelled when all keys of the user are revoked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SAVE_S = 0.2
 RETRY_S = 5.0
 """Seconds after which the database is tried again."""
 NO_ANSWER = ("gateway_stops", "cancelled")
-"""Codes of refusals that are about the gateway and not about the line."""
+"""Codes of refusals because of the gateway, not because of the line."""
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ class BatchRunner:
 
     Args:
         database: with files and batches.
-        admission: of requests.
-        access: of users.
+        admission: the open requests.
+        access: checks the keys of users.
         window: maximum number of open requests of one batch.
     """
 
@@ -74,7 +74,7 @@ class BatchRunner:
         return self._backlog[model]
 
     async def run(self) -> None:
-        """Resume the batches of before, and answer new ones until it is cancelled."""
+        """Resume the batches in the database, and answer new ones until it is cancelled."""
         try:
             for batch in await asyncio.to_thread(self._database.open_batches):
                 self.begin(batch)
@@ -144,7 +144,7 @@ class _BatchWork:
         self._caller = Caller(batch.user, "", batch.application)
         self._answers: deque[LineAnswer] = deque()
         self._is_interrupted = False
-        """Whether the gateway stops: another process goes on."""
+        """Whether the gateway is stopping: the next one continues the batch."""
 
     async def run(self) -> None:
         saver = asyncio.create_task(self._save_often())
@@ -220,7 +220,7 @@ class _BatchWork:
                 self._answers.popleft()
 
     async def _stored(self, work: Callable[[], T]) -> T:
-        """The result of work with the database; tried until it succeeds."""
+        """Returns the result of ``work``, which uses the database. Repeats it until it succeeds."""
         while True:
             task = asyncio.ensure_future(asyncio.to_thread(work))
             try:
@@ -234,7 +234,7 @@ class _BatchWork:
 
 
 async def _answer_of(opened: OpenRequest) -> dict[str, object]:
-    """The body of an answer; the request is cancelled if nobody waits for it any more."""
+    """The body of an answer. If the task that waits for it is cancelled, so is the request."""
     try:
         return await answer_body(opened)
     finally:

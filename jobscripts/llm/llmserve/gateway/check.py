@@ -1,6 +1,6 @@
-"""``llmserve gateway --check``: what would not work, before the gateway is started.
+"""``llmserve gateway --check``: tests whether the gateway would work, before it is started.
 
-Tests with the gateway's own code, as the account that calls it, and leaves nothing behind.
+The tests use the gateway's own code, run as the account that calls them, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GatewayFinding:
     """The result of one test."""
 
     what: str
-    """What was tested."""
+    """Name of the test."""
     works: bool | None
     """None: it works, but needs attention."""
     sentence: str
@@ -43,12 +43,12 @@ class GatewayFinding:
 async def check_gateway(
     configuration: GatewayConfiguration, folder: Path, state_dir: Path | None = None
 ) -> list[GatewayFinding]:
-    """Returns what works with a configuration.
+    """Returns the results of all tests of a configuration.
 
     Args:
-        configuration: of the operator.
-        folder: that paths in it are relative to.
-        state_dir: of the daemon; None: your own, else the site's.
+        configuration: the operator's configuration.
+        folder: folder of the configuration, to which its paths are relative.
+        state_dir: state directory of the daemon; None: your own daemon, else the site's.
     """
     findings = [*_keys(configuration), *_database(configuration.database), *_address(configuration)]
     for name, section in configuration.models.items():
@@ -111,17 +111,17 @@ def _database(url: str) -> Iterator[GatewayFinding]:
 
 
 def _file_problem(path: Path) -> str:
-    """What is wrong with the file of a database; empty: nothing."""
+    """What is wrong with the file of a database; empty: nothing is wrong."""
     if not os.access(path.parent, os.W_OK | os.X_OK):
         return (
-            f"{path.parent} cannot be written by this account, as SQLite has to; create it, or set "
-            "database to another place."
+            f"{path.parent} cannot be written by this account, which SQLite needs; create it, or "
+            "set database to another place."
         )
     if not path.exists():
         return ""
     mode = stat.S_IMODE(path.stat().st_mode)
     if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
-        return f"{path} is no file that this account can read and write; correct `database`."
+        return f"{path} is not a file that this account can read and write; correct `database`."
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         return (
             f"{path} has the users' requests and can be read or written by other users (mode "
@@ -170,7 +170,7 @@ async def _engines(name: str, section: ModelSection) -> AsyncIterator[GatewayFin
             continue
         finally:
             await client.close()
-        state = "answers" if is_ready else "is there, and has not loaded yet"
+        state = "answers" if is_ready else "answers, but has not loaded its model yet"
         sentence = f"Model {name}: {address} {state}."
         yield GatewayFinding("engine", True if is_ready else None, sentence)
 

@@ -1,4 +1,6 @@
-"""``llmserve gateway | key | trace | replay``."""
+"""The commands ``llmserve gateway``, ``key``, ``trace`` and ``replay``: their options, and what
+they print.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def add_commands(commands: Commands) -> None:
     """Add the commands of the gateway. Each sets ``run``, which takes the options.
 
     Args:
-        commands: of an argument parser.
+        commands: the result of ``add_subparsers`` of an argument parser.
     """
     _add_gateway(commands)
     _add_keys(commands)
@@ -84,14 +86,14 @@ def _add_gateway(commands: Commands) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="check what works, as this account: the configuration, its files, tokenizers, the "
-        "daemon and the services; start nothing",
+        help="start nothing; test, as this account, whether the gateway would work: the "
+        "configuration, its files, tokenizers, the daemon and the services",
     )
     parser.add_argument(
         "--idle",
         type=float,
         metavar="SECONDS",
-        help="seconds without requests after which the services give their nodes back, in place of "
+        help="seconds without requests after which the services release their nodes, instead of "
         "scaling.idle_s",
     )
     parser.add_argument("--state-dir", type=Path, help="state directory of the daemon")
@@ -134,12 +136,12 @@ def _add_keys(commands: Commands) -> None:
     parser = commands.add_parser("key", help="keys of the gateway's users")
     actions = parser.add_subparsers(dest="action", required=True)
     add = actions.add_parser("add", help="make a key, and print it")
-    add.add_argument("user", help="one that the configuration declares")
-    add.add_argument("--application", default="", help="that all requests with this key belong to")
+    add.add_argument("user", help="a user whom the configuration declares")
+    add.add_argument("--application", default="", help="application of all requests with this key")
     listed = actions.add_parser("list", help="show the keys, without their secrets")
     listed.add_argument("--json", action="store_true", help="as JSON")
     revoke = actions.add_parser("revoke", help="make a key, or all keys of a user, invalid")
-    revoke.add_argument("key", help="its id, the whole key, or a user, for all keys of that user")
+    revoke.add_argument("key", help="id of the key, the whole key, or a user: all keys of the user")
     for action, run in ((add, _add_key), (listed, _list_keys), (revoke, _revoke_key)):
         _add_config(action)
         action.set_defaults(run=run)
@@ -190,7 +192,7 @@ def _add_trace(commands: Commands) -> None:
     parser = commands.add_parser(
         "trace",
         help="write the gateway's requests as a trace",
-        description="Write when requests came and how long they were. Texts are not in it.",
+        description="Write the times and lengths of the gateway's requests, without their texts.",
     )
     parser.add_argument("output", type=Path, help="file to write")
     _add_config(parser)
@@ -207,7 +209,7 @@ def _add_trace(commands: Commands) -> None:
         "--until", type=_time, default=math.inf, metavar="DATE", help="requests before this time"
     )
     parser.add_argument(
-        "--anonymous", action="store_true", help="users are numbers in the order of appearance"
+        "--anonymous", action="store_true", help="replace the names of users by numbers"
     )
     parser.set_defaults(run=_trace)
 
@@ -250,9 +252,11 @@ def _add_replay(commands: Commands) -> None:
         "--keys",
         type=Path,
         metavar="FILE",
-        help="keys, one a line; the users of the trace are spread over them",
+        help="file with one key in each line; the users of the trace get them in turn",
     )
-    parser.add_argument("--speed", type=float, default=1.0, help="factor of time (default 1)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, help="how many times as fast (default 1)"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="the first N requests only")
     parser.add_argument(
         "--vocabulary", type=int, default=32_000, help="number of ids of the model (default 32000)"
@@ -268,7 +272,7 @@ def _replay(options: argparse.Namespace) -> None:
     if options.keys is not None:
         keys = [line.strip() for line in options.keys.read_text().splitlines() if line.strip()]
         if not keys:
-            raise OptionError(f"{options.keys} has no keys; write one a line.")
+            raise OptionError(f"{options.keys} has no keys; write one key in each line.")
     requests = read_trace(options.trace)[: options.limit]
     url = options.url.rstrip("/").removesuffix("/v1")
     endpoint = Endpoint(url, options.model, keys, options.vocabulary)
@@ -294,7 +298,7 @@ def summary_text(summary: ReplaySummary) -> str:
 
 
 # --- common ---
-# The parts of the gateway are imported when they are used: replicas have not all its packages.
+# The parts of the gateway are imported when they are used: nodes do not have all their packages.
 
 
 def _configuration(options: argparse.Namespace) -> GatewayConfiguration:
@@ -324,7 +328,7 @@ def _time(text: str) -> float:
         date = datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no date; write one such as 2026-01-31T12:00"
+            f"{text!r} is not a date; write one such as 2026-01-31T12:00"
         ) from None
     return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
 

@@ -89,13 +89,13 @@ class ApplicationSection(_Section):
     """
 
     input_tokens: float = Field(ge=0)
-    """Tokens of a usual prompt."""
+    """Number of tokens of a typical prompt."""
     output_tokens: float = Field(ge=0)
-    """Tokens of a usual answer."""
+    """Number of tokens of a typical answer."""
     floor: float = Field(default=0.5, gt=0, le=1)
     ceiling: float = Field(default=2.0, ge=1)
     users: list[str] | None = None
-    """Who may use it; absent: everyone."""
+    """Users who may use it; absent: everyone."""
     requests_per_minute: int | None = Field(default=None, ge=1)
     """Limit of each user in this application."""
 

@@ -1,7 +1,8 @@
 """Files and batches in a database, so that a restart of the gateway loses none of them.
 
-A batch is its lines: each has a body, and an answer once there is one. The files of a batch that
-has ended are made of them. Methods block for the disk; the gateway calls them in a thread.
+A batch is stored as its lines: each has a body and, when it is answered, an answer. The output file
+and the error file of a batch are made from the lines when the batch ends. Methods block for the
+disk; the gateway calls them in a thread.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ IN_PROGRESS, CANCELLING, COMPLETED, CANCELLED = (
     *("completed", "cancelled"),
 )
 OPEN = (IN_PROGRESS, CANCELLING)
-"""States of batches that have lines to answer, or to give up."""
+"""States of batches that have not ended."""
 
 
 class DatabaseError(GatewayError):
@@ -97,11 +98,11 @@ class DatabaseError(GatewayError):
 
 
 def open_engine(url: str, tables: MetaData) -> Engine:
-    """Returns an engine in whose database the tables are.
+    """Opens a database, and creates missing tables.
 
     Args:
         url: SQLAlchemy URL. A missing SQLite file is created, readable by its owner only.
-        tables: created if they are missing.
+        tables: the tables.
 
     Raises:
         DatabaseError: it cannot be used.
@@ -117,8 +118,8 @@ def open_engine(url: str, tables: MetaData) -> Engine:
         tables.create_all(engine)
     except (SQLAlchemyError, OSError, ImportError) as error:
         raise DatabaseError(
-            f"The database of the gateway cannot be used: {error}. Correct `database` in its "
-            "configuration, or the rights of the file."
+            f"The database of the gateway cannot be used: {error}. Correct `database` in the "
+            "configuration, or the permissions of the file."
         ) from None
     return engine
 
@@ -284,7 +285,7 @@ class GatewayDatabase:
 
         Args:
             user: whose it is.
-            application: of all its requests; empty: none.
+            application: application of all requests of the batch; empty: none.
             endpoint: path of its requests.
             input_file: id of the file that it was read from.
             window: completion window, as the client said.

@@ -1,11 +1,11 @@
-"""How many nodes requests are worth now: from those that wait and run, and those that will arrive.
-Pure.
+"""Decides how many nodes the requests of a model need now, and so what nodes are worth. Pure.
 
-The number of requests that are open at once is at least (requests per second) times (seconds of an
-answer), by Little's law, so nodes stay for requests that come one after another. More nodes are
-worth something at once. Fewer are only after ``scale_down_s``, because a node that is given back
-has to load the model again. After ``idle_s`` without any request the nodes are worth nothing, and
-the service gives them back. A request that arrives then makes one node worth something.
+The nodes are enough for the requests that wait and run, and for the expected number of concurrent
+requests: (arrivals per second) times (seconds of an answer), by Little's law. So nodes stay for
+requests that come one after another. Further nodes are valuable at once. Fewer are so only after
+``scale_down_s``, because a node that is released has to load the model again. After ``idle_s``
+without requests no node is worth anything, and the service releases all of them. The next request
+makes one node valuable again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections import deque
 from dataclasses import dataclass
 
 RATE_WINDOW_S = 60.0
-"""Time constant of the rate of arrivals: a request so long ago counts 1/e."""
+"""Time constant of the rate of arrivals: a request that arrived so long ago has the weight 1/e."""
 ANSWER_STEP = 0.1
-"""Part of the average duration that the newest answer makes, after the first ten."""
+"""Weight of the newest answer in the average duration, after the first ten answers."""
 
 
 @dataclass(frozen=True)
 class DemandLimits:
-    """What the operator sets, as in ``[scaling]``."""
+    """The operator's settings in ``[scaling]``."""
 
     idle_s: float
     """Seconds without requests after which no node is worth anything."""
     node_value: float
     """Value of a node that requests fill, samples/s."""
     requests_per_node: float
-    """Number of requests that a node answers at once without delay."""
+    """Number of concurrent requests that a node answers without delay."""
     max_nodes: int
     scale_down_s: float = 0.0
     """Seconds for which nodes keep their worth after requests have filled them."""
@@ -41,7 +41,7 @@ class Demand:
     Times are seconds on the clock of the caller and do not decrease.
 
     Args:
-        limits: of the operator.
+        limits: the limits that the operator sets.
         now: the time.
     """
 
@@ -67,7 +67,7 @@ class Demand:
         """Count an answer.
 
         Args:
-            seconds: that it took, without waiting for a replica.
+            seconds: its duration, without the wait for a replica.
             now: the time.
         """
         self._last_used = now
@@ -80,7 +80,7 @@ class Demand:
         return self._rate * math.exp(-(now - self._rate_at) / RATE_WINDOW_S)
 
     def nodes(self, open_requests: int, now: float) -> int:
-        """Returns the number of nodes that requests fill, or have filled within ``scale_down_s``.
+        """Returns the number of nodes that the requests need, or needed within ``scale_down_s``.
 
         Args:
             open_requests: number of requests that wait or run.

@@ -49,7 +49,7 @@ class KeyFile:
     """The keys in one file.
 
     Args:
-        path: of the file. It is made at the first :meth:`add`, with mode 0600.
+        path: path of the file, which the first :meth:`add` creates with mode 0600.
     """
 
     def __init__(self, path: Path) -> None:

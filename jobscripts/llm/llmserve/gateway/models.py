@@ -1,4 +1,4 @@
-"""The models that the gateway serves, and the orders that clients give to one of them."""
+"""The models that the gateway serves. Finds the model of a request, and parses the request."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class ServedModel:
     name: str
     dispatcher: LiveDispatcher
     demand: Demand
-    """How many nodes its requests fill."""
+    """How many nodes its requests need."""
     max_request_tokens: int | None = None
-    """Maximum of prompt and answer together, as the operator sets it; None: what replicas hold."""
+    """The operator's maximum number of tokens of prompt and answer together; None: that of the
+    replicas."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of the model."""
+        """The tokenizer of the model."""
         return self.dispatcher.tokenizer
 
     @property
     def request_tokens(self) -> int | None:
-        """Maximum of prompt and answer together; None: it is not known, because no replica is ready
-        or one that is loading may hold more.
+        """Maximum number of tokens of prompt and answer together; None: not known, because no
+        replica is ready or one that is loading may hold more.
         """
         if self.max_request_tokens is not None:
             return self.max_request_tokens
@@ -59,7 +60,7 @@ class _Named(msgspec.Struct):
 
 @dataclass(frozen=True)
 class GatewayOrder:
-    """What a body asks for, and of which model."""
+    """The parsed body of a request, and its model."""
 
     model: ServedModel
     order: ClientOrder
@@ -68,17 +69,17 @@ class GatewayOrder:
 def read_order(
     body: bytes, path: str, models: Mapping[str, ServedModel], *, may_wait: bool = False
 ) -> GatewayOrder:
-    """Returns what a body asks for.
+    """Parses and checks a body, and finds its model.
 
     Args:
         body: JSON.
-        path: of the request, one of ``llmserve.client_bodies.PATHS``.
+        path: the path of the request, one of ``llmserve.client_bodies.PATHS``.
         models: name → model.
         may_wait: whether it may wait for a larger replica than there is now. Nobody waits for the
             answer to a line of a batch.
 
     Raises:
-        ApiRefusal: it is broken, too long, or of an unknown model.
+        ApiRefusal: it is broken or too long, or names an unknown model.
     """
     try:
         name = msgspec.json.decode(body, type=_Named).model

@@ -144,9 +144,9 @@ class Overviews:
     """Makes overviews of a running gateway.
 
     Args:
-        configuration: of the operator.
-        admission: of requests, with the models.
-        runner: of batches.
+        configuration: the operator's configuration.
+        admission: the open requests and the models.
+        runner: the runner of batches.
         database: with the batches.
         clock: seconds that do not decrease.
     """

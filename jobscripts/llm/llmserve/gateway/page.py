@@ -37,8 +37,8 @@ def page_router(access: Access, overviews: Overviews) -> APIRouter:
     """Returns the routes.
 
     Args:
-        access: of users. The files need no key, the overview does.
-        overviews: of the gateway.
+        access: checks the keys of users. The files need no key, the overview does.
+        overviews: the overviews of the gateway.
     """
     router = APIRouter()
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in TYPES}

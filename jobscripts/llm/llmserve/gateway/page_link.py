@@ -11,7 +11,9 @@ log = logging.getLogger(__name__)
 NAME = "LLM gateway"
 """Name of the link."""
 INTERVAL_S = 60.0
-"""Seconds after which the link is set again: the service may be another job by then."""
+"""Seconds after which the link is set again: the service may have been submitted anew as another
+job.
+"""
 
 
 class LinkClient(Protocol):
@@ -25,7 +27,7 @@ class PageLink:
     """The link of one service.
 
     Args:
-        client: of the daemon.
+        client: a client of the daemon.
         job: name or id of the service.
         url: address of the page.
         interval_s: seconds after which the link is set again.
@@ -36,7 +38,7 @@ class PageLink:
     ) -> None:
         self._client, self._job, self._url, self._interval_s = client, job, url, interval_s
         self._error = ""
-        """What the daemon said the last time; empty: it took the link."""
+        """The daemon's last error; empty: it accepted the link."""
 
     async def run(self) -> None:
         """Set the link until it is cancelled."""

@@ -1,5 +1,5 @@
-"""What happened lately, for the page: latencies of answers, tokens per second, errors of engines.
-Pure.
+"""The recent activity that the page shows: latencies of answers, tokens per second, errors of
+engines. Pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AnswerTimes:
 
 @dataclass(frozen=True)
 class EngineError:
-    """What a replica reported about its engine."""
+    """An error of its engine that a replica reported."""
 
     time: float
     """Seconds, on the clock of the caller."""
@@ -78,8 +78,8 @@ class RecentActivity:
             counts.popleft()
 
     def add_sentences(self, model: str, sentences: Mapping[str, str], now: float) -> None:
-        """The replicas of a model report this of their engines. One that says the same as before
-        adds no error.
+        """Record the reports of replicas about their engines. A replica that repeats its last
+        report adds no error.
 
         Args:
             model: its name.

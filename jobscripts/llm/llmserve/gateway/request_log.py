@@ -1,6 +1,6 @@
-"""When requests came and how long they were, in the gateway's database: what ``llmserve trace``
-writes. Texts are not stored; of a prompt there are hashes of its blocks, which tell which prompts
-begin alike.
+"""The log of answered requests in the gateway's database, from which ``llmserve trace`` makes
+traces: times, users and lengths. Texts are not stored; the hashes of a prompt's blocks show which
+prompts have a common beginning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DELETE_S = 3600.0
 """Seconds between two deletions of old requests."""
 DAY_S = 86_400.0
 MAX_PENDING = 100_000
-"""Number of requests that wait for a database that fails; the oldest are dropped."""
+"""Maximum number of requests that are kept while the database fails; the oldest are dropped."""
 
 metadata = MetaData()
 requests = Table(
@@ -78,14 +78,14 @@ class RequestLog:
         self._deleted_at = 0.0
 
     def close(self) -> None:
-        """Store what is left, and close all connections."""
+        """Store the remaining requests, and close all connections."""
         try:
             self.save()
         finally:
             self._engine.dispose()
 
     def observe(self, opened: OpenRequest, result: AnswerResult) -> None:
-        """A request has ended; only answers are noted."""
+        """Record a request that has ended, if it was answered."""
         if result.state is not RequestState.DONE:
             return
         order = opened.gateway_order.order
@@ -111,7 +111,7 @@ class RequestLog:
                 await asyncio.to_thread(self.save)
 
     def save(self) -> None:
-        """Store the requests that are not stored, and delete old ones."""
+        """Store the requests that are not stored yet, and delete old ones."""
         rows, now = list(self._pending), self._clock()
         try:
             with self._engine.begin() as connection:
@@ -122,7 +122,7 @@ class RequestLog:
                     connection.execute(delete(requests).where(requests.c.arrived < oldest))
                     self._deleted_at = now
         except SQLAlchemyError as error:
-            log.warning("Requests are not stored for traces: %s", error)
+            log.warning("The log of requests cannot be stored, and will be tried again: %s", error)
             return
         del self._pending[: len(rows)]
 

@@ -1,8 +1,8 @@
-"""Answers over HTTP: whole ones, and streams of events.
+"""The HTTP responses of the gateway: whole answers, and streams of events.
 
-A stream begins with its first token, or with a comment if there is none for an interval; so errors
-before have their status. One that has begun ends with an event that has the error. A client that is
-gone cancels its request.
+A stream begins with its first token, or with a comment if there is none for an interval. An error
+before that has its own HTTP status; an error after that is the last event of the stream. If the
+client disconnects, its request is cancelled.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
 from llmserve.states import RequestState
 
 COMMENT = b": waiting\n\n"
-"""Of a stream that has nothing to say: clients skip it, and proxies keep the connection."""
+"""Sent in a stream without new tokens: clients skip it, and proxies keep the connection."""
 DONE = b"data: [DONE]\n\n"
 CLIENT_GONE = 499
-"""Status of an answer that nobody reads, as nginx has it."""
+"""Status, as of nginx, of an answer whose client has disconnected."""
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def json_response(
 
 
 def refusal_response(refusal: ApiRefusal) -> Response:
-    """Returns the answer to a refused request, with what clients need to try again."""
+    """Returns the response to a refused request, with the headers that clients need to retry."""
     headers = {}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -51,12 +51,12 @@ def refusal_response(refusal: ApiRefusal) -> Response:
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
     elif refusal.status == 502:
-        headers["X-Should-Retry"] = "false"  # the gateway has tried
+        headers["X-Should-Retry"] = "false"  # the gateway has retried already
     return json_response(refusal.body(), refusal.status, headers)
 
 
 def failure(opened: OpenRequest, result: AnswerResult) -> ApiRefusal | None:
-    """Returns why a request has no whole answer; None if it has one."""
+    """Returns why a request has no complete answer; None if it has one."""
     if opened.interruption is not None:
         return opened.interruption
     if result.state is RequestState.DONE:
@@ -71,7 +71,9 @@ def failure(opened: OpenRequest, result: AnswerResult) -> ApiRefusal | None:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T | None:
-    """Returns the result of ``work``; None, and it is cancelled, if the client is gone before."""
+    """Returns the result of ``work``. If the client disconnects before, cancels ``work`` and
+    returns None.
+    """
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -91,9 +93,9 @@ async def respond(request: Request, opened: OpenRequest, comment_interval_s: flo
     """Returns the answer to an admitted request.
 
     Args:
-        request: of the client.
+        request: the client's HTTP request.
         opened: the admitted request.
-        comment_interval_s: seconds without a token after which a stream has a comment.
+        comment_interval_s: seconds without a token after which a stream gets a comment.
     """
     shape = _shape(opened)
     answer: Awaitable[Response]
@@ -236,7 +238,7 @@ def whole_as_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the parts of a stream that has a whole answer of an engine at once.
 
     Args:
-        body: of the engine, with all its choices.
+        body: the body of the engine's answer, with all its choices.
     """
     is_chat = body.get("object") == "chat.completion"
     head = {name: value for name, value in body.items() if name not in ("choices", "usage")}

@@ -1,7 +1,7 @@
-"""Tells the daemon what nodes are worth to the service of a model, while requests come and go.
+"""Reports to the daemon what nodes are worth to the service of a model, while requests come and go.
 
-The values lapse (``EXPIRES_INTERVALS``) unless they are set again: if the gateway is gone, those
-apply with which the service was submitted.
+The values expire after :data:`EXPIRES_INTERVALS` intervals unless they are set again. If the
+gateway is gone, the values of the submission of the service apply again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from malletrain.waits import happens
 log = logging.getLogger(__name__)
 
 EXPIRES_INTERVALS = 6
-"""Number of intervals after which values lapse that are not set again."""
+"""Number of intervals after which values expire that are not set again."""
 
 
 class WorthClient(Protocol):
@@ -34,12 +34,12 @@ class Scaler:
     """Sets the values of one service.
 
     Args:
-        client: of the daemon.
+        client: a client of the daemon.
         job: name or id of the service.
-        demand: of its model.
+        demand: the demand of its model.
         open_requests: returns the number of requests that wait or run.
-        interval_s: seconds between two looks.
-        clock: seconds; that of ``demand``.
+        interval_s: seconds between two checks.
+        clock: returns seconds; the clock of ``demand``.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class Scaler:
         self._values: dict[int, float] | None = None
         self._set_at = 0.0
         self.error = ""
-        """What the daemon said the last time; empty: it took the values."""
+        """The daemon's last error; empty: it accepted the values."""
 
     def wake(self) -> None:
-        """A request waits and there is no node: look now."""
+        """A request waits and there is no node: check now."""
         self._wake.set()
 
     async def run(self) -> None:
         """Set values until it is cancelled."""
         while True:
             self._wake.clear()
-            await self.look()
+            await self.update()
             if await happens(self._wake, self._interval_s):
                 await asyncio.sleep(0)  # requests that arrive together are one change
 
-    async def look(self) -> None:
-        """Set the values if they have changed, or will lapse soon."""
+    async def update(self) -> None:
+        """Set the values if they have changed, or will expire soon."""
         now = self._clock()
         values = self._demand.values(self._open_requests(), now)
         expires_s = EXPIRES_INTERVALS * self._interval_s
@@ -85,7 +85,7 @@ class Scaler:
             raise
         except Exception as error:  # the daemon is restarted, the job has ended: later it may work
             if str(error) != self.error:
-                log.warning("The nodes of service %s were not valued: %s", self._job, error)
+                log.warning("The value of nodes for service %s is not set: %s", self._job, error)
             self.error, self._values = str(error) or type(error).__name__, None
             return
         self.error, self._values, self._set_at = "", values, now

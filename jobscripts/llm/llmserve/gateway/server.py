@@ -75,8 +75,8 @@ class GatewayServer(uvicorn.Server):
     """Ends streams with an error event when it is told to stop.
 
     Args:
-        config: of uvicorn.
-        admission: of the gateway.
+        config: the configuration of uvicorn.
+        admission: the open requests of the gateway.
     """
 
     def __init__(self, config: uvicorn.Config, admission: Admission) -> None:
@@ -104,9 +104,9 @@ async def open_gateway(
     """Yields the parts of a gateway, in the running event loop.
 
     Args:
-        configuration: of the operator.
+        configuration: the operator's configuration.
         folder: that paths in it are relative to.
-        client: of the daemon; None: there is none, all models have fixed engines.
+        client: a client of the daemon; None if all models have engines with fixed addresses.
 
     Raises:
         DatabaseError: the database cannot be used.
@@ -156,9 +156,9 @@ async def serve(
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        configuration: of the operator.
+        configuration: the operator's configuration.
         folder: that paths in it are relative to.
-        state_dir: of the daemon; None: your own, else the site's.
+        state_dir: state directory of the daemon; None: your own daemon, else the site's.
 
     Raises:
         DatabaseError: the database cannot be used.
@@ -186,7 +186,7 @@ async def service_key(client: AsyncClient, job: str) -> bytes:
     """Returns the secret that the replicas of a service ask for.
 
     Args:
-        client: of the daemon.
+        client: a client of the daemon.
         job: name or id of the service.
 
     Raises:

@@ -1,8 +1,8 @@
-"""The users' queues and the service that each of them had: the part that VTC and FairServe share.
-Pure.
+"""The users' queues and counters of received service, which VTC and FairServe share. Pure.
 
-After the virtual token counter of Sheng et al., OSDI 2024, algorithm 2: a user who comes back is
-lifted to the least service of those who wait, so that time without requests is no credit.
+They follow the virtual token counter of Sheng et al., OSDI 2024, algorithm 2: when a user without
+queued requests sends one, the user's counter is raised to the least counter of the users who wait,
+so that time without requests gives no credit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ServiceCounters:
     """Requests by user, and service by user.
 
     Args:
-        shares: what users are due beside others; those without an entry have a share of 1.
+        shares: user → share of the service, relative to others; users without an entry have 1.
     """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
@@ -66,14 +66,14 @@ class ServiceCounters:
         self._queues = UserQueues()
         self._service: dict[str, float] = {}
         self._newest_level = 0.0
-        """Service of the user whose last request was taken when nobody else waited."""
+        """Counter of the user who emptied the queues last."""
 
     def service(self, user: str) -> float:
         """Returns the counter of a user: service divided by share."""
         return self._service.get(user, 0.0)
 
     def least_service(self) -> float:
-        """Returns the least counter of those who wait; of the last who waited if nobody does."""
+        """Returns the least counter of the users who wait; if none waits, that of the last one."""
         if not self._queues:
             return self._newest_level
         return min(self._service[user] for user in self._queues.users())
@@ -92,8 +92,8 @@ class ServiceCounters:
             self._newest_level = self._service[request.user]
 
     def head(self) -> GenerationRequest | None:
-        """Returns the oldest request of the user with the least service, of equal ones the oldest
-        of all.
+        """Returns the oldest request of the user with the least counter. If several users have it,
+        the oldest of their requests.
         """
         return min(
             self._queues.heads().items(),
@@ -102,5 +102,5 @@ class ServiceCounters:
         )[1][1]
 
     def charge(self, user: str, service: float) -> None:
-        """Count service of a user."""
+        """Add to the service of a user."""
         self._service[user] = self.service(user) + service / self._shares.get(user, 1.0)

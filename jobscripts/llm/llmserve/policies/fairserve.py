@@ -1,16 +1,17 @@
-"""FairServe (Khan et al., Ensuring Fair LLM Serving Amid Diverse Applications, 2024), with what its
-printed form lets a user take from others mended. Pure.
+"""FairServe (Khan et al., Ensuring Fair LLM Serving Amid Diverse Applications, 2024), changed so
+that no user can gain service at the expense of others. Pure.
 
-* Service is counted relative to what a request of its application usually needs, so that users of
-  an application with long prompts or answers get as many answers as others. The prompt is charged
-  when it is dispatched and the answer token by token, as in VTC: if requests are charged when they
-  end, the first batch is one user's.
-* What an application usually needs is an average with one vote of the operator and one of each
-  user: no user has more than half of it. The operator sets a floor and a ceiling.
+* Service is counted relative to that of a typical request of the application, so that users of an
+  application with long prompts or answers get as many answers as others. The prompt is charged when
+  it is dispatched and the answer token by token, as in VTC. (If requests were charged at their end,
+  one user could fill the first batch.)
+* The typical request of an application is an average in which the operator and each user have one
+  vote, so that no user has more than half of the votes. The operator sets a floor and a ceiling.
 * Applications are those that the operator declares. Other requests count as in VTC.
-* Calls of an interaction go before first calls, while their user is at most ``interaction_bound``
-  ahead of those who wait: who marks every request gains that once and not more.
-* Only under overload users are throttled, and never within an interaction. An interaction has at
+* Further calls of an interaction go before first calls, while their user is at most
+  ``interaction_bound`` ahead of those who wait. A user who marks every request as part of an
+  interaction gains that once and no more.
+* Users are throttled only under overload, and never within an interaction. An interaction has at
   most ``max_calls`` calls: further calls count as first ones.
 """
 
@@ -28,7 +29,7 @@ from llmserve.policies.throttle import Throttle, ThrottleLimits
 REFERENCE_SERVICE = INPUT_WEIGHT * 256 + OUTPUT_WEIGHT * 256
 """Service of a request of weight 1: 256 tokens in, 256 out."""
 USER_AVERAGE_STEP = 0.1
-"""Part of a user's average that the newest request makes, after the first ten."""
+"""Weight of the newest request in a user's average, after the first ten requests."""
 
 
 @dataclass(frozen=True)
@@ -36,36 +37,36 @@ class Application:
     """An application that the operator declares."""
 
     input_tokens: float
-    """Tokens of a usual prompt."""
+    """Number of tokens of a typical prompt."""
     output_tokens: float
-    """Tokens of a usual answer."""
+    """Number of tokens of a typical answer."""
     floor: float = 0.5
-    """Least factor by which measurements change the declared service."""
+    """Smallest factor by which measurements change the declared service."""
     ceiling: float = 2.0
-    """Largest factor."""
+    """Largest factor by which measurements change the declared service."""
     users: frozenset[str] | None = None
-    """Who may use it; None: everyone. Requests of others count as of no application."""
+    """Users who may use it; None: everyone. Requests of other users have no application."""
 
     def __post_init__(self) -> None:
         if self.service <= 0:
-            raise ValueError("An application needs tokens in its usual prompt or answer.")
+            raise ValueError("An application needs tokens in its typical prompt or answer.")
         if not 0 < self.floor <= 1 <= self.ceiling:
             raise ValueError(
-                f"A floor of {self.floor:g} and a ceiling of {self.ceiling:g} do not enclose 1, "
-                "the declared service."
+                f"The floor is {self.floor:g} and the ceiling {self.ceiling:g}; the floor must be "
+                "above 0 and at most 1, and the ceiling at least 1."
             )
 
     @property
     def service(self) -> float:
-        """Service of a usual request."""
+        """Service of a typical request."""
         return INPUT_WEIGHT * self.input_tokens + OUTPUT_WEIGHT * self.output_tokens
 
 
 class ApplicationWeight:
-    """What a request of an application usually needs, measured.
+    """Measures the service of a typical request of an application.
 
     Args:
-        application: as the operator declares it.
+        application: the application as the operator declares it.
     """
 
     def __init__(self, application: Application) -> None:
@@ -81,7 +82,7 @@ class ApplicationWeight:
 
     @property
     def service(self) -> float:
-        """Service of a usual request: the average of the votes, between floor and ceiling."""
+        """Service of a typical request: the average of the votes, between floor and ceiling."""
         declared = self.application.service
         low, high = self.application.floor * declared, self.application.ceiling * declared
         votes = [min(max(average, low), high) for _, average in self._averages.values()]
@@ -89,13 +90,13 @@ class ApplicationWeight:
 
     @property
     def weight(self) -> float:
-        """That service, relative to :data:`REFERENCE_SERVICE`."""
+        """:attr:`service` ÷ :data:`REFERENCE_SERVICE`."""
         return self.service / REFERENCE_SERVICE
 
 
 @dataclass
 class OpenInteraction:
-    """An interaction of which a call was posted."""
+    """An interaction with at least one posted call."""
 
     calls: int = 0
     """Number of calls that were admitted after the first."""
@@ -105,17 +106,17 @@ class OpenInteraction:
 
 @dataclass(frozen=True)
 class FairServeSettings:
-    """What the operator sets."""
+    """The operator's settings."""
 
     applications: Mapping[str, Application] = field(default_factory=dict)
     """Name → application."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """What users are due beside others; those without an entry have a share of 1."""
+    """User → share of the service, relative to others; users without an entry have 1."""
     limits: ThrottleLimits = field(default_factory=ThrottleLimits)
     """Limits under overload."""
     interaction_bound: float = 4 * REFERENCE_SERVICE
-    """Service by which a user may be ahead of those who wait and still go before them with calls
-    of an interaction."""
+    """Maximum service by which a user may be ahead of those who wait if further calls of the user's
+    interactions are to go before them."""
     max_calls: int = 16
     """Maximum number of calls of an interaction."""
     interaction_timeout_s: float = 600.0
@@ -125,10 +126,11 @@ class FairServeSettings:
 
 
 class FairServe:
-    """As many answers for each user as their share allows, interactions without a break.
+    """Gives each user the number of answers of the user's share, and does not interrupt
+    interactions.
 
     Args:
-        settings: of the operator.
+        settings: the settings that the operator makes.
     """
 
     def __init__(self, settings: FairServeSettings | None = None) -> None:

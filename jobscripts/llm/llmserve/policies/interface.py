@@ -1,4 +1,4 @@
-"""What a policy decides, and what it is told of. Pure."""
+"""The interface of scheduling policies: which requests are admitted, and which is next. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Load:
 
 class SchedulingPolicy(Protocol):
     """The queue of the requests that have not been posted yet. Requests that move to another
-    replica are not part of it: they were charged before, and go first.
+    replica are not part of it: they were charged before, and are posted first.
 
     Times are seconds on the clock of the caller and do not decrease.
     """

@@ -1,7 +1,7 @@
 """Limits of requests per minute that count only while the replicas are overloaded. Pure.
 
-A window slides: at no moment has a user had more than the limit in the last minute. Overload begins
-at one length of the queue and ends at a shorter one, so that it does not flicker.
+The window slides: in no interval of a minute is a user above the limit. Overload begins at one
+length of the queue and ends at a shorter one (hysteresis).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SlidingWindow:
         self.limit = limit
 
     def wait_s(self, now: float) -> float:
-        """Returns seconds until one more request is within the limit; 0 if it is now."""
+        """Returns the seconds until one more request is within the limit; 0 if it is now."""
         if len(self._times) < self.limit:
             return 0.0
         return max(0.0, self._times[0] + WINDOW_S - now)
@@ -58,12 +58,12 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class ThrottleLimits:
-    """What the operator sets."""
+    """The operator's limits."""
 
     user: int | None = None
     """Requests per minute of each user while there is overload; None: no limit."""
     users: Mapping[str, int] = field(default_factory=dict)
-    """Other limits of single users."""
+    """User → limit that replaces :attr:`user` for this user."""
     applications: Mapping[str, int] = field(default_factory=dict)
     """Requests per minute of each user in an application."""
     begins_at: float = 2.0
@@ -80,10 +80,10 @@ class ThrottleLimits:
 
 
 class Throttle:
-    """Who is refused.
+    """Decides which requests are refused.
 
     Args:
-        limits: of users and applications.
+        limits: the limits of users and applications.
     """
 
     def __init__(self, limits: ThrottleLimits) -> None:
@@ -98,8 +98,8 @@ class Throttle:
         """Returns why a request is refused, and counts it if it is not.
 
         Args:
-            request: a new one that continues no interaction.
-            application: one that the operator has declared; empty: none.
+            request: a new request that continues no interaction.
+            application: an application that the operator has declared; empty: none.
             load: how busy the replicas are. Without slots there is no overload: requests wait for
                 the first replica.
             now: seconds on the clock of the caller.

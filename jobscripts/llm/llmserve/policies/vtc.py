@@ -1,8 +1,8 @@
 """The virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
 Pure.
 
-The user who had the least service is next. The prompt is charged when it is dispatched, the answer
-token by token. Of two users who always have requests waiting, neither gets more than
+The user who has received the least service is next. The prompt is charged when it is dispatched,
+the answer token by token. Of two users who always have requests waiting, neither gets more than
 2·max(input weight · longest prompt, output weight · KV tokens) more service than the other in any
 interval (theorem 4.4).
 """
@@ -20,7 +20,7 @@ class VirtualTokenCounter:
     """Equal service for users with equal shares, whatever they send.
 
     Args:
-        shares: what users are due beside others; those without an entry have a share of 1.
+        shares: user → share of the service, relative to others; users without an entry have 1.
     """
 
     def __init__(self, shares: Mapping[str, float] | None = None) -> None:
@@ -31,7 +31,7 @@ class VirtualTokenCounter:
         return None
 
     def enqueue(self, request: GenerationRequest, now: float) -> None:
-        """Queue a request; its user is lifted to those who wait."""
+        """Queue a request; the counter of its user is raised to those of the users who wait."""
         self._counters.add(request)
 
     def head(self, now: float) -> GenerationRequest | None:

@@ -18,7 +18,7 @@ from malletrain.protocol import env
 _installed = False
 
 
-def bear_one_sigterm() -> None:
+def ignore_first_sigterm() -> None:
     """Ignore the first SIGTERM, if the launcher can stop this process nevertheless and the script
     has no handler of its own. Further calls do nothing.
     """
@@ -49,7 +49,7 @@ def restore_sigterm_handling() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if _installed:
         _installed = False
-        bear_one_sigterm()
+        ignore_first_sigterm()
 
 
 def _reset_in_child() -> None:

@@ -1,5 +1,5 @@
-"""Which parts of a job, and of the daemon's status, users other than the owner and operators see:
-functions from a view to the view for users who may not manage the job. Pure.
+"""Redacts what users see of the jobs of others, and of the daemon's status, unless they are
+operators: functions from a view to the view for users who may not manage the job. Pure.
 
 Every user sees which jobs exist and their state. Output of a script (notices, error messages,
 metrics), its arguments and its owner's goals are for its owner and for operators

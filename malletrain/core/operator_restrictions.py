@@ -1,4 +1,5 @@
-"""Nodes that operators have excluded from leasing: all nodes for a while, or some. Pure.
+"""The restrictions of leasing that operators have ordered: a pause of all leasing, and nodes that
+are drained or excluded. Pure.
 
 Decides which nodes may be leased. The terms are Slurm's: a *drained* node is released and not
 leased again until a time, or until it is resumed.
@@ -34,8 +35,8 @@ class Restriction(msgspec.Struct, frozen=True):
         return self.until is not None and now >= self.until
 
 
-class Restraint(msgspec.Struct, frozen=True):
-    """All restrictions."""
+class Restrictions(msgspec.Struct, frozen=True):
+    """All restrictions in force."""
 
     paused: Restriction | None = None
     """Pause of new leases; None if there is none."""
@@ -65,20 +66,20 @@ class Restraint(msgspec.Struct, frozen=True):
                 sentences.append(f"{word}: {named(names)}.")
         return " ".join(sentences)
 
-    def pausing(self, hold: Restriction | None) -> Restraint:
+    def pausing(self, hold: Restriction | None) -> Restrictions:
         """Return a copy with this pause, or without a pause."""
         return msgspec.structs.replace(self, paused=hold)
 
-    def draining(self, nodes: Iterable[str], hold: Restriction) -> Restraint:
+    def draining(self, nodes: Iterable[str], hold: Restriction) -> Restrictions:
         """Return a copy with these nodes drained."""
         return msgspec.structs.replace(self, drained={**self.drained, **dict.fromkeys(nodes, hold)})
 
-    def excluding(self, nodes: Iterable[str], hold: Restriction) -> Restraint:
+    def excluding(self, nodes: Iterable[str], hold: Restriction) -> Restrictions:
         """Return a copy with these nodes excluded."""
         excluded = {**self.excluded, **dict.fromkeys(nodes, hold)}
         return msgspec.structs.replace(self, excluded=excluded)
 
-    def resuming(self, nodes: Iterable[str]) -> Restraint:
+    def resuming(self, nodes: Iterable[str]) -> Restrictions:
         """Return a copy with these nodes neither drained nor excluded."""
         resumed = set(nodes)
         return msgspec.structs.replace(

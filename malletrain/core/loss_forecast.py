@@ -21,7 +21,7 @@ MAX_LOSS_S = 86400.0
 """A loss expected later than this counts as none, seconds."""
 
 
-class Losses:
+class LossForecasts:
     """Forecasts of losses sent to the jobs of one controller."""
 
     def __init__(self, state: ControllerState) -> None:

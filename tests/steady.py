@@ -58,7 +58,7 @@ def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
         "--dist",
         "worksteal",
         "-m",
-        "not sites and not thorough",
+        "not sites and not thorough and not gpu and not vllm",
         *rooms,
     ]
     begin = time.monotonic()

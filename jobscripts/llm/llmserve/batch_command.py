@@ -23,6 +23,8 @@ from malletrain.cli.for_argparse import SubmitOptions
 FRESH_S = 15.0
 """Age from which a status means that no process dispatches, seconds."""
 FOLLOW_S = 1.0
+NOT_SUBMITTED = "not submitted"
+"""In the place of the state in which a job has ended: there is none."""
 BAR = 30
 """Characters of the bar."""
 MEMBER_SCRIPT = """\"\"\"The process of a node of this batch.\"\"\"
@@ -164,7 +166,7 @@ def show_status(output: Path, *, follow: bool) -> int:
         manifest = folder.manifest()
         if manifest is None:
             raise BatchFolderError(f"{folder.path} has no batch.")
-        state = "" if folder.is_done else _end_of(manifest.job)
+        state = "" if folder.is_done else _end_of(manifest.job) if manifest.job else NOT_SUBMITTED
         is_done = folder.is_done  # it may have become complete in between
         lines = status_lines(
             manifest, folder.status(), is_done=is_done, now=time.time(), ended=state
@@ -214,9 +216,12 @@ def status_lines(
     lines = [f"{bar} {part:4.0%}  {answered} of {manifest.requests} answered{errors}, {state}"]
     if is_done:
         return lines
-    job = manifest.job
-    if not job and not status:
-        return [*lines, "It has no job: the submission failed. Give the same command again."]
+    job = manifest.job or "(none)"
+    if ended == NOT_SUBMITTED:
+        lines.append(
+            "It has no job. If it is not being submitted now, give the same command again."
+        )
+        return lines
     if ended:
         lines.append(
             f"Job {job} has ended ({ended}) before the batch was complete. For the reason run: "

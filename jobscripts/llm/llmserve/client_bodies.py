@@ -78,6 +78,11 @@ class ClientOrder:
     """The whole body, with ``max_tokens``: engines would generate more by default."""
 
     @property
+    def tokens(self) -> int:
+        """Maximum number of tokens of the prompt and all choices."""
+        return len(self.prompt) + self.max_tokens * self.choices
+
+    @property
     def is_chat(self) -> bool:
         """Whether it is a chat."""
         return self.path == CHAT
@@ -97,8 +102,9 @@ class ClientOrder:
             name,
             user,
             self.prompt,
-            self.max_tokens * self.choices,
-            application,
+            self.max_tokens,
+            application=application,
+            choices=self.choices,
             stream=self.stream and self.continuable,
             continuable=self.continuable,
             **more,
@@ -230,9 +236,16 @@ def _max_tokens(fields: Mapping[str, Any], is_chat: bool) -> int:
 
 
 def _choices(fields: Mapping[str, Any]) -> int:
-    """The larger of ``n`` and ``best_of``. What is no number the engine refuses."""
-    numbers = (fields.get(name) for name in ("n", "best_of"))
-    return max((1, *(number for number in numbers if type(number) is int)))
+    """The larger of ``n`` and ``best_of``."""
+    choices = 1
+    for name in ("n", "best_of"):
+        value = fields.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise _wrong(f"{name} is {value!r}; it must be a whole number, at least 1.")
+        choices = max(choices, value)
+    return choices
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:

@@ -115,23 +115,22 @@ class Dispatcher:
     @property
     def load(self) -> Load:
         """How busy the ready replicas are."""
-        slots = sum(replica.capacity.slots for replica in self._ready())
-        return Load(self._waiting + len(self._front), slots)
+        waiting = self._waiting + sum(not self._is_oversize(t) for t in self._front)
+        return Load(waiting, sum(replica.capacity.slots for replica in self._ready()))
+
+    @property
+    def queued(self) -> int:
+        """Number of requests that wait."""
+        return self._waiting + len(self._front)
 
     @property
     def largest_tokens(self) -> int:
         """Maximum number of tokens that a replica so far holds; 0: none has been ready."""
         return self._oversize.largest_tokens
 
-    @property
-    def has_chosen(self) -> bool:
-        """Whether a request waits that the policy has chosen."""
-        return bool(self._front)
-
     def state(self, name: str) -> RequestState | None:
         """Returns the state of a request; None if there is none, or it has ended."""
-        tracked = self._requests.get(name)
-        return None if tracked is None else tracked.state
+        return self._requests[name].state if name in self._requests else None
 
     def replica_states(self) -> dict[str, ReplicaState]:
         """Returns the state of each replica that has not ended."""
@@ -164,13 +163,14 @@ class Dispatcher:
             raise ValueError(f"A request {request.name} is there already; give another name.")
         if len(generated) and not request.continuable:
             raise ValueError(f"Request {request.name} cannot be continued from earlier ids.")
-        refusal = self._oversize.refusal(request, self._ready_tokens())
+        count = len(generated)
+        is_complete = count >= request.max_tokens
+        refusal = None if is_complete else self._oversize.refusal(request, self._ready_tokens())
         refusal = refusal or self._policy.admit(request, self.load, now)
         if refusal is not None:
             state = REQUEST_TRANSITIONS[RequestState.QUEUED, RequestEvent.REFUSE]
             end = EndRequest(request.name, state, sentence=refusal.sentence, refusal=refusal)
             return [end]
-        count = len(generated)
         tracked = _Tracked(request, list(generated), count, count, count)
         if tracked.missing <= 0:
             tracked.change(RequestEvent.FINISH)
@@ -192,8 +192,8 @@ class Dispatcher:
         """
         commands: list[Command] = []
         for tracked in list(self._front):
-            request, tokens = tracked.request, self._ready_tokens()
-            refusal = self._oversize.wait(request, tokens, now, is_loading=is_loading)
+            ready = self._ready_tokens()
+            refusal = self._oversize.wait(tracked.request, ready, now, is_loading=is_loading)
             if refusal is not None:
                 tracked.change(RequestEvent.REFUSE)
                 commands.append(self._end(tracked, now, refusal=refusal))
@@ -294,9 +294,9 @@ class Dispatcher:
 
     def replica_loaded(self, name: str, now: float) -> list[Command]:
         """A replica is ready. No effect on one that has notice."""
-        replica = self._replicas[name]
-        replica.change(ReplicaEvent.LOAD)
-        self._oversize.add_replica(replica.capacity.kv_tokens)
+        self._replicas[name].change(ReplicaEvent.LOAD)
+        tokens = self._replicas[name].capacity.kv_tokens
+        self._oversize.add_replica(tokens, is_first=len(self._ready()) == 1)
         return self._dispatch(now)
 
     def expect_end(self, name: str, lasts_until: float) -> None:
@@ -455,7 +455,7 @@ class Dispatcher:
         moving = self._moving()
         while (request := self._policy.head(now)) is not None:
             tracked = self._requests[request.name]
-            if self._fits_none_ever(tracked):
+            if self._is_oversize(tracked):
                 self._take(tracked, now)
                 self._front.append(tracked)
                 continue
@@ -485,7 +485,7 @@ class Dispatcher:
             for name in replica.requests
         )
 
-    def _fits_none_ever(self, tracked: _Tracked) -> bool:
+    def _is_oversize(self, tracked: _Tracked) -> bool:
         """Whether no ready replica could hold a request; False without one. It blocks no other."""
         return 0 < self._ready_tokens() < tracked.request.tokens
 

@@ -31,7 +31,7 @@ class GenerationRequest:
     prompt: Sequence[int]
     """Ids of the prompt, at least one."""
     max_tokens: int
-    """Maximum number of ids to generate, at least 1."""
+    """Maximum number of ids to generate for each choice, at least 1."""
     application: str = ""
     """Application that the operator has declared; empty: none."""
     interaction: str = ""
@@ -43,6 +43,8 @@ class GenerationRequest:
     continuable: bool = True
     """Whether an interrupted answer can be continued from its ids. False with logprobs, several
     choices, tool calls or grammars: such an answer starts again."""
+    choices: int = 1
+    """Number of answers that the engine generates at once."""
 
     def __post_init__(self) -> None:
         if not len(self.prompt):
@@ -55,7 +57,7 @@ class GenerationRequest:
     @property
     def tokens(self) -> int:
         """Maximum number of tokens that it needs in the memory of a replica."""
-        return len(self.prompt) + self.max_tokens
+        return len(self.prompt) + self.max_tokens * self.choices
 
 
 @dataclass(frozen=True)

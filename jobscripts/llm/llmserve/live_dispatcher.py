@@ -243,7 +243,8 @@ class LiveDispatcher:
         """
         if name in self._replicas:
             raise ValueError(f"A replica {name} is there already; remove it first.")
-        replica = LiveReplica(name, ReplicaClient(address, self._token), capacity)
+        client = ReplicaClient(address, self._token)
+        replica = LiveReplica(name, client, capacity, added_at=self._clock())
         self._replicas[name] = replica
         replica.task = self._start(self._follow(replica))
 
@@ -288,9 +289,10 @@ class LiveDispatcher:
         return self._dispatcher.largest_tokens
 
     @property
-    def is_loading(self) -> bool:
-        """Whether a replica loads."""
-        return any(replica.is_loading for replica in self._replicas.values())
+    def may_hold_more(self) -> bool:
+        """Whether a replica that is not ready may hold more tokens than all so far."""
+        largest, now = self.largest_tokens, self._clock()
+        return any(each.may_hold_more(largest, now) for each in self._replicas.values())
 
     def counts(self) -> LiveCounts:
         """Returns the numbers until now."""
@@ -298,7 +300,7 @@ class LiveDispatcher:
         counts.moves = self._dispatcher.moves
         counts.losses = self._dispatcher.losses
         counts.repeated_tokens = self._dispatcher.repeated_tokens
-        counts.queued = self._dispatcher.load.queued
+        counts.queued = self._dispatcher.queued
         counts.running = sum(len(replica.attempts) for replica in self._replicas.values())
         return counts
 
@@ -455,7 +457,8 @@ class LiveDispatcher:
             answer.path, {**answer.parameters, "model": self.model}
         )
         usage = answer.body.get("usage") or {}
-        count = min(post.max_tokens, int(usage.get("completion_tokens", 0)))
+        most = post.max_tokens * post.request.choices
+        count = min(most, int(usage.get("completion_tokens", 0)))
         self._note_tokens(answer, count)
         self._dispatcher.tokens(name, number, [0] * count)
         self._carry_out(self._dispatcher.finished(name, number, FinishReason.STOP, self._clock()))
@@ -503,8 +506,10 @@ class LiveDispatcher:
             if replica.had_notice and not replica.attempts:
                 self._lose(replica)  # the notice was withdrawn
             self._admit(replica, status, now)
-            if self._dispatcher.has_chosen:
-                self._carry_out(self._dispatcher.refuse_oversize(now, is_loading=self.is_loading))
+            if self._dispatcher.queued:
+                self._carry_out(
+                    self._dispatcher.refuse_oversize(now, is_loading=self.may_hold_more)
+                )
         elif status.state == ReplicaState.DRAINING and replica.is_known and not replica.had_notice:
             replica.had_notice = True
             self.notice(replica.name, status.ends_in_s or 0.0)

@@ -14,6 +14,9 @@ from llmserve.replica_status import ReplicaStatus
 from llmserve.replicas import Capacity
 from llmserve.states import ReplicaState
 
+UNANSWERED_S = 60.0
+"""Seconds for which a replica that has never answered is expected to load."""
+
 
 @dataclass(eq=False)
 class LiveReplica:
@@ -23,6 +26,7 @@ class LiveReplica:
     client: ReplicaClient
     capacity: Capacity | None
     """As the caller said; None: its front says it."""
+    added_at: float = 0.0
     status: ReplicaStatus | None = None
     """The newest one."""
     answered_at: float = 0.0
@@ -48,12 +52,16 @@ class LiveReplica:
             state = ReplicaState.READY
         return ReplicaStatus(state=state, **dataclasses.asdict(capacity))
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether it may become ready."""
-        return not self.is_known and (
-            self.status is None or self.status.state == ReplicaState.LOADING
-        )
+    def may_hold_more(self, tokens: int, now: float) -> bool:
+        """Whether it may soon be ready, and hold more than so many tokens."""
+        if self.is_known:
+            return False
+        if self.capacity is not None:
+            return self.capacity.kv_tokens > tokens
+        if self.status is None:
+            return now - self.added_at < UNANSWERED_S
+        # A front starts an engine again that has failed.
+        return self.status.state in (ReplicaState.LOADING, ReplicaState.FAILED)
 
     def view(self, states: Mapping[str, ReplicaState]) -> ReplicaView:
         """Returns it for people and metrics.

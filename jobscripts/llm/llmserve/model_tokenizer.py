@@ -73,7 +73,11 @@ class _WindowDecoder:
         self._tokenizer = tokenizer
         self._ids: list[int] = list(before)
         """The window: the context, then ids whose text is not complete yet."""
-        if self._decode(self._ids).endswith(INCOMPLETE):
+        try:
+            is_complete = not self._decode(self._ids).endswith(INCOMPLETE)
+        except Exception:  # a prompt of ids may have some that are not in the vocabulary
+            is_complete = False
+        if not is_complete:
             self._ids.clear()
         self._context = len(self._ids)
         """Number of ids of the window whose text is known."""

@@ -29,8 +29,16 @@ class OversizeRequests:
         self._since: dict[str, float] = {}
         """Request → when it was first seen waiting beside ready replicas."""
 
-    def add_replica(self, tokens: int) -> None:
-        """A replica that holds so many tokens is ready."""
+    def add_replica(self, tokens: int, *, is_first: bool) -> None:
+        """A replica is ready.
+
+        Args:
+            tokens: number that it holds.
+            is_first: whether no other is ready. Requests waited for any replica before, and begin
+                to wait for a larger one.
+        """
+        if is_first:
+            self._since.clear()
         self.largest_tokens = max(self.largest_tokens, tokens)
         if self._refused_tokens is not None and self._refused_tokens <= tokens:
             self._refused_tokens = None
@@ -76,8 +84,9 @@ class OversizeRequests:
 
 def too_long(request: GenerationRequest, limit: int) -> RequestRefusal:
     """Returns the refusal of a request that is larger than ``limit`` tokens."""
+    answer = request.tokens - len(request.prompt)
     return RequestRefusal(
         "context_length_exceeded",
-        f"The prompt has {len(request.prompt)} tokens and the answer up to {request.max_tokens}; "
-        f"the maximum of both together is {limit}. Shorten the prompt or lower max_tokens.",
+        f"The prompt has {len(request.prompt)} tokens and the answer up to {answer}; the maximum "
+        f"of both together is {limit}. Shorten the prompt or lower max_tokens.",
     )

@@ -200,7 +200,11 @@ class ReplicaClient:
             async with self._answer("POST", path, body) as response:
                 yield response
         except EngineRefusal as refusal:
-            if refusal.status >= 500 and not await self.is_healthy():
+            is_well = True
+            if refusal.status >= 500:
+                with contextlib.suppress(ReplicaUnreachable):  # it is busy
+                    is_well = await self.is_healthy()
+            if not is_well:
                 raise EngineCrash(refusal.sentence) from None
             raise
 

@@ -48,6 +48,8 @@ MAX_LOADS = 3
 RESTART_PAUSE_S = 1.0
 """Seconds before an engine is started again, for each time in a row that it did not load."""
 HEALTH_POLL_S = 0.1
+UNWELL_ANSWERS = 2
+"""Answers in a row that say that the engine is not well, after which it is ended."""
 HEALTH_WATCH_S = 5.0
 """Seconds between two questions to an engine that has loaded whether it is well."""
 VIEW_POLL_S = 0.5
@@ -255,11 +257,13 @@ class ReplicaProcess:
         """
         assert self._client is not None
         await self._load(started)
+        in_a_row = 0
         while True:
             await asyncio.sleep(HEALTH_WATCH_S)
             with contextlib.suppress(ReplicaUnreachable):
-                if not await self._client.is_healthy():
-                    self._end_engine()
+                in_a_row = 0 if await self._client.is_healthy() else in_a_row + 1
+            if in_a_row == UNWELL_ANSWERS:
+                self._end_engine()
 
     async def _measure(self) -> None:
         assert self._client is not None
@@ -294,7 +298,7 @@ class ReplicaProcess:
         """
         if not self._is_loaded.is_set():
             return ""
-        if self.state is not ReplicaState.FAILED:
+        if self.state in (ReplicaState.READY, ReplicaState.DRAINING):
             self.sentence = "The engine says that it is not well. It is started again."
             self._change(LifeEvent.CRASH)
             self._engine.kill()

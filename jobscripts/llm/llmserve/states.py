@@ -1,6 +1,6 @@
 """The states of a request and of a replica, as tables of transitions. Pure.
 
-queued ──▶ running ──▶ done | cancelled | failed        refused: before it is queued
+queued ──▶ running ──▶ done | cancelled | failed        queued ──▶ refused
    ▲          │ notice
    │          ▼
    └─loss── moving      a request that returns goes to the front of the queue
@@ -24,7 +24,9 @@ class RequestState(str, Enum):
     DONE = "done"
     CANCELLED = "cancelled"
     REFUSED = "refused"
-    """It was not accepted: it fits no replica, or its user exceeds a limit."""
+    """It was not accepted, because its user exceeds a limit, or no replica that could hold it has
+    come.
+    """
     FAILED = "failed"
 
     __str__ = str.__str__

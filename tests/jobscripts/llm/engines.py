@@ -69,7 +69,7 @@ class World:
         assert self.dispatcher.replica_states()[post.replica] is ReplicaState.READY
         request, engine = post.request, self.engines[post.replica]
         assert list(post.ids[: len(request.prompt)]) == list(request.prompt)
-        assert len(post.ids) + post.max_tokens == request.tokens
+        assert len(post.ids) + post.max_tokens == len(request.prompt) + request.max_tokens
         engine[post.attempt] = RunningAttempt(
             request, digest_of(post.ids), post.max_tokens, request.tokens
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 import threading
@@ -297,7 +298,10 @@ class Group:
     members: tuple[Member, ...] = ()
 
 
-def test_a_line_that_is_too_long_waits_for_a_larger_replica_behind_all_others(tmp_path):
+def test_a_line_that_is_too_long_waits_for_a_larger_replica_behind_all_others(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("llmserve.oversize.LARGER_REPLICA_S", math.inf)
     long = {"model": "simulated", "prompt": "Prompt", "max_tokens": 300}
     lines = [request(n, body=long) if n < 3 else request(n) for n in range(30)]
     folder = created(tmp_path, lines)
@@ -407,9 +411,9 @@ def test_status_fails_if_the_job_has_ended_before_the_batch(tmp_path, monkeypatc
 
 def test_status_says_what_is_wrong(tmp_path):
     manifest = created(tmp_path, [request(n) for n in range(4)]).manifest()
-    assert status_lines(manifest, {}, is_done=False, now=0.0)[1:] == [
-        "It has no job: the submission failed. Give the same command again."
-    ]
+    assert status_lines(manifest, {}, is_done=False, now=0.0, ended=batch_command.NOT_SUBMITTED)[
+        1:
+    ] == ["It has no job. If it is not being submitted now, give the same command again."]
     manifest.job = "j3"
     [bar, sentence] = status_lines(manifest, {}, is_done=False, now=0.0)
     assert bar.startswith("░" * 30 + "   0%  0 of 4 answered, 0 running")

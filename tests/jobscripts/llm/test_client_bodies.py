@@ -62,10 +62,13 @@ def test_what_cannot_be_continued_goes_whole(field, value):
 
 def test_several_choices_count_each():
     order = read({"prompt": "Hi", "n": 3, "best_of": 2, "max_tokens": 5}, limit=50)
-    assert (order.max_tokens, order.request("r", "alice").max_tokens) == (5, 15)
-    with pytest.raises(ApiRefusal, match="the answer up to 60; together 50"):
+    assert (order.max_tokens, order.tokens - len(order.prompt)) == (5, 15)
+    assert order.request("r", "alice").tokens == order.tokens
+    with pytest.raises(ApiRefusal, match="the answer up to 60; the maximum of both together is 50"):
         read({"prompt": "Hi", "n": 3, "max_tokens": 20}, limit=50)
-    assert read({"prompt": "Hi", "n": "many"}).choices == 1
+    for number in ("8", 8.0, 0, True):
+        with pytest.raises(ApiRefusal, match=r"best_of is .*; it must be a whole number"):
+            read({"prompt": "Hi", "n": 1, "best_of": number})
 
 
 @pytest.mark.parametrize(("fields", "tokens"), [({}, 256), ({"max_completion_tokens": 7}, 7)])

@@ -323,6 +323,44 @@ def test_a_request_waits_longer_while_a_replica_loads_or_if_one_was_large_enough
     assert w.ends["huge"].state is RequestState.REFUSED
 
 
+def test_a_request_that_waits_for_a_larger_replica_is_no_load():
+    w = oversize_world()
+    assert (w.dispatcher.load.queued, w.dispatcher.queued) == (0, 1)
+    for name in ("first", "second", "third"):
+        w.submit(request(name))
+    assert (w.dispatcher.load.queued, w.dispatcher.queued) == (1, 2)
+
+
+def test_a_request_waits_for_a_larger_replica_from_when_there_is_one():
+    w = oversize_world()
+    w.lose("a")
+    w.add("b", Capacity(2, 60))  # much later
+    for at in (700.0, 700.0 + LARGER_REPLICA_S - 1):
+        w.refuse_oversize(at=at)
+    assert w.dispatcher.state("huge") is RequestState.QUEUED
+    w.refuse_oversize(at=700.0 + LARGER_REPLICA_S)
+    assert w.ends["huge"].state is RequestState.REFUSED
+
+
+def test_a_resumed_request_that_is_complete_is_done_whatever_its_size():
+    w = oversize_world()
+    w.refuse_oversize(at=LARGER_REPLICA_S)
+    complete = request("complete", 200)
+    w.submit(complete, answer(complete))
+    assert w.ends["complete"].state is RequestState.DONE
+
+
+def test_choices_take_memory_and_no_time():
+    """Each of 8 choices has 10 tokens of a second each, all at once."""
+    w = world(a=Capacity(2, 100, token_s=1.0), b=Capacity(2, 100, token_s=1.0))
+    w.submit(request(continuable=False, choices=8))
+    w.notice("a", 12.0)
+    assert not w.stops
+    w.submit(request("other", continuable=False, choices=8))
+    w.submit(request("third", continuable=False, choices=8))  # 83 of 100 tokens are reserved
+    assert [post.request.name for post in w.posts] == ["r", "other"]
+
+
 def test_without_a_ready_replica_requests_of_any_size_wait():
     w = oversize_world()
     w.lose("a")

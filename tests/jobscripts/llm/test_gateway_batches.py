@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import stat
 from collections import Counter
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import openai
 import pytest
 from llmserve.batch_lines import BatchLine, read_lines
 from llmserve.engine_model import EngineTimes
+from llmserve.gateway.batch_runner import WINDOW
 from llmserve.gateway.database import (
     CANCELLED,
     CANCELLING,
@@ -100,7 +102,7 @@ def test_a_line_of_a_batch_may_wait_for_a_larger_replica(is_loading, limit, may_
         tokenizer=SimulatedTokenizer(),
         load=Load(0, 8),
         largest_tokens=50,
-        is_loading=is_loading,
+        may_hold_more=is_loading,
     )
     models = {"simulated": ServedModel("simulated", dispatcher, None, limit)}
     body = line(0, max_tokens=60)["body"]
@@ -129,6 +131,21 @@ def test_a_batch(gateway):
     assert errors["line-100"]["response"]["status_code"] == 400
     error = errors["line-100"]["response"]["body"]["error"]
     assert error["code"] == "context_length_exceeded"
+
+
+def test_lines_that_are_too_long_wait_behind_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("llmserve.oversize.LARGER_REPLICA_S", math.inf)
+    with site(tmp_path) as made:
+        made.wait_for_replica()
+        client = made.client()
+        long = [line(number, max_tokens=1_000_000) for number in range(WINDOW + 1)]
+        batch = begin(client, jsonl(*long, line(WINDOW + 1), line(WINDOW + 2)))
+        until(
+            lambda: client.batches.retrieve(batch.id).request_counts.completed == 2,
+            "the short lines are answered",
+        )
+        client.batches.cancel(batch.id)
+        assert ended(client, batch.id).status == "cancelled"
 
 
 def test_files(gateway):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -14,6 +13,7 @@ from aiohttp import web
 from llmserve.credentials import bearer_token, is_authorized
 from llmserve.generation import FinishReason, GenerationRequest
 from llmserve.live_dispatcher import SILENCE_S, LiveDispatcher
+from llmserve.oversize import LARGER_REPLICA_S
 from llmserve.policies import Fcfs
 from llmserve.policies.interface import SchedulingPolicy
 from llmserve.policies.rpm import RequestsPerMinute
@@ -219,14 +219,15 @@ async def test_a_refusal_says_which_limit():
 
 @run
 async def test_a_request_that_fits_no_replica_is_refused_once_none_is_loading(tmp_path):
-    def hasty() -> float:
-        return 20 * time.monotonic()
-
-    async with engines(tmp_path, kv_tokens=50) as [engine], dispatching(clock=hasty) as live:
+    now = [0.0]
+    by_hand = dispatching(clock=lambda: now[0])
+    async with engines(tmp_path, kv_tokens=50) as [engine], by_hand as live:
         stream, other = live.submit(order("huge", 300)), live.submit(order("r1"))
         live.add_replica("n1", engine.address, engine.capacity)
         live.add_replica("n2", f"unix:{tmp_path / 'loads'}", Capacity(8, 1_000))
         assert (await other.result()).state is RequestState.DONE
+        now[0] += LARGER_REPLICA_S
+        await live.submit(order("r2")).result()
         assert live.state("huge") is RequestState.QUEUED
         live.remove_replica("n2")
         result = await stream.result()

@@ -143,6 +143,8 @@ class _BatchWork:
         self._batch, self._cancelled, self._window = batch, cancelled, window
         self._caller = Caller(batch.user, "", batch.application)
         self._answers: deque[LineAnswer] = deque()
+        self._deferred: set[int] = set()
+        """Numbers of the lines that were put behind the others."""
         self._is_interrupted = False
         """Whether the gateway is stopping: the next one continues the batch."""
 
@@ -183,20 +185,33 @@ class _BatchWork:
             line = lines.popleft()
             self._backlog[line.model] -= 1
             try:
-                status, body = 200, await self._answer(line)
+                answer = await self._answer(line)
+                if answer is None:
+                    lines.append(line)
+                    self._backlog[line.model] += 1
+                    continue
+                status, body = 200, answer
             except ApiRefusal as refusal:
                 if refusal.code in NO_ANSWER:
                     self._is_interrupted = True
                     return
                 status, body = refusal.status, refusal.body()
-            answer = response_line(uuid.uuid4().hex, line.custom_id, status, body)
-            text = msgspec.json.encode(answer)
+            text = msgspec.json.encode(
+                response_line(uuid.uuid4().hex, line.custom_id, status, body)
+            )
             self._answers.append(LineAnswer(self._batch.id, line.number, text, status != 200))
 
-    async def _answer(self, line: OpenLine) -> dict[str, object]:
+    async def _answer(self, line: OpenLine) -> dict[str, object] | None:
+        """The body of an answer; None: the line is larger than all replicas, and comes behind the
+        others.
+        """
         gateway_order = read_order(
             line.body, self._batch.endpoint, self._admission.models, may_wait=True
         )
+        largest = gateway_order.model.dispatcher.largest_tokens
+        if 0 < largest < gateway_order.order.tokens and line.number not in self._deferred:
+            self._deferred.add(line.number)
+            return None
         while True:
             try:
                 opened = await self._admission.admit(gateway_order, self._caller)

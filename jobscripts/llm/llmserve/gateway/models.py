@@ -38,7 +38,7 @@ class ServedModel:
         """
         if self.max_request_tokens is not None:
             return self.max_request_tokens
-        if not self.has_ready_replica or self.dispatcher.is_loading:
+        if not self.has_ready_replica or self.dispatcher.may_hold_more:
             return None
         return self.dispatcher.largest_tokens
 

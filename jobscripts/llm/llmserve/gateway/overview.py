@@ -165,6 +165,7 @@ class Overviews:
         self._started = time.time()
         self._last_batches: dict[str, tuple[float, list[BatchOverview]]] = {}
         """User, or empty for all → (when they were read, batches)."""
+        self._computing = asyncio.Lock()
         self._latencies_at = -math.inf
         self._of_models: dict[str, LatencySummary] = {}
         self._of_users: dict[str, LatencySummary] = {}
@@ -235,14 +236,18 @@ class Overviews:
         """Up to :data:`llmserve.gateway.recent.MAX_ANSWERS` answers: in a thread, beside the
         streams of the loop.
         """
-        now = self._clock()
-        if now - self._latencies_at < LATENCIES_S:
-            return
-        self._latencies_at = now
-        answers = self._recent.answers(now)
-        self._of_models, self._of_users = await asyncio.to_thread(
-            lambda: (latencies(answers, lambda a: a.model), latencies(answers, lambda a: a.user))
-        )
+        async with self._computing:
+            now = self._clock()
+            if now - self._latencies_at < LATENCIES_S:
+                return
+            answers = self._recent.answers(now)
+            self._of_models, self._of_users = await asyncio.to_thread(
+                lambda: (
+                    latencies(answers, lambda answer: answer.model),
+                    latencies(answers, lambda answer: answer.user),
+                )
+            )
+            self._latencies_at = now
 
     def _models(self, now: float, *, with_replicas: bool) -> list[ModelOverview]:
         return [

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from llmserve.answers import AnswerPart, AnswerResult
-from llmserve.gateway.admission import OpenRequest, refused
+from llmserve.gateway.admission import OpenRequest, limit_refusal
 from llmserve.generation import FinishReason
 from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
 from llmserve.states import RequestState
@@ -62,7 +62,7 @@ def failure(opened: OpenRequest, result: AnswerResult) -> ApiRefusal | None:
     if result.state is RequestState.DONE:
         return None
     if result.refusal is not None:
-        return refused(result.refusal)
+        return limit_refusal(result.refusal)
     if 400 <= result.engine_status < 500:
         return ApiRefusal(result.engine_status, result.sentence, "engine_refused")
     if result.state is RequestState.FAILED:

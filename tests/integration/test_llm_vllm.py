@@ -418,11 +418,13 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
     """The third engine process, vLLM's worker, ends with the core."""
     served.site.until(lambda: served.ready() == 2, "both replicas have loaded")
     prompts = [f"{PROMPT} node {number}" for number in range(4)]
-    fields = {**FIELDS, "max_tokens": 300, "extra_body": {"ignore_eos": True}}
-    texts = [
-        served.client.completions.create(**fields, prompt=prompt).choices[0].text
-        for prompt in prompts
-    ]
+    fields = {**FIELDS, "max_tokens": 150, "extra_body": {"ignore_eos": True}}
+
+    def text_of(prompt: str) -> str:
+        return served.client.completions.create(**fields, prompt=prompt).choices[0].text
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        texts = list(pool.map(text_of, prompts))
     streams = [
         iter(served.client.completions.create(**fields, prompt=prompt, stream=True))
         for prompt in prompts

@@ -65,8 +65,12 @@ SLOW = (
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
     rooms = [Path(__file__).parent / room for room in SLOW]
+    slow_path = {
+        path: any(path.is_relative_to(room) for room in rooms)
+        for path in {item.path for item in items}
+    }
     for item in items:
-        if any(item.path.is_relative_to(room) for room in rooms):
+        if slow_path[item.path]:
             item.add_marker(pytest.mark.slow)
         if "any_seed" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.any_seed)
@@ -80,6 +84,18 @@ def pytest_collection_modifyitems(items):
     items[:] = [item for name in deal(sizes, slow, workers) for item in modules[name]]
 
 
+_frozen_modules = 0
+"""Number of modules when objects were frozen last."""
+MANY_MODULES = 100
+"""So many more are worth to be frozen, too."""
+
+
+def _freeze():
+    global _frozen_modules
+    gc.freeze()
+    _frozen_modules = len(sys.modules)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """What importing and collecting the tests makes lives until the end: nobody looks for garbage
@@ -89,7 +105,7 @@ def pytest_collection():
     try:
         return (yield)
     finally:
-        gc.freeze()
+        _freeze()
         gc.enable()
         # A daemon that starts in this process would have all of it searched, too.
         if daemon := sys.modules.get("malletrain.daemon.main"):
@@ -116,8 +132,14 @@ def pytest_runtest_teardown(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logfinish():
-    """Logging as a daemon that starts in this process configures it ends with the test."""
+    """Logging as a daemon that starts in this process configures it ends with the test. What a test
+    has imported lives until the end, as what was collected does: torch's compiler alone, which the
+    first optimizer imports, doubles what every search for garbage goes through.
+    """
     structlog.reset_defaults()
+    if len(sys.modules) > _frozen_modules + MANY_MODULES:
+        gc.collect()
+        _freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.step_breakdown import NAMED, Injection, drawn, run
 from malletrain.render.step_times import sentence
 from tests.integration.embedded import site
+from tests.selection import every_change
 
 
 def test_injections_follow_from_the_seed():
@@ -17,18 +18,25 @@ def test_injections_follow_from_the_seed():
 
 
 @pytest.mark.slow
-def test_the_right_cause_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "causes",
+    [
+        pytest.param(("one-loader", "disk"), id="few"),
+        pytest.param(tuple(NAMED), id="all", marks=pytest.mark.thorough),
+    ],
+)
+def test_the_right_cause_is_named(tmp_path, causes):
     """The delays are several times what anything else takes, on a busy machine too."""
     pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=2) as embedded:
-        for cause in NAMED:
+        for cause in causes:
             result = run(embedded, Injection(cause, 0.3, 1), steps=25)
             assert result.right, result
             assert sentence(result.shares)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cause", ["loader", "rank"])
+@pytest.mark.parametrize("cause", every_change(["loader", "rank"], "rank"))
 def test_the_right_cause_is_named_in_live_mode(tmp_path, cause):
     pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=2) as embedded:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.selection import every_change
+
 AT_SUBMISSION = {
     "a wrong path": ("fashin.py", ["no script", "fashin.py", "give the path of a Python file"]),
     "no nodes": ("--nodes 0:4 fashion.py", ["0 nodes at least", "1 <= MIN <= MAX"]),
@@ -69,9 +71,18 @@ what ``malletrain show`` has.
 """
 
 
+EVERY_CHANGE = ("argument", "sampled", "memory")
+"""A mistake of the command line, one of the script, and one of the machine."""
+
+
 @pytest.fixture(scope="module")
-def student(person):
-    """A user with a daemon who has submitted all the mistakes."""
+def student(request, person):
+    """A user with a daemon who has made all the mistakes that this run has a test of."""
+    mistakes = {
+        item.callspec.params.get("mistake")
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
     for name, text in SCRIPTS.items():
         person.writes(name, text)
     fashion = (person.work / "fashion.py").read_text()
@@ -80,7 +91,8 @@ def student(person):
     person.writes("swept.py", swept.replace("    snapshot.restore()\n", HELD, 1))
     person.writes("go", "")
     person.starts_a_daemon(tries=1)
-    for name, (rest, _) in ON_THE_NODE.items():
+    for name in ON_THE_NODE.keys() & mistakes:
+        rest, _ = ON_THE_NODE[name]
         output = person.types(f"malletrain submit --no-profile --name {name} {rest}")
         assert output.status == 0, output.text
     return person
@@ -96,7 +108,7 @@ def test_told_at_submission(student, mistake):
         assert word in output.text
 
 
-@pytest.mark.parametrize("mistake", ON_THE_NODE)
+@pytest.mark.parametrize("mistake", every_change(ON_THE_NODE, *EVERY_CHANGE))
 def test_told_by_the_job(student, mistake):
     _, words = ON_THE_NODE[mistake]
     assert student.types(f"malletrain wait {mistake}").status == 1

@@ -28,7 +28,13 @@ def trial(site: PbsSite) -> list[tuple[bool, str]]:
     return steps
 
 
-@pytest.mark.parametrize("lines", ["", SLOTS], ids=["hosts", "slots"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param("", id="hosts"),
+        pytest.param(SLOTS, id="slots", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_lease_of_pbs_is_taken_to_its_end_beside_a_daemon(tmp_path, lines):
     with pbs_site(tmp_path, hosts=2, lines=lines) as site:
         main = site.pbs.submit("sleep 600", "-l", "walltime=00:30:00")

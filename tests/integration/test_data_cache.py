@@ -91,7 +91,7 @@ def trained(work) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["restart", "live"])
+@pytest.mark.parametrize("mode", [pytest.param("restart", marks=pytest.mark.thorough), "live"])
 def test_samples_stay_in_memory_while_nodes_come_and_go(tmp_path, mode):
     pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=3) as embedded:

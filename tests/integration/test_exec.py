@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -45,10 +44,18 @@ SLEEPER = "import os, time; print(os.getpid(), flush=True); time.sleep(3600)"
 
 
 @pytest.fixture(scope="module")
-def at_work(tmp_path_factory):
-    """A site with a job on two nodes."""
+def made(tmp_path_factory):
+    """A site of two nodes."""
     with site(tmp_path_factory.mktemp("exec"), nodes=2) as made:
-        yield made, run_job(made)
+        yield made
+
+
+@pytest.fixture
+def at_work(made):
+    """That site with a job on both nodes: one for the tests of the module, until a test ends it."""
+    with made.client() as client:
+        jobs = [job.id for job in client.jobs() if job.ended is None]
+    return made, jobs[0] if jobs else run_job(made)
 
 
 def run_job(made, count=2, **spec):
@@ -237,35 +244,33 @@ def ended(client):
     return client.returncode, errors.decode()
 
 
-def test_a_command_ends_with_its_node_and_with_its_job(shared):
-    job = run_job(shared)
-    client, process = sleeper(shared, job, "--node", "n1")
-    shared.agents()["n1"].kill()
+def test_kill_9_of_the_daemon_is_a_sentence_and_no_hang(at_work):
+    made, job = at_work
+    client, process = sleeper(made, job)
+    made.kill_daemon()
+    code, sentence = ended(client)
+    assert code == 255
+    assert "went away" in sentence
+    made.start_daemon()
+    until(lambda: gone(process), "the agent has killed it")
+    made.until(lambda: made.events("job-adopted", job), "the job goes on")
+    assert len(made.workers(made.work / "waits.py")) == 2
+
+
+def test_a_command_ends_with_its_node_and_with_its_job(at_work):
+    made, job = at_work
+    client, process = sleeper(made, job, "--node", "n1")
+    made.agents()["n1"].kill()
     code, sentence = ended(client)
     assert code == 255
     assert re.search(r"n1|interrupted", sentence), sentence
     until(lambda: gone(process), "it has ended")
 
-    shared.until(lambda: len(shared.job(job).nodes) == 2, "the job has two nodes again")
-    shared.until(lambda: len(shared.workers(shared.work / "waits.py")) == 2, "its workers run")
-    client, process = sleeper(shared, job)
-    with shared.client() as connection:
+    made.until(lambda: len(made.job(job).nodes) == 2, "the job has two nodes again")
+    made.until(lambda: len(made.workers(made.work / "waits.py")) == 2, "its workers run")
+    client, process = sleeper(made, job)
+    with made.client() as connection:
         connection.cancel([job])
     code, sentence = ended(client)
     assert (code, "has left" in sentence) == (255, True), sentence
     until(lambda: gone(process), "it has ended")
-
-
-def test_kill_9_of_the_daemon_is_a_sentence_and_no_hang(shared):
-    job = run_job(shared)
-    client, process = sleeper(shared, job)
-    shared.kill_daemon()
-    code, sentence = ended(client)
-    assert code == 255
-    assert "went away" in sentence
-    shared.start_daemon()
-    until(lambda: gone(process), "the agent has killed it")
-    shared.until(lambda: len(shared.job(job).nodes) == 2, "the job goes on")
-    with contextlib.suppress(FileNotFoundError):
-        shared.script("stop", "")
-    shared.until_state(job, "completed")

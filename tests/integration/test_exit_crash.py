@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.selection import every_change
+
 PREPARED = """
 import atexit, ctypes, os
 libc, cpp = ctypes.CDLL(None), ctypes.CDLL("libstdc++.so.6")
@@ -49,13 +51,9 @@ JOBS = {
     "live": (PREPARED + LIVE, {"mode": "live"}),
     "live-handler": (PREPARED + IN_HANDLER + LIVE, {"mode": "live"}),
 }
-ORDINARY = ("restart-handler", "cold-handler")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind in ORDINARY else pytest.mark.thorough) for kind in JOBS],
-)
+@pytest.mark.parametrize("kind", every_change(JOBS, "restart-handler"))
 def test_a_job_that_crashes_after_its_end_is_completed(shared, kind):
     text, options = JOBS[kind]
     script = shared.script("train.py", text)

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.installed import Installed
 from tests.integration.test_main_job import STEADY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 WHY = "No module named 'malletrain'"
 
 

@@ -197,13 +197,13 @@ def test_a_lost_node_and_a_killed_launcher_lose_no_task(shared):
 
 
 def test_a_killed_daemon_loses_no_task(shared):
-    job = farms.submit(shared, farms.APPEND + "; sleep 0.02", farms.numbered(300))
-    for count in (20, 100, 200):
+    job = farms.submit(shared, farms.APPEND + "; sleep 0.02", farms.numbered(150))
+    for count in (20, 80):
         shared.until(lambda count=count: len(farms.runs(shared)) >= count, f"{count} tasks")
         shared.kill_daemon()
         shared.start_daemon()
     shared.until_state(job, "completed")
-    assert farms.runs(shared) == dict.fromkeys(range(300), 1)
+    assert farms.runs(shared) == dict.fromkeys(range(150), 1)
 
 
 def test_a_preempted_node_gives_its_tasks_back(shared):

@@ -17,6 +17,8 @@ OF_THE_DAEMON = (
     *(P.DAEMON_HANDS_OUT, P.DAEMON_COUNTS, P.DAEMON_SAVED, P.DAEMON_SENT, P.DAEMON_ENDS_FARM),
 )
 FARM_POINTS = (*OF_THE_DAEMON, P.TASK_ENDED, P.TASK_RENAMED)
+FEW = (P.DAEMON_COUNTS, P.TASK_ENDED)
+"""In every check: one at which the daemon is killed, and one of the launcher."""
 TASKS = 12
 
 
@@ -36,8 +38,12 @@ def faulty(tmp_path):
         made.stop()
 
 
-def test_each_task_is_done_once_whatever_is_killed(faulty):
-    for point in FARM_POINTS:
+@pytest.mark.parametrize(
+    "points",
+    [pytest.param(FEW, id="few"), pytest.param(FARM_POINTS, id="all", marks=pytest.mark.thorough)],
+)
+def test_each_task_is_done_once_whatever_is_killed(faulty, points):
+    for point in points:
         name, work = point.name, faulty.work
         command = (
             f"until test -e {name}.go; do sleep 0.05; done; "

@@ -69,7 +69,8 @@ def test_a_worker_that_hangs_is_told_with_its_stack_and_started_again(tmp_path):
         embedded.stop()
 
 
-@pytest.mark.parametrize("kind", ["live", pytest.param("sharded", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["live", "sharded"])
 def test_a_deadlocked_collective_of_live_workers_costs_no_sample(tmp_path, kind):
     """One of two ranks waits for ever and the other for it: both are told to give the step up. The
     one that cannot is started again and gets the state from the other.

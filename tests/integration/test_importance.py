@@ -91,7 +91,7 @@ def undisturbed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["restart", "live"])
+@pytest.mark.parametrize("mode", ["restart", pytest.param("live", marks=pytest.mark.thorough)])
 def test_each_draw_is_trained_on_once_while_nodes_come_and_go(tmp_path, mode):
     torch = pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=3) as embedded:

@@ -195,6 +195,7 @@ def test_a_search_loses_no_sample_and_a_later_job_begins_with_what_it_found(tmp_
         assert not embedded.events("layout-changed", later)
 
 
+@pytest.mark.thorough
 @needs_two_cores
 def test_a_daemon_that_is_killed_in_the_middle_goes_on_with_the_search(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
@@ -213,6 +214,7 @@ def test_a_daemon_that_is_killed_in_the_middle_goes_on_with_the_search(tmp_path)
         assert not embedded.events("workers-failed", job)
 
 
+@pytest.mark.thorough
 @needs_two_cores
 def test_a_node_that_is_taken_in_the_middle_costs_no_sample(tmp_path):
     with site(tmp_path / "site", nodes=2) as embedded:
@@ -241,6 +243,7 @@ def test_a_sharded_model_is_sharded_anew_for_each_layout(tmp_path):
         assert not embedded.events("layout-failed", job)
 
 
+@pytest.mark.thorough
 @needs_two_cores
 def test_a_live_job_is_started_again_from_its_snapshot_for_each_layout(tmp_path):
     with site(tmp_path / "site", nodes=2) as embedded:
@@ -255,6 +258,7 @@ def test_a_live_job_is_started_again_from_its_snapshot_for_each_layout(tmp_path)
         assert not embedded.events("workers-failed", job)
 
 
+@pytest.mark.thorough
 @needs_two_cores
 def test_a_layout_in_which_the_script_fails_is_dropped_and_costs_no_try(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
@@ -268,6 +272,7 @@ def test_a_layout_in_which_the_script_fails_is_dropped_and_costs_no_try(tmp_path
         assert not embedded.events("workers-failed", job)
 
 
+@pytest.mark.thorough
 def test_batches_of_each_process_keep_the_number_of_processes(tmp_path):
     with site(tmp_path / "site", nodes=1) as embedded:
         job = submit(embedded, "own")

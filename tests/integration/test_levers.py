@@ -11,7 +11,7 @@ import pytest
 
 from malletrain.client import ClientError
 from tests.integration.embedded import site
-from tests.integration.web_page import CHATTY, COLD
+from tests.integration.faults import SERVICE
 
 
 def command_line(made, *words):
@@ -51,11 +51,11 @@ def nodes(made):
 
 
 def test_operators_pause_drain_and_exclude(tmp_path):
-    with site(tmp_path, nodes=2, config=COLD) as made:
+    with site(tmp_path, nodes=2) as made:
         output = command_line(made, "pause", "--why", "a look at the network")
         assert output.startswith("Nothing new is leased")
-        script, stop = made.script("chatty.py", CHATTY), made.work / "stop"
-        job = made.submit(script, str(stop), "loss", nodes=(1, 2), profile=False)
+        script, curve = made.script("service.py", SERVICE), {"1": 10.0, "2": 20.0}
+        job = made.submit(script, nodes=(1, 2), mode="service", curve=curve, profile=False)
         polled(made)
         assert made.events("lease-requested") == []
         assert "a look at the network" in command_line(made, "status")
@@ -98,5 +98,6 @@ def test_operators_pause_drain_and_exclude(tmp_path):
                 do(made, "drain", **wrong)
         with pytest.raises(ClientError, match="pause was not there"):
             do(made, "resume")
-        stop.touch()
-        made.until_state(job, "completed")
+        with made.client() as client:
+            client.cancel([job])
+        made.until_state(job, "cancelled")

@@ -18,7 +18,7 @@ from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
 
 from tests.integration.embedded import Site, site
 
-LINES = 300
+LINES = 150
 ENGINE = (*PROFILES["simulated"], "--step-s", "0.02")
 
 

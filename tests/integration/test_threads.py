@@ -27,24 +27,33 @@ run = elastic.Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=
 """
 )
 DEFAULT = max(1, allowed_cores() // 2)
-CASES = (
+EACH_MODE = (
+    ("restart", (), {"OMP_NUM_THREADS": "5"}, 5),
+    ("live", (), {}, DEFAULT),
+)
+FURTHER = (
     ("restart", (), {}, DEFAULT),
     ("restart", (), {"MALLETRAIN_PRELOAD": "0"}, DEFAULT),
-    ("restart", (), {"OMP_NUM_THREADS": "5"}, 5),
     ("restart", ("3",), {}, 3),
-    ("live", (), {}, DEFAULT),
 )
 
 
 @pytest.mark.slow
-def test_threads_are_the_cores_by_the_processes_and_what_a_user_says_counts(tmp_path):
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(EACH_MODE, id="each mode"),
+        pytest.param(FURTHER, id="further", marks=pytest.mark.thorough),
+    ],
+)
+def test_threads_are_the_cores_by_the_processes_and_what_a_user_says_counts(tmp_path, cases):
     pytest.importorskip("torch")
     with site(tmp_path / "site", nodes=1) as embedded:
         scripts = {
             "restart": embedded.script("note.py", NOTE),
             "live": embedded.script("note_live.py", LIVE),
         }
-        for mode, arguments, env, threads in CASES:
+        for mode, arguments, env, threads in cases:
             job = embedded.submit(
                 scripts[mode],
                 *arguments,

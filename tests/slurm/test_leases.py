@@ -22,6 +22,7 @@ from scavenger.interface import LeaseRequest, LeaseState
 from scavenger.slurm.job import SlurmLeaseOptions
 from scavenger.slurm.scavenger import SlurmScavenger
 from scavenger.slurm.source import asking_environment
+from tests.selection import every_change
 from tests.waiting import PATIENCE_S
 
 TEMPLATE = (Path(__file__).parents[2] / "jobscripts" / "slurm" / "lease.sh").read_text()
@@ -133,7 +134,10 @@ def test_leases_run_what_they_are_told_and_nothing_else(cluster, root):
     slurm.until(lambda: gaps(one) == ["n1", "n2", "n3", "n4"], "the nodes are gaps again")
 
 
-@pytest.mark.parametrize("controller", ["preempt_send_user_signal", "enable_configless"])
+@pytest.mark.parametrize(
+    "controller",
+    every_change(["preempt_send_user_signal", "enable_configless"], "preempt_send_user_signal"),
+)
 def test_the_signal_of_a_preemption_reaches_the_command_at_once(cluster, root, controller):
     # A lease that ignored its signal would keep its node for an hour.
     slurm = cluster(1, controller=controller, grace=3600)
@@ -223,7 +227,7 @@ def test_a_lease_leaves_for_a_job_that_slurm_plans_on_a_node_that_leaves_for_ano
     assert sum(path.exists() for path in marks.values()) == 3
 
 
-@pytest.mark.parametrize("what", ["drained", "reserved"])
+@pytest.mark.parametrize("what", every_change(["drained", "reserved"], "reserved"))
 def test_leases_leave_nodes_that_are_drained_or_reserved(cluster, root, what):
     slurm = cluster(2, grace=3600)
     one = scavenger(slurm)

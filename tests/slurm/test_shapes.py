@@ -11,6 +11,7 @@ import pytest
 
 from scavenger.batch.groups import leases_in
 from scavenger.interface import LeaseRequest, LeaseState
+from tests.selection import every_change
 from tests.slurm.test_leases import LEAVE, gaps, scavenger, states
 
 SHAPES = ("array", "block")
@@ -138,7 +139,7 @@ def test_what_a_preemption_takes(cluster, root, shape, go):
     slurm.until(lambda: not slurm.leases(), "nothing is left")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", every_change(SHAPES, "block"))
 def test_one_of_them_is_asked_to_leave(cluster, root, shape):
     slurm = cluster(3, grace=3600)
     one = shared(slurm, shape)
@@ -152,7 +153,7 @@ def test_one_of_them_is_asked_to_leave(cluster, root, shape):
     slurm.until(lambda: not slurm.leases(), "nothing is left")
 
 
-@pytest.mark.parametrize("shape", [pytest.param("array", marks=pytest.mark.thorough), "block"])
+@pytest.mark.parametrize("shape", every_change(SHAPES, "block"))
 def test_what_cannot_be_had_at_once_keeps_nothing_waiting(cluster, root, shape):
     slurm = cluster(3, grace=20)
     one = shared(slurm, shape, start_within_s=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.selection import every_change
 from tests.zoo.cases import Zoo
 from tests.zoo.catalogue import SCRIPTS
 from tests.zoo.worker import preload
@@ -32,7 +33,7 @@ SAMPLE = (
     ("live/scheduled_first_live", "grow", "tail of 1"),
 )
 """Script, change and boundary; most were wrong there."""
-LONG = (
+FURTHER = (
     "restart/fit_mlflow",
     "restart/trainer_wandb",
     "restart/lightning_reports/saved_by_step",
@@ -40,15 +41,21 @@ LONG = (
     "restart/hugging_face_reports/cooled",
     "restart/lightning_reports/epoch_means",
     "restart/lightning_reports/swa",
+    "restart/reports/warm_up_around",
+    "restart/epoch_sums",
+    "restart/accelerate_cut_short",
+    "live/weights_and_biases",
+    "live/teacher_first_live",
+    "live/scheduled_first_live",
 )
-CASES = [
-    pytest.param(*case, marks=pytest.mark.thorough if case[0] in LONG else ()) for case in SAMPLE
-]
+"""Those marked ``thorough``: long, or beside another one of their mode and library."""
+CASES = every_change(SAMPLE, *(case for case in SAMPLE if case[0] not in FURTHER))
 
 
 @pytest.fixture(scope="module")
-def zoo(tmp_path_factory):
-    scripts = [SCRIPTS[name] for name, *_ in SAMPLE]
+def zoo(request, tmp_path_factory):
+    selected = [item for item in request.session.items if item.path == request.path]
+    scripts = [SCRIPTS[item.callspec.params["script"]] for item in selected]
     preload(*{each.target.partition(":")[0] for each in scripts if not each.missing})
     return Zoo(tmp_path_factory.mktemp("zoo"))
 

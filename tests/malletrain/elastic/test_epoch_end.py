@@ -14,6 +14,7 @@ import pytest
 from tests.malletrain.elastic import epoch_scripts
 from tests.malletrain.elastic.conductor import Conductor, conducted
 from tests.malletrain.elastic.epoch_scripts import BATCH, EPOCHS, LOOKS, STEPS
+from tests.selection import every_change
 
 
 def events(folder: Path, kind: str) -> list[dict]:
@@ -62,8 +63,15 @@ def check(folder: Path, undisturbed: list[float]) -> None:
         assert {tuple(e["sums"]) for e in ends} == {(float(size),) * 9}
 
 
-@pytest.mark.parametrize("number", [STEPS - 1, STEPS, STEPS + 1])
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    every_change(
+        [(n, *c) for n in (STEPS - 1, STEPS, STEPS + 1) for c in ((1, 2), (2, 1), (2, 3))],
+        (STEPS - 1, 1, 2),
+        (STEPS, 2, 1),
+        (STEPS + 1, 2, 3),
+    ),
+)
 def test_a_planned_change_around_the_end_of_an_epoch(tmp_path, undisturbed, number, before, after):
     """All are checked in before step ``number``, so that this step is the last of its group."""
     with conducted(tmp_path, epoch_scripts.train, str(tmp_path), {"gates": [number]}) as c:
@@ -119,8 +127,14 @@ def test_an_evaluation_outlives_the_loss_of_a_peer(tmp_path, undisturbed):
     assert evaluated == {0: 2, 1: 1, 2: 1}, "rank 1 was lost before the end of epoch 0"
 
 
-@pytest.mark.parametrize("lost", range(EPOCHS))
-@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "replaced"),
+    every_change(
+        [(epoch, replaced) for epoch in range(EPOCHS) for replaced in (False, True)],
+        (0, True),
+        (EPOCHS - 1, False),
+    ),
+)
 def test_what_rank_0_had_to_do_after_an_epoch_is_done_when_it_is_lost(
     tmp_path, undisturbed, lost, replaced
 ):
@@ -141,7 +155,9 @@ def test_what_rank_0_had_to_do_after_an_epoch_is_done_when_it_is_lost(
     assert sum(samples.values()) == STEPS * BATCH + BATCH, "the last step comes again"
 
 
-@pytest.mark.parametrize("collective", epoch_scripts.COLLECTIVES)
+@pytest.mark.parametrize(
+    "collective", every_change(epoch_scripts.COLLECTIVES, next(iter(epoch_scripts.COLLECTIVES)))
+)
 def test_a_collective_that_only_a_joiner_calls_never_meets_a_step(tmp_path, collective):
     """The error of each rank says where both are."""
     script = epoch_scripts.own_collective

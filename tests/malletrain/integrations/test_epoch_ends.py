@@ -14,6 +14,7 @@ from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net, Numbers
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
 from tests.malletrain.training.worker_side import as_plain_script
+from tests.selection import every_change
 
 pytestmark = pytest.mark.slow
 
@@ -435,7 +436,9 @@ def test_states_of_accelerate_are_saved_after_the_epochs_end(tmp_path, monkeypat
                 assert names == ["checkpoint_1", "checkpoint_2"]
 
 
-@pytest.mark.parametrize(("dies_in", "logged"), [(9, 9), ("end of epoch 1", 14)])
+@pytest.mark.parametrize(
+    ("dies_in", "logged"), every_change([(9, 9), ("end of epoch 1", 14)], ("end of epoch 1", 14))
+)
 def test_a_state_that_the_script_saves_before_its_schedules_step_is_completed(
     tmp_path, monkeypatch, dies_in, logged
 ):
@@ -490,7 +493,7 @@ def accumulated(folder, saves_after=0, dies_after=0):
     return model.layer.weight.detach().clone()
 
 
-@pytest.mark.parametrize("saves_after", [3, 4])
+@pytest.mark.parametrize("saves_after", every_change([3, 4], 3))
 def test_a_state_asked_for_between_micro_batches_is_saved_after_their_step(
     tmp_path, monkeypatch, saves_after, capsys
 ):

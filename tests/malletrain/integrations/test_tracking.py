@@ -18,6 +18,7 @@ from tests.malletrain.integrations import rescaled
 from tests.malletrain.integrations.samples import Net
 from tests.malletrain.integrations.test_checkpoints import StopAt, Stopped
 from tests.malletrain.training.worker_side import as_plain_script
+from tests.selection import every_change
 from tests.tracked import wandb_rows
 
 pytestmark = pytest.mark.slow
@@ -178,7 +179,7 @@ def test_mlflow_goes_on_with_the_run_of_the_job(mlflow, job):
     assert tracking.mlflow_run("trial") != name, "another job's"
 
 
-@pytest.mark.parametrize("stop", [7, 12])
+@pytest.mark.parametrize("stop", every_change([7, 12], 7))
 def test_the_callbacks_of_trainer_log_into_one_run(mlflow, job, tmp_path, stop):
     """MLflow's and TensorBoard's, with a change after a step within an epoch and at its end."""
     pytest.importorskip("transformers", reason="pip install malletrain[integrations]")
@@ -229,7 +230,7 @@ def test_the_callbacks_of_trainer_log_into_one_run(mlflow, job, tmp_path, stop):
     assert [event.step for event in events.Scalars("train/loss")] == steps
 
 
-@pytest.mark.parametrize("stop", [7, 12])
+@pytest.mark.parametrize("stop", every_change([7, 12], 7))
 def test_the_loggers_of_lightning_go_on_with_one_version(job, tmp_path, stop):
     pytest.importorskip("lightning", reason="pip install malletrain[integrations]")
     import lightning.pytorch as pl

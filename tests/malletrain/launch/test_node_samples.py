@@ -100,6 +100,7 @@ def close(cluster):
             shutil.rmtree(leftover)
 
 
+@pytest.mark.thorough
 def test_nodes_of_a_round_share_their_samples_and_the_next_job_finds_them(tmp_path):
     cluster = Cluster(tmp_path, ("n0", "n1"), script=RESTART)
     try:

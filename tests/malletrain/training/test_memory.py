@@ -13,6 +13,7 @@ import pytest
 from malletrain.memory.folder import SHARED_MEMORY, MemoryFolder, bytes_below, private_folder
 from malletrain.memory.keeper import Keeper
 from tests.malletrain.training.many_ranks import Ranks
+from tests.selection import every_change
 
 pytestmark = pytest.mark.slow
 
@@ -129,8 +130,10 @@ def test_a_loss_without_notice_goes_back_to_the_newest_replica(ranks, nodes, kin
     assert after[0]["on disk"] == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("hand_over", [1000, pytest.param(1 << 30, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("hand_over", "kind"),
+    every_change([(h, kind) for h in (1000, 1 << 30) for kind in KINDS], (1000, "whole")),
+)
 def test_what_cannot_be_handed_over_in_time_has_a_copy_without_being_asked(
     ranks, nodes, kind, hand_over
 ):

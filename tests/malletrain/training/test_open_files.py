@@ -4,9 +4,11 @@ killed after it.
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -54,6 +56,24 @@ def test_files_of_all_kinds_are_written_out(tmp_path, mode):
         assert path.read_bytes() == b""
         drain.flush()
         assert path.read_bytes() == b"row"
+
+
+class Rows(io.TextIOWrapper):
+    """A kind of files of the script's own."""
+
+
+def test_files_of_a_kind_that_the_script_has_made_are_written_out(tmp_path):
+    with Rows((tmp_path / "rows").open("wb")) as file:
+        file.write("row")
+        drain.flush()
+        assert (tmp_path / "rows").read_bytes() == b"row"
+
+
+def test_a_file_without_a_name_is_left_alone():
+    with tempfile.TemporaryFile() as file:
+        file.write(b"row")
+        drain.flush()
+        assert os.fstat(file.fileno()).st_size == 0
 
 
 def test_a_pipe_is_left_alone_whose_reader_may_not_read():

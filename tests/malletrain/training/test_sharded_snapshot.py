@@ -46,13 +46,20 @@ def test_the_loss_over_2_4_and_3_ranks_is_that_of_an_undisturbed_run(ranks, tmp_
     assert losses == pytest.approx(undisturbed["losses"], rel=1e-5)
 
 
-def test_one_state_in_every_layout(ranks, tmp_path):
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(((3, "fsdp"), (1, "whole")), id="few"),
+        pytest.param(((2, "fsdp"), (5, "fsdp")), id="more", marks=pytest.mark.thorough),
+    ],
+)
+def test_one_state_in_every_layout(ranks, tmp_path, layouts):
     """HSDP on 4 ranks, FSDP on 3, one rank with the whole model, FSDP on 2, more ranks than some
     tensors have rows.
     """
     path = str(tmp_path / "x.pt")
     state = ranks.run(4, "run", path=path, kind="hsdp", steps=2, save=True, layers=1)[0]["after"]
-    for world, kind in ((3, "fsdp"), (1, "whole"), (2, "fsdp"), (5, "fsdp")):
+    for world, kind in layouts:
         records = ranks.run(world, "run", path=path, kind=kind, save=True, seed=5, layers=1)
         assert all(each["restored"] and each["saved"] for each in records)
         assert all(each["before"] == state for each in records), (world, kind)

@@ -3,8 +3,8 @@
 A job loses a node when the first gap of its nodes ends. The gaps of one cohort end together, those
 of different cohorts independently of each other, so the rates at which cohorts end add up to the
 rate of the job's losses. :mod:`scavenger.horizon` forecasts the rate of each gap.
-:mod:`malletrain.training.pace`, in the training process, knows the cost of a snapshot and decides
-how often it saves. A forecast is sent when it has changed by a quarter.
+:mod:`malletrain.training.snapshot_pace`, in the training process, knows the cost of a snapshot and
+decides how often it saves. A forecast is sent when it has changed by a quarter.
 """
 
 from __future__ import annotations

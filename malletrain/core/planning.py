@@ -29,7 +29,7 @@ from allocator import (
     solve,
 )
 from malletrain.core.pools import class_counts, class_of, is_of_class, owner_of
-from malletrain.core.reread import with_reread
+from malletrain.core.reread_costs import with_reread
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.start_costs import LastingNodes, StartCost, StartTerms
 from malletrain.core.trainers import Trainer

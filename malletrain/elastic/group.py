@@ -27,8 +27,8 @@ import torch.distributed as dist
 from malletrain.elastic import rates, sockets
 from malletrain.elastic.checkin import RoundStore
 from malletrain.elastic.errors import ElasticError, Interrupted, MismatchError
-from malletrain.elastic.invited import StepWishes
 from malletrain.elastic.link import Place
+from malletrain.elastic.step_exchange import StepWishes
 from malletrain.protocol import env
 from malletrain.training.step_times import counted_as
 from malletrain.training.torch_private import (

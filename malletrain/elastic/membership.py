@@ -27,10 +27,10 @@ from typing import NoReturn
 from malletrain.elastic.checkin import CheckIn, RoundStore
 from malletrain.elastic.errors import Interrupted, is_peer_loss
 from malletrain.elastic.group import Group, library_collectives
-from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place, connect
 from malletrain.elastic.parallel import Parallel
 from malletrain.elastic.state_policy import state_policy
+from malletrain.elastic.step_exchange import Invited
 from malletrain.elastic.training import Training
 from malletrain.protocol import env
 from malletrain.protocol.fault_points import FaultPoint, reached

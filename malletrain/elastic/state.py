@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from malletrain.elastic.joiner_memory import Rooms
 from malletrain.elastic.module_modes import modes_of, set_modes
-from malletrain.elastic.rooms import Rooms
 from malletrain.training import rng
 from malletrain.training.objects import ModuleNumbers, check_object, load_state, state_of, unwrapped
 from malletrain.training.snapshot_file import SnapshotError

@@ -28,12 +28,12 @@ import torch.distributed as dist
 from malletrain.elastic import group as groups
 from malletrain.elastic import transfer
 from malletrain.elastic.group import PLAIN_BACKEND, Group, rehearse
-from malletrain.elastic.invited import Invited
 from malletrain.elastic.link import Place
 from malletrain.elastic.sharded import rehearsal
 from malletrain.elastic.sharded import sharing as shards
 from malletrain.elastic.sharded.assignment import StatePart, best_order
 from malletrain.elastic.sharded.training import ShardedTraining
+from malletrain.elastic.step_exchange import Invited
 from malletrain.elastic.training import Standing, Training
 from malletrain.training.torch_private import adopt_backend
 

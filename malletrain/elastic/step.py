@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from malletrain.elastic import changed_objects, rates
-from malletrain.elastic.belongs import Optimizers
 from malletrain.elastic.changed_objects import ChangedObjects
 from malletrain.elastic.errors import ElasticError, Interrupted, is_peer_loss
 from malletrain.elastic.group import library_collectives
-from malletrain.elastic.invited import StepWishes
 from malletrain.elastic.membership import GroupMembership, start_again
+from malletrain.elastic.step_exchange import StepWishes
+from malletrain.elastic.trained_objects import Optimizers
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report
 

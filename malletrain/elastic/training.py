@@ -39,7 +39,7 @@ import torch
 from malletrain.elastic.background import BackgroundSnapshot
 from malletrain.elastic.errors import ElasticError
 from malletrain.elastic.group import Group
-from malletrain.elastic.rooms import describe_tensors
+from malletrain.elastic.joiner_memory import describe_tensors
 from malletrain.elastic.state import Holder
 from malletrain.memory.folder import available, bound
 from malletrain.training import report
@@ -534,7 +534,9 @@ class Training:
             report.report(self._discarded_samples)
 
     def for_joiners(self) -> str:
-        """Returns the tensors for which joiners need memory (:mod:`malletrain.elastic.rooms`)."""
+        """Returns the tensors for which joiners need memory
+        (:mod:`~malletrain.elastic.joiner_memory`).
+        """
         return describe_tensors(self.optimizers) if self.has_state else "[]"
 
     def make_room(self, data: str) -> None:

@@ -30,7 +30,7 @@ from typing import Literal
 from allocator import RescaleCost
 from malletrain.core import defaults
 from malletrain.sim.workloads import SimJob, WorkloadError
-from malletrain.training.pace import snapshot_every
+from malletrain.training.snapshot_pace import snapshot_every
 
 Semantics = Literal["freetrain", "real"]
 Mode = Literal["restart", "live"]

@@ -1,5 +1,5 @@
-"""Stores metrics over time in the database. :mod:`malletrain.core.thinning` decides which values
-are kept.
+"""Stores metrics over time in the database. :mod:`malletrain.core.downsampling` decides which
+values are kept.
 """
 
 from __future__ import annotations

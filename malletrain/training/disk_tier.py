@@ -11,7 +11,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from malletrain.training import choice, owner, report, shard_files, sharded_snapshot, snapshot_file
+from malletrain.training import (
+    owner,
+    report,
+    shard_files,
+    sharded_snapshot,
+    snapshot_choice,
+    snapshot_file,
+)
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.side_group import Team
 from malletrain.training.snapshot_file import DamagedSnapshotError, SnapshotError
@@ -128,14 +135,16 @@ class DiskTier:
                 return payload, name
             self._bad[name] = problem
 
-    def _newest(self, path: str, check: choice.Check) -> tuple[dict[str, Any] | None, str]:
+    def _newest(self, path: str, check: snapshot_choice.Check) -> tuple[dict[str, Any] | None, str]:
         rank, world = rank_and_world()
-        store = choice.group_store() if world > 1 else None
+        store = snapshot_choice.group_store() if world > 1 else None
         if store is None:
-            return choice.newest(path, self.keep, check, self._bad)
+            return snapshot_choice.newest(path, self.keep, check, self._bad)
         source = "own" if path == self.path else "wanted"
         key = f"malletrain/snapshot/{self._next_key(source)}"
-        return choice.newest_on_all_ranks(path, self.keep, check, store, key, rank, self._bad)
+        return snapshot_choice.newest_on_all_ranks(
+            path, self.keep, check, store, key, rank, self._bad
+        )
 
     def _next_key(self, source: str) -> str:
         """Return a part of a key that is new in the group's store, and the same on all ranks."""
@@ -148,7 +157,7 @@ class DiskTier:
     def from_rank_0(self, text: str) -> str:
         """Return on all ranks the ``text`` of rank 0. Called on every rank."""
         rank, world = rank_and_world()
-        store = choice.group_store() if world > 1 else None
+        store = snapshot_choice.group_store() if world > 1 else None
         if store is None:
             return text
         key = f"malletrain/text/{self._next_key('rank 0')}"

@@ -45,7 +45,6 @@ from malletrain.training.module_attributes import ModuleAttributes
 from malletrain.training.objects import ModuleNumbers
 from malletrain.training.optimizers import UnsavedOptimizers
 from malletrain.training.outcomes import Attempt, Outcomes
-from malletrain.training.pace import Pace
 from malletrain.training.ranks import rank_and_world
 from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
@@ -53,6 +52,7 @@ from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
 from malletrain.training.side_group import Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
+from malletrain.training.snapshot_pace import Pace
 from malletrain.training.step_end import StepEnd
 from malletrain.training.step_times import counted_as
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from malletrain import __version__
+from malletrain.core.downsampling import MAX_POINTS
 from malletrain.core.events import JobCancelled, JobState
-from malletrain.core.thinning import MAX_POINTS
 from malletrain.daemon.api.changes import (
     JobChanges,
     OperatorActions,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from malletrain.core.reread import reread_s
+from malletrain.core.reread_costs import reread_s
 from malletrain.protocol.views import DataCacheView
 
 MAX_JOBS = 1000

@@ -1,10 +1,10 @@
 """Stores the rows, progress, measurements, metrics and rescale costs of jobs, and deletes those
 that are older than the site's retention time.
 
-Everything here runs within a transaction, so it is saved together with the event that
-caused it. Decides which values of a metric are new: values of one name come from one rank of a
-round, the lowest that reports it, so they form a curve. :mod:`malletrain.core.thinning` decides how
-many are kept.
+Everything here runs within a transaction, so it is saved together with the event that caused it.
+Decides which values of a metric are new: values of one name come from one rank of a round, the
+lowest that reports it, so they form a curve. :mod:`malletrain.core.downsampling` decides how many
+are kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from malletrain.core.downsampling import MAX_POINTS, thinned, width
 from malletrain.core.events import JobState
 from malletrain.core.fabric import Fabric
 from malletrain.core.start_costs import (
@@ -26,7 +27,6 @@ from malletrain.core.start_costs import (
     with_start,
 )
 from malletrain.core.step_times import RankTimes, breakdown
-from malletrain.core.thinning import MAX_POINTS, thinned, width
 from malletrain.daemon.jobs.layout_tuner import LayoutTuner
 from malletrain.daemon.jobs.logsink import delete_old_logs
 from malletrain.daemon.jobs.monitor import JobMonitor, RescaleRecord, SampleCount

@@ -21,7 +21,7 @@ from malletrain.core.events import (
     PriorSuggested,
 )
 from malletrain.core.goodput import stated_batch
-from malletrain.core.reread import differs
+from malletrain.core.reread_costs import differs
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.service_values import ServiceValues
 from malletrain.daemon.engine.state import SiteState

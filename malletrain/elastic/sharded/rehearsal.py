@@ -132,8 +132,8 @@ def _rehearse_change(training: ShardedTraining, mesh: Any, place: Place) -> None
 
 def touch(tensors: Mapping[str, Any], device: torch.device) -> None:
     """Allocate, write and free the memory for this rank's part of ``tensors``. The process keeps
-    freed memory (:func:`malletrain.elastic.rooms.keep_freed`), so its pages are mapped when the
-    part arrives.
+    freed memory (:func:`malletrain.elastic.joiner_memory.keep_freed`), so its pages are mapped when
+    the part arrives.
     """
     local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors.values()]
     rooms = [torch.empty(t.shape, dtype=t.dtype, device=device).fill_(0) for t in local]

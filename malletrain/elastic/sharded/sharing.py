@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from malletrain.elastic.errors import is_peer_loss
 from malletrain.elastic.group import Group
-from malletrain.elastic.invited import Invited, to_wait_for, who_stays
 from malletrain.elastic.module_modes import named_buffers, named_parameters, set_modes
 from malletrain.elastic.sharded import copies, moving
 from malletrain.elastic.sharded.chunks import Chunk, share
@@ -30,6 +29,7 @@ from malletrain.elastic.sharded.model import exchange_parameters, release, saved
 from malletrain.elastic.sharded.training import MODEL, OPTIMIZER, ShardedTraining
 from malletrain.elastic.sharded.transfer_plan import IncompleteStateError, Layout, make_plan
 from malletrain.elastic.state import StateError
+from malletrain.elastic.step_exchange import Invited, to_wait_for, who_stays
 from malletrain.protocol.fault_points import FaultPoint, reached
 from malletrain.training import report, rng
 from malletrain.training.sharded_state import put_together

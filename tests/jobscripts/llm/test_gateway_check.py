@@ -82,8 +82,8 @@ def findings(tmp_path, text: str) -> dict[str, list[tuple[bool | None, str]]]:
         (
             MembersView("j1", 1, (), "", "1-a", "running"),
             False,
-            "Model llama: Service serve is of another user, so its replicas do not answer this "
-            "gateway. Run it as the user who submitted the service.",
+            "Model llama: Service serve belongs to another user, so its replicas do not answer "
+            "this gateway. Run the gateway as the user who submitted the service.",
         ),
     ],
 )

@@ -144,8 +144,8 @@ def test_paths_are_relative_to_the_file(tmp_path):
     [
         ("", "models is missing; set it"),
         ("models = {}", "models: "),
-        ("[models.llama]\n", "models.llama: set job or engines, one of them"),
-        (MODEL + 'engines = ["a:1"]', "models.llama: set job or engines, one of them"),
+        ("[models.llama]\n", "models.llama: set either job or engines"),
+        (MODEL + 'engines = ["a:1"]', "models.llama: set either job or engines"),
         ('[models.llama]\njob = "serve"', "models.llama: set tokenizer, the folder of the model's"),
         (MODEL + "[users.alice]\nshre = 1", "there is no key users.alice.shre; correct or remove"),
         ('listen = "8300"\n' + MODEL, "listen: write an address and a port, .*it is '8300'"),
@@ -153,9 +153,9 @@ def test_paths_are_relative_to_the_file(tmp_path):
         ('url = "javascript:alert(1)"\n' + MODEL, "url: write an address such as "),
         ('policy = "lifo"\n' + MODEL, "policy: Input should be 'fairserve', "),
         ('policy = "rpm"\n' + MODEL, "the policy rpm needs limits.requests_per_minute; set it"),
-        (MODEL + '[shares]\nweights = ["alice"]', 'shares.weights: "alice" is no weight; write'),
-        (MODEL + '[shares]\nweights = ["eve 2"]', 'shares.weights names "eve", who is no user'),
-        (MODEL + '[users."a b"]', 'users: "a b" is no name; use up to 64 letters'),
+        (MODEL + '[shares]\nweights = ["alice"]', 'shares.weights: "alice" is not a weight; write'),
+        (MODEL + '[shares]\nweights = ["eve 2"]', 'shares.weights names "eve", who is not a user'),
+        (MODEL + '[users."a b"]', 'users: "a b" is not a name; use up to 64 letters'),
         (
             MODEL + "[applications.chat]\ninput_tokens = 0\noutput_tokens = 0",
             "applications.chat: input_tokens and output_tokens are both 0",

@@ -83,7 +83,7 @@ def test_a_broken_file_is_a_sentence(tmp_path):
     path = tmp_path / "keys.json"
     path.touch(0o600)
     path.write_text("[{")
-    with pytest.raises(UserKeyError, match=r"is no file of keys: .*Restore it"):
+    with pytest.raises(UserKeyError, match=r"is not a file of keys: .*Restore it"):
         KeyFile(path).list()
 
 

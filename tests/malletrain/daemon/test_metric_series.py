@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from malletrain.core.thinning import MAX_POINTS, thinned
+from malletrain.core.downsampling import MAX_POINTS, thinned
 from malletrain.daemon.jobs.repository import (
     MIN_VALUES_PER_METRIC,
     GrowingSeries,

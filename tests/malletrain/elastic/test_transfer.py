@@ -17,8 +17,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from malletrain.elastic import rooms, transfer
-from malletrain.elastic.rooms import MIN_BYTES, Rooms, describe_tensors, keep_freed
+from malletrain.elastic import joiner_memory, transfer
+from malletrain.elastic.joiner_memory import MIN_BYTES, Rooms, describe_tensors, keep_freed
 from malletrain.elastic.state import Holder
 from tests import waiting
 from tests.draws import cases
@@ -173,8 +173,8 @@ from unittest.mock import MagicMock
 if sys.argv[1] == "keep":
     sys.modules["torch"] = MagicMock()  # which is not what this is about
     sys.path.insert(0, sys.argv[2])
-    import rooms
-    assert rooms.keep_freed()
+    import joiner_memory
+    assert joiner_memory.keep_freed()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 for _ in range(2):
@@ -193,7 +193,7 @@ def _faults_of_a_second_use(what):
     """Page faults when 40 MB are allocated that were freed before, in a process that has freed
     nothing else.
     """
-    argv = [sys.executable, "-c", FAULTS, what, str(Path(rooms.__file__).parent)]
+    argv = [sys.executable, "-c", FAULTS, what, str(Path(joiner_memory.__file__).parent)]
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
 

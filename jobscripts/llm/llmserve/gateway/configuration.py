@@ -62,8 +62,8 @@ def _named(table: dict[str, object]) -> dict[str, object]:
     for name in table:
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f'"{name}" is no name; use up to 64 letters, digits and "_.@-", and begin with a '
-                "letter or digit"
+                f'"{name}" is not a name; use up to 64 letters, digits and "_.@-", and begin with '
+                "a letter or digit"
             )
     return table
 
@@ -79,13 +79,13 @@ class UserSection(_Section):
     """``[users.NAME]``: someone who may have keys."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
-    """Limit of this user, in place of that in ``[limits]``."""
+    """Limit of this user, which replaces that in ``[limits]``."""
 
 
 class ApplicationSection(_Section):
-    """``[applications.NAME]``: what a usual request of an application is, for the policy fairserve.
-    Its weight is that of measured requests, between ``floor`` and ``ceiling`` times the declared
-    service.
+    """``[applications.NAME]``: the typical request of an application, for the policy fairserve. The
+    weight of its requests is measured, and is between ``floor`` and ``ceiling`` times the declared
+    weight.
     """
 
     input_tokens: float = Field(ge=0)
@@ -107,7 +107,7 @@ class ApplicationSection(_Section):
 
 
 class UserSharesSection(_Section):
-    """``[shares]``: what users are due beside each other, as in MalleTrain's configuration."""
+    """``[shares]``: the users' shares of the service, as in MalleTrain's configuration."""
 
     weights: list[str] = []
     """The weight of each user, such as ``["alice 2", "bob 0.5"]``."""
@@ -122,8 +122,8 @@ class UserSharesSection(_Section):
             match = _WEIGHT.fullmatch(text)
             if match is None or not 0 < float(match[2]) <= 1e6 or match[1] in names:
                 raise ValueError(
-                    f'"{text}" is no weight; write each name once and a number above 0, such as '
-                    '"alice 2"'
+                    f'"{text}" is not a weight; write each name once and a number above 0, such '
+                    'as "alice 2"'
                 )
             names.add(match[1])
         return weights
@@ -136,8 +136,8 @@ class UserSharesSection(_Section):
 
 
 class LimitsSection(_Section):
-    """``[limits]``: requests per minute. With the policy fairserve they count under overload only,
-    with rpm always. :data:`POLICIES_OF` names the keys that other policies refuse.
+    """``[limits]``: requests per minute. With the policy fairserve the limit applies only under
+    overload, with rpm always. :data:`POLICIES_OF` has the keys that other policies refuse.
     """
 
     requests_per_minute: int | None = Field(default=None, ge=1)
@@ -152,12 +152,14 @@ class LimitsSection(_Section):
     @model_validator(mode="after")
     def _order(self) -> LimitsSection:
         if self.overload_ends_at > self.overload_begins_at:
-            raise ValueError("overload_ends_at is above overload_begins_at; it must not be")
+            raise ValueError(
+                "overload_ends_at is above overload_begins_at; it must be equal or lower"
+            )
         return self
 
 
 class ModelSection(_Section):
-    """``[models.NAME]``: a model, and where its replicas are: those of a service of MalleTrain, or
+    """``[models.NAME]``: a model and its replicas, which are those of a service of MalleTrain or
     engines with fixed addresses.
     """
 
@@ -166,22 +168,23 @@ class ModelSection(_Section):
     engines: list[str] = []
     """Addresses of engines without a service, ``HOST:PORT`` or ``unix:PATH``."""
     engine_slots: int = Field(default=64, ge=1)
-    """Maximum number of requests at once of each of ``engines``."""
+    """Maximum number of concurrent requests of each of ``engines``."""
     engine_kv_tokens: int = Field(default=65_536, ge=2)
-    """Maximum number of tokens of all its requests."""
+    """Maximum number of tokens of all concurrent requests of an engine."""
     engine_model: str = ""
-    """What the engines call the model; empty: as here."""
+    """Name of the model in the engines; empty: the name of this section."""
     tokenizer: str = ""
     """Folder with the model's tokenizer (Hugging Face); ``simulated``: that of the simulated
-    engine. It has to be set: ids of another model's tokenizer would give wrong answers.
+    engine. It has no default, because the ids of another model's tokenizer would give wrong
+    answers.
     """
     max_request_tokens: int | None = Field(default=None, ge=2)
-    """Maximum of prompt and answer together; absent: what the replicas hold."""
+    """Maximum number of tokens of prompt and answer together; absent: that of the replicas."""
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelSection:
         if bool(self.job) == bool(self.engines):
-            raise ValueError("set job or engines, one of them")
+            raise ValueError("set either job or engines")
         if len(set(self.engines)) != len(self.engines):
             raise ValueError("engines names an address twice")
         if not self.tokenizer:
@@ -193,20 +196,21 @@ class ModelSection(_Section):
 
 
 class ScalingSection(_Section):
-    """``[scaling]``: how many nodes the gateway asks for."""
+    """``[scaling]``: how many nodes the gateway requests."""
 
     idle_s: float = Field(default=600.0, gt=0)
-    """Seconds without requests after which the service gives its nodes back."""
+    """Seconds without requests after which the service releases its nodes."""
     node_value: float = Field(default=100.0, gt=0)
-    """What a node is worth that requests fill, samples/s, beside the throughput of trainings."""
+    """Value of a node that the requests need, samples/s: comparable to the throughput that a
+    training gains from a node."""
     requests_per_node: float = Field(default=16.0, gt=0)
-    """Number of requests that a node answers at once without delay."""
+    """Number of concurrent requests that a node answers without delay."""
     max_nodes: int = Field(default=8, ge=1, le=10_000)
     """Maximum number of nodes."""
     scale_down_s: float = Field(default=120.0, ge=0)
     """Seconds for which nodes keep their worth after requests have filled them."""
     interval_s: float = Field(default=5.0, gt=0)
-    """Seconds between two looks at the queue."""
+    """Seconds between two checks of the queue."""
 
 
 class GatewayConfiguration(_Section):
@@ -215,8 +219,8 @@ class GatewayConfiguration(_Section):
     listen: str = "127.0.0.1:8300"
     """Address and port."""
     url: str = ""
-    """Address of the gateway in browsers, to which MalleTrain links its services; empty: it has
-    none.
+    """Address of the gateway in browsers, to which MalleTrain links the services of its models;
+    empty: there are no links.
     """
     keys: Path = Path("keys.json")
     """File of the users' keys."""
@@ -265,7 +269,7 @@ class GatewayConfiguration(_Section):
         for name, place in named.items():
             if name not in self.users:
                 raise ValueError(
-                    f'{place} names "{name}", who is no user; add [users.{name}] or correct it'
+                    f'{place} names "{name}", who is not a user; add [users.{name}] or correct it'
                 )
         if self.policy == "rpm" and self.limits.requests_per_minute is None:
             raise ValueError("the policy rpm needs limits.requests_per_minute; set it")
@@ -273,7 +277,7 @@ class GatewayConfiguration(_Section):
 
     @model_validator(mode="after")
     def _effective(self) -> GatewayConfiguration:
-        """Each key that is set has an effect with the policy."""
+        """Check that each key that is set has an effect with the policy."""
         idle = [
             f"{key} (for {' and '.join(POLICIES_OF[kind])})"
             for kind, keys in self._policy_keys().items()

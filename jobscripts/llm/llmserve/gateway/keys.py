@@ -1,8 +1,8 @@
-"""The keys of users: made, listed, revoked, and checked at every request.
+"""The file of the users' keys: makes, lists, revokes and checks keys.
 
 A key is ``llm-ID-SECRET``. The file has the SHA-256 of each secret, not the secret: 256 random bits
-need no slower hash. Only its owner may read the file. A process that serves looks at the file's
-time of change whenever a key is checked, so that a revoked key is refused at once.
+need no slower hash. Only its owner may read the file. Whenever a key is checked, the file is read
+again if it has changed, so that a revoked key is refused at once.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class UserKey(msgspec.Struct, frozen=True):
     created: float
     """Seconds since the epoch."""
     application: str = ""
-    """Application that all requests with this key belong to; empty: the client names one."""
+    """Application of all requests with this key; empty: the client may name one."""
     revoked: float | None = None
-    """Seconds since the epoch; None: the key is valid."""
+    """Time of the revocation, seconds since the epoch; None: the key is valid."""
 
 
 class KeyFile:
@@ -61,11 +61,11 @@ class KeyFile:
         """Make a key.
 
         Args:
-            user: whose it is.
-            application: that all its requests belong to; empty: the client names one.
+            user: user of the key.
+            application: application of all requests with the key; empty: the client may name one.
 
         Returns:
-            The key, and the text that the user gets. The text is stored nowhere.
+            The key without its secret, and the whole key as text for the user, which is not stored.
 
         Raises:
             UserKeyError: the file cannot be read or written.
@@ -92,11 +92,11 @@ class KeyFile:
         """Make keys invalid.
 
         Args:
-            name: the id of a key, the whole key, or a user, for all keys of that user. A user who
-                is named like an id is not meant.
+            name: the id of a key, the whole key, or a user, for all keys of that user. If it is
+                both an id and a user, it means the key.
 
         Returns:
-            The key, also if it was invalid before; of a user those that were valid, the oldest
+            The key, even if it was revoked before; for a user, the keys that were valid, the oldest
             first.
 
         Raises:
@@ -123,7 +123,7 @@ class KeyFile:
         return sorted(revoked, key=lambda key: key.created)
 
     def check(self, text: str) -> UserKey | None:
-        """Returns the valid key that a client has sent; None if it is none.
+        """Returns the valid key that a client has sent; None if the text is not a valid key.
 
         Raises:
             UserKeyError: the file cannot be read.
@@ -137,7 +137,7 @@ class KeyFile:
         return None if key.revoked is not None else key
 
     def is_valid(self, name: str) -> bool:
-        """Returns whether the key with this id is there and not revoked.
+        """Returns whether the key with this id exists and is not revoked.
 
         Raises:
             UserKeyError: the file cannot be read.
@@ -155,7 +155,7 @@ class KeyFile:
         return bool(keys) and all(key.revoked is not None for key in keys)
 
     def _current(self) -> dict[str, UserKey]:
-        """The keys; the file is read again if it has changed."""
+        """Returns the keys. Reads the file again if it has changed."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -185,8 +185,8 @@ class KeyFile:
             raise UserKeyError(f"The keys in {self._path} cannot be read: {error}.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UserKeyError(
-                f"{self._path} is no file of keys: {error}. Restore it, or remove it and make new "
-                "keys."
+                f"{self._path} is not a file of keys: {error}. Restore it, or delete it and make "
+                "new keys."
             ) from None
         return {key.id: key for key in keys}
 
@@ -206,7 +206,7 @@ class KeyFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Only one process changes the file at a time."""
+        """Lock the file for the body: only one process changes it at a time."""
         try:
             number = os.open(
                 self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600

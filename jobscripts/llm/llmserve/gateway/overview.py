@@ -1,8 +1,8 @@
-"""What the page shows: models, replicas, users, batches and errors, as far as the caller may see
-them.
+"""Makes the overview that the page shows: models, replicas, users, batches and errors, as far as
+the caller may see them.
 
-A user sees the sums of each model, and of users and batches only their own. Operators, the users in
-``metrics_for``, see everything: their keys may read the same by ``/metrics``.
+A user sees the sums of each model, and the user's own requests and batches. Operators, the users in
+``metrics_for``, see everything: their keys can read the same from ``/metrics``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from llmserve.live_status import ReplicaView
 from llmserve.states import RequestState
 
 LOOK_S = 1.0
-"""Seconds between two looks at the replicas. An error that lasts less may be missed."""
+"""Seconds between two checks of the replicas. An error that lasts less may be missed."""
 BATCHES_S = 3.0
-"""Seconds for which batches are shown as they were read: counting their lines takes time."""
+"""Seconds for which batches are not read again: counting their lines takes time."""
 LATENCIES_S = 5.0
-"""Seconds for which latencies are shown as they were computed."""
+"""Seconds for which latencies are not computed again."""
 MAX_BATCHES = 30
-"""Maximum number of batches that are shown, the newest."""
+"""Maximum number of batches that are shown: the newest ones."""
 MAX_USERS = 200
 """Maximum number of users that are shown: those with most generated tokens."""
 
@@ -70,19 +70,19 @@ class ModelOverview(msgspec.Struct, frozen=True):
     queued: int
     running: int
     slots: int
-    """Number of requests that the ready replicas answer at once."""
+    """Maximum number of concurrent requests of the ready replicas."""
     backlog: int
     """Lines of batches that wait to become requests."""
     tokens_per_s: float
     node_demand: int | None
-    """Number of nodes that the requests fill; None: the engines are always there."""
+    """Number of nodes that the requests need; None: its engines have fixed addresses."""
     moves: int
-    """Attempts that continued elsewhere because their replica was to leave, since the start."""
+    """Number of attempts since the start that were moved because their replica was leaving."""
     losses: int
-    """Attempts that were lost with their replica, since the start."""
+    """Number of attempts since the start that were lost with their replica."""
     latencies: LatencySummary
     replicas: list[ReplicaOverview]
-    """Empty for users who are no operators."""
+    """Empty for users who are not operators."""
 
 
 class UserOverview(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class UserOverview(msgspec.Struct, frozen=True):
     failed: int
     cancelled: int
     refused: dict[str, int]
-    """Limit → number of requests that were refused for it."""
+    """Limit → number of requests that it refused."""
     prompt_tokens: int
     generated_tokens: int
     latencies: LatencySummary
@@ -111,12 +111,13 @@ class BatchOverview(msgspec.Struct, frozen=True):
     completed: int
     failed: int
     created: float
-    """Seconds since the epoch, as the next."""
+    """Time of its creation, seconds since the epoch."""
     ended: float | None
+    """Time of its end, seconds since the epoch; None: it has not ended."""
 
 
 class ErrorOverview(msgspec.Struct, frozen=True):
-    """What a replica reported about its engine."""
+    """An error of its engine that a replica reported."""
 
     ago_s: float
     model: str
@@ -131,13 +132,14 @@ class GatewayOverview(msgspec.Struct, frozen=True):
     operator: bool
     policy: str
     now: float
-    """Seconds since the epoch, as the next."""
+    """Present time, seconds since the epoch."""
     started: float
+    """Time of the gateway's start, seconds since the epoch."""
     models: list[ModelOverview]
     users: list[UserOverview]
     batches: list[BatchOverview]
     errors: list[ErrorOverview]
-    """Empty for users who are no operators."""
+    """Empty for users who are not operators."""
 
 
 class Overviews:
@@ -147,8 +149,8 @@ class Overviews:
         configuration: the operator's configuration.
         admission: the open requests and the models.
         runner: the runner of batches.
-        database: with the batches.
-        clock: seconds that do not decrease.
+        database: the database with the batches.
+        clock: returns seconds that do not decrease.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Overviews:
         self._recent = RecentActivity()
         self._started = time.time()
         self._last_batches: dict[str, tuple[float, list[BatchOverview]]] = {}
-        """User, or empty for all → (when they were read, batches)."""
+        """User, or empty for all users → (time of reading, batches)."""
         self._computing = asyncio.Lock()
         self._latencies_at = -math.inf
         self._of_models: dict[str, LatencySummary] = {}
@@ -172,13 +174,13 @@ class Overviews:
         admission.observers.append(self._observe)
 
     async def run(self) -> None:
-        """Look at the replicas until it is cancelled."""
+        """Check the replicas until it is cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Note what replicas report, and how many tokens there are."""
+        """Record the errors of replicas and the number of generated tokens."""
         now = self._clock()
         for model in self._admission.models.values():
             dispatcher = model.dispatcher
@@ -224,7 +226,7 @@ class Overviews:
         )
 
     async def _batches(self, user: str) -> list[BatchOverview]:
-        """The newest batches of a user; empty: of all."""
+        """Returns the newest batches of a user, or of all users if ``user`` is empty."""
         looked_at, batches = self._last_batches.get(user, (-math.inf, []))
         if self._clock() - looked_at >= BATCHES_S:
             stored = await asyncio.to_thread(self._database.newest_batches, MAX_BATCHES, user)
@@ -278,7 +280,9 @@ class Overviews:
         )
 
     def _users(self, now: float, only: str) -> list[UserOverview]:
-        """The users with requests; ``only``: this one, also without requests; empty: all."""
+        """Returns all users with requests; if ``only`` is not empty, that user alone, even without
+        requests.
+        """
         metrics = self._admission.metrics
         outcomes = by_user(_samples(metrics.requests, "outcome"))
         refusals = by_user(_samples(metrics.refusals, "limit"))

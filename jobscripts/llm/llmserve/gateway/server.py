@@ -38,7 +38,7 @@ from malletrain import AsyncClient
 log = logging.getLogger(__name__)
 
 GRACE_S = 5
-"""Seconds that connections have to take their last events when the gateway stops."""
+"""Seconds for which connections may read their last events when the gateway stops."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Gateway:
 
 
 class GatewayServer(uvicorn.Server):
-    """Ends streams with an error event when it is told to stop.
+    """A server that ends streams with an error event when it is stopped.
 
     Args:
         config: the configuration of uvicorn.
@@ -84,7 +84,7 @@ class GatewayServer(uvicorn.Server):
         self._admission = admission
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
+        """Listen, and log the addresses."""
         await super().startup(sockets)
         for server in self.servers:
             for each in server.sockets:
@@ -105,13 +105,13 @@ async def open_gateway(
 
     Args:
         configuration: the operator's configuration.
-        folder: that paths in it are relative to.
+        folder: folder of the configuration, to which its paths are relative.
         client: a client of the daemon; None if all models have engines with fixed addresses.
 
     Raises:
         DatabaseError: the database cannot be used.
-        ConfigurationError: a tokenizer cannot be read, or a service is not there or of another
-            user.
+        ConfigurationError: a tokenizer cannot be read, or a service belongs to another user.
+        RuntimeError: the daemon does not answer, or knows no such service.
     """
     async with contextlib.AsyncExitStack() as stack:
         database = GatewayDatabase(configuration.database)
@@ -157,7 +157,7 @@ async def serve(
 
     Args:
         configuration: the operator's configuration.
-        folder: that paths in it are relative to.
+        folder: folder of the configuration, to which its paths are relative.
         state_dir: state directory of the daemon; None: your own daemon, else the site's.
 
     Raises:
@@ -183,21 +183,21 @@ async def serve(
 
 
 async def service_key(client: AsyncClient, job: str) -> bytes:
-    """Returns the secret that the replicas of a service ask for.
+    """Returns the secret that the replicas of a service require.
 
     Args:
         client: a client of the daemon.
         job: name or id of the service.
 
     Raises:
-        ConfigurationError: it is another user's.
+        ConfigurationError: the service belongs to another user.
         RuntimeError: the daemon does not answer, or knows no such service.
     """
     view = await client.members(job)
     if not view.key:
         raise ConfigurationError(
-            f"Service {job} is of another user, so its replicas do not answer this gateway. Run it "
-            "as the user who submitted the service."
+            f"Service {job} belongs to another user, so its replicas do not answer this gateway. "
+            "Run the gateway as the user who submitted the service."
         )
     return bytes.fromhex(view.key)
 
@@ -207,7 +207,7 @@ def configured_tokenizer(name: str, folder: Path) -> Tokenizer:
 
     Args:
         name: ``simulated``, or a folder as in the configuration.
-        folder: that relative paths are relative to.
+        folder: folder to which a relative path is relative.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -236,7 +236,7 @@ def _add_engines(dispatcher: LiveDispatcher, section: ModelSection) -> None:
 
 
 def _follow(gateway: Gateway, model: ServedModel, job: str, client: AsyncClient) -> None:
-    """Follow the members of a service, and say what nodes are worth to it."""
+    """Follow the members of a service, and report to the daemon what nodes are worth to it."""
     scaler = Scaler(
         client,
         job,

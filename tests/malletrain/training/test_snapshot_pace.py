@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from malletrain.protocol.flags import FlagsReader, FlagsWriter
-from malletrain.training.pace import MIN_INTERVAL_S, Pace, snapshot_every
+from malletrain.training.snapshot_pace import MIN_INTERVAL_S, Pace, snapshot_every
 
 
 def test_youngs_interval():
@@ -40,7 +40,7 @@ def flags(tmp_path):
 
 def clocked(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("malletrain.training.pace.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("malletrain.training.snapshot_pace.time.monotonic", lambda: now[0])
     return now
 
 

@@ -5,7 +5,7 @@ import pytest
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.events import CurveChanged, DataCached, Tick
 from malletrain.core.planning import Candidate, make_plan
-from malletrain.core.reread import differs, reread_s, with_reread
+from malletrain.core.reread_costs import differs, reread_s, with_reread
 from malletrain.core.settings import PlanningSettings
 from tests.malletrain.core.controller_script import CHEAP, controller, job, nodes, play, running
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.elastic.invited import Invited, to_wait_for, who_stays
+from malletrain.elastic.step_exchange import Invited, to_wait_for, who_stays
 
 
 def test_who_has_no_place_or_only_that_of_an_older_round_is_a_leaver():

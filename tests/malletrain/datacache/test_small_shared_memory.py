@@ -81,9 +81,9 @@ def test_what_fits_is_cached_and_a_fourth_stays_free_for_loader_workers():
     assert free_mib in (1, 2)
     assert err.count("malletrain:") == 1
     assert (
-        "The data cache 'blocks' has 6.29 MB of this node's memory instead of 67.1 MB: samples that "
-        "do not fit are read from the data set each time. /dev/shm of this node has 8.39 MB, and "
-        "a quarter of it stays free for loader workers, exchanges and snapshots." in err
+        "The data cache 'blocks' has 6.29 MB of this node's memory instead of 67.1 MB: samples "
+        "that do not fit are read from the data set each time. /dev/shm of this node has 8.39 MB, "
+        "and a quarter of it stays free for loader workers, exchanges and snapshots." in err
     )
 
 

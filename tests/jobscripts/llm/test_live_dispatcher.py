@@ -339,8 +339,11 @@ async def test_what_an_engine_refuses_within_a_stream_is_final(tmp_path):
         posts += 1
         return web.Response(body=REFUSED, content_type="text/event-stream")
 
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
     app = web.Application()
-    app.router.add_get("/health", lambda request: web.Response())
+    app.router.add_get("/health", health)
     app.router.add_post("/v1/completions", refuse)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()

@@ -145,7 +145,6 @@ def test_a_job_that_ends_while_no_daemon_runs_is_completed_by_the_next(shared):
     assert done.metrics == {"accuracy": 0.5}
 
 
-@pytest.mark.thorough
 def test_a_clean_stop_leaves_the_job_running_and_says_so(shared):
     script = shared.script("steady.py", STEADY)
     job = shared.submit(script)
@@ -192,7 +191,6 @@ def test_preemption_with_notice_is_answered_within_the_grace_time(shared):
     trained_once(shared, job)
 
 
-@pytest.mark.thorough
 def test_a_job_under_its_minimum_is_suspended_and_comes_back(shared):
     script = shared.script("steady.py", STEADY)
     job = shared.submit(script, nodes=(3, 3))

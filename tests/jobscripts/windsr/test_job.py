@@ -16,7 +16,6 @@ from tests.integration.test_main_job import STEADY
 JOB = Path(__file__).parents[3] / "jobscripts" / "windsr" / "job.py"
 
 
-@pytest.mark.thorough
 def test_it_trains_on_changing_nodes_and_samples_on_several(tmp_path):
     with site(tmp_path, nodes=2) as embedded:
         words = (

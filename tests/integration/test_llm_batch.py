@@ -81,7 +81,7 @@ def test_a_batch_outlives_a_node_the_daemon_and_its_dispatcher(tmp_path, monkeyp
         assert main(command) == 0
         job = folder.manifest().job
         assert main(command) == 1
-        assert f"Job {job} works on" in capsys.readouterr().err
+        assert f"Job {job} already works on" in capsys.readouterr().err
 
         def answered() -> int:
             return folder.status().get("answered", 0)

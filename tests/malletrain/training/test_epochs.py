@@ -350,13 +350,15 @@ def test_a_script_that_breaks_after_its_last_save_has_closed_the_epoch(tmp_path,
 
 
 def test_the_agent_hears_of_the_code_after_an_epoch(tmp_path, monkeypatch):
-    """So that a planned change waits for a long evaluation. Short epochs are not all announced."""
+    """So that a planned change waits for a long evaluation. Short epochs are not all announced. The
+    end of the last one is that of the training, which is not left.
+    """
     with as_worker(monkeypatch) as agent:
         run = Script(tmp_path / "x.pt")
         run.run(3)
         entered = [m.entered for m in agent.received(BetweenEpochs)]
-        assert entered == [True, False] * (len(entered) // 2)
-        assert entered
+        assert entered[:2] == [True, False]
+        assert entered == ([True, False] * 3)[: len(entered)]
 
 
 def test_of_several_samplers_the_one_in_the_loop_says_where_an_epoch_ends(tmp_path):

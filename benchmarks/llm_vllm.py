@@ -2,13 +2,14 @@
 beside ``vllm run-batch`` on two nodes with half of the lines each, begun anew after each loss.
 
     python -m benchmarks.llm_vllm [--requests 200] [--kills 0.3,0.6] [--cases llmserve,run-batch]
-    [--json]
+    [--threads 1] [--json]
 
 Needs ``make vllm``. The model is a random one in float32; answers are greedy and as long as
 requested. A node is lost by kill -9: the first one when a case has generated so many tokens,
 relative to those of all answers, the other one at the second number, and so on in turn. A lost node
 is there again at once. ``seconds`` include loads. ``tokens again``: tokens that were generated
-beyond those of the answers, relative to them. The answers of both cases are compared.
+beyond those of the answers, relative to them. The answers of both cases are compared. Both nodes
+share this machine: ``--threads`` is the number of threads with which a node computes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -112,8 +113,9 @@ def read_texts(path: Path) -> dict[str, str]:
     for line in map(json.loads, path.read_text().splitlines()):
         if line["error"] is None:
             choice = line["response"]["body"]["choices"][0]
-            # At the end vLLM drops bytes that are no whole character.
-            texts[line["custom_id"]] = choice["message"]["content"].rstrip(INCOMPLETE)
+            # At the end vLLM drops an id whose bytes are no whole character, which may begin with
+            # a space.
+            texts[line["custom_id"]] = choice["message"]["content"].rstrip(INCOMPLETE + " ")
     return texts
 
 
@@ -127,8 +129,18 @@ def agent_at(site: Site, number: int) -> psutil.Process | None:
     return agents[names[number % len(names)]] if names else None
 
 
-def llmserve_case(root: Path, model: Path, requests: int, kills: Kills) -> Outcome:
-    """``llmserve batch --engine vllm``."""
+def llmserve_case(
+    root: Path, model: Path, requests: int, kills: Kills, variables: Mapping[str, str]
+) -> Outcome:
+    """Run ``llmserve batch --engine vllm``.
+
+    Args:
+        root: folder for its files.
+        model: folder of the model.
+        requests: number of requests.
+        kills: when nodes are lost.
+        variables: environment of the engines.
+    """
     source, output = root / "in.jsonl", root / "out.jsonl"
     write_requests(source, range(requests))
     parts = BatchFolder(output)
@@ -139,13 +151,13 @@ def llmserve_case(root: Path, model: Path, requests: int, kills: Kills) -> Outco
         began = time.monotonic()
         command = [sys.executable, "-m", "llmserve.cli", "batch", "--engine", "vllm"]
         command += ["--model", str(model), "--served-name", "llama", "--venv", str(folder())]
-        command += [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+        command += [f"--env={name}={value}" for name, value in variables.items()]
         command += ["--nodes", f"1:{NODES}", "--slots", str(SLOTS), str(source), str(output)]
         paths = os.pathsep.join([str(HOME), *sys.path])
-        variables = {"PYTHONPATH": paths, "MALLETRAIN_STATE_DIR": str(site.state)}
+        own = {"PYTHONPATH": paths, "MALLETRAIN_STATE_DIR": str(site.state)}
         subprocess.run(
             [*command, "--", *OPTIONS],
-            env={**os.environ, **variables},
+            env={**os.environ, **own},
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -175,9 +187,13 @@ class RunBatch:
         number: of the node.
         model: folder of the model.
         requests: total number of requests; it has every second one.
+        variables: environment of the engine.
     """
 
-    def __init__(self, root: Path, number: int, model: Path, requests: int) -> None:
+    def __init__(
+        self, root: Path, number: int, model: Path, requests: int, variables: Mapping[str, str]
+    ) -> None:
+        self._variables = variables
         self._source, self.output = root / f"in{number}.jsonl", root / f"out{number}.jsonl"
         self._log = root / f"log{number}"
         write_requests(self._source, range(number, requests, NODES))
@@ -204,7 +220,7 @@ class RunBatch:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **self._variables},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -245,9 +261,11 @@ class RunBatch:
             self._tokens = 0
 
 
-def run_batch_case(root: Path, model: Path, requests: int, kills: Kills) -> Outcome:
-    """``vllm run-batch`` with half of the lines on each node."""
-    nodes = [RunBatch(root, number, model, requests) for number in range(NODES)]
+def run_batch_case(
+    root: Path, model: Path, requests: int, kills: Kills, variables: Mapping[str, str]
+) -> Outcome:
+    """Run ``vllm run-batch`` with half of the lines on each node; see :func:`llmserve_case`."""
+    nodes = [RunBatch(root, number, model, requests, variables) for number in range(NODES)]
     began = time.monotonic()
     try:
         for node in nodes:
@@ -280,6 +298,26 @@ def outcome(
     return Outcome(case, kills.done, seconds, len(texts), generated / max(1, answered) - 1.0, texts)
 
 
+def differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each answer that differs: its name, and where the difference begins.
+
+    Args:
+        first: custom_id → text in one case.
+        second: the same in another case. Answers that only one case has are not compared.
+    """
+    sentences = []
+    for name in sorted(first.keys() & second.keys()):
+        one, other = first[name], second[name]
+        if one != other:
+            pairs = enumerate(zip(one, other, strict=False))
+            at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+            sentences.append(
+                f"{name}: character {at} of {len(one)} and {len(other)}: "
+                f"{one[at : at + 20]!r}, {other[at : at + 20]!r}"
+            )
+    return sentences
+
+
 def main() -> int:
     """Print the table; exit code 1 if a request has no answer or another one in the other case."""
     parser = argparse.ArgumentParser(
@@ -288,6 +326,7 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--kills", default="0.3,0.6", help="shares of the tokens")
+    parser.add_argument("--threads", type=int, default=1, help="of each node")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     end_in_order()
@@ -296,6 +335,7 @@ def main() -> int:
     except NotInstalledError as error:
         parser.error(str(error))
     at = [float(text) for text in options.kills.split(",") if text]
+    variables = {**ENVIRONMENT, "OMP_NUM_THREADS": str(options.threads)}
     run = {"llmserve": llmserve_case, "run-batch": run_batch_case}
     outcomes = []
     with tempfile.TemporaryDirectory() as root:
@@ -306,8 +346,9 @@ def main() -> int:
                 parser.error(f"{case} is no case; possible: {', '.join(CASES)}.")
             place = Path(root) / case
             place.mkdir()
-            outcomes.append(run[case](place, model, options.requests, Kills(at)))
-    is_same = all(each.texts == outcomes[0].texts for each in outcomes)
+            kills = Kills(at)
+            outcomes.append(run[case](place, model, options.requests, kills, variables))
+    different = [name for each in outcomes for name in differing(outcomes[0].texts, each.texts)]
     if options.json:
         print(json.dumps([each.row() for each in outcomes], indent=1))
     else:
@@ -316,10 +357,12 @@ def main() -> int:
             cells = (each.kills, f"{each.seconds:.0f}", each.lines, f"{each.again:.1%}")
             table.add_row(each.case, *map(str, cells))
         Console().print(table)
-        print(f"The answers of the cases are {'the same' if is_same else 'NOT the same'}.")
+        print(f"Answers that differ between the cases: {len(different)}")
+        for line in different[:5]:
+            print(line)
         print(f"load {os.getloadavg()[1]:.1f} on {os.cpu_count()} processors")
     is_complete = all(each.lines == options.requests for each in outcomes)
-    return 0 if is_complete and is_same else 1
+    return 0 if is_complete and not different else 1
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from collections import Counter
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from llmserve.dispatcher import MAX_FAILURES, Dispatcher
+from llmserve.dispatcher import Dispatcher
 from llmserve.generation import GenerationRequest
 from llmserve.policies import FairServe, Fcfs, RequestsPerMinute, VirtualTokenCounter
 from llmserve.replicas import Capacity
 from llmserve.states import ReplicaState, RequestState
+from llmserve.tracked_request import MAX_FAILURES
 
 from tests.draws import cases
 from tests.jobscripts.llm.engines import World, answer

@@ -67,7 +67,7 @@ class Dispatcher:
         self._requests: dict[str, TrackedRequest] = {}
         self._replicas: dict[str, DispatcherReplica] = {}
         self._front: deque[TrackedRequest] = deque()
-        """Requests that the policy has chosen before and that wait for a replica."""
+        """Requests that have left the queue of the policy and wait for a replica."""
         self._waiting = 0
         """Number of requests in the queue of the policy."""
         self._oversize = OversizeRequests(max_request_tokens)
@@ -356,10 +356,12 @@ class Dispatcher:
         if tracked.was_taken:
             if tracked in self._front:
                 self._front.remove(tracked)
-            self._policy.ended(request, tracked.charged, now)
         else:
             self._waiting -= 1
-            self._policy.remove(request)
+        if tracked.attempt:
+            self._policy.ended(request, tracked.charged, now)
+        else:
+            self._policy.withdraw(request)
         ids = tuple(tracked.generated)
         if refusal is not None:
             sentence = refusal.sentence
@@ -428,18 +430,18 @@ class Dispatcher:
         while (request := self._policy.head(now)) is not None:
             tracked = self._requests[request.name]
             if self._is_oversize(tracked):
-                self._take(tracked, now)
+                self._take(tracked)
                 self._front.append(tracked)
                 continue
             replica = self._choose(tracked, now)
             if replica is None or (moving and room(tracked.request.tokens, replicas) <= moving):
                 break
-            self._take(tracked, now)
-            commands.append(self._post(tracked, replica))
+            self._take(tracked)
+            commands.append(self._post(tracked, replica, now))
         return commands
 
-    def _take(self, tracked: TrackedRequest, now: float) -> None:
-        self._policy.take(tracked.request, now)
+    def _take(self, tracked: TrackedRequest) -> None:
+        self._policy.take(tracked.request)
         tracked.was_taken = True
         self._waiting -= 1
 
@@ -462,7 +464,7 @@ class Dispatcher:
             replica = self._choose(tracked, now)
             if replica is not None:
                 self._front.remove(tracked)
-                commands.append(self._post(tracked, replica))
+                commands.append(self._post(tracked, replica, now))
         return commands
 
     def _front_blocks(self) -> bool:
@@ -502,8 +504,10 @@ class Dispatcher:
             replicas, name, tracked.request.tokens, tracked.missing, tracked.blocks, now
         )
 
-    def _post(self, tracked: TrackedRequest, replica: DispatcherReplica) -> PostAttempt:
+    def _post(self, tracked: TrackedRequest, replica: DispatcherReplica, now: float) -> PostAttempt:
         request = tracked.request
+        if not tracked.attempt:
+            self._policy.begin(request, now)
         tracked.change(RequestEvent.POST)
         self._oversize.forget(request.name)
         self._attempts += 1

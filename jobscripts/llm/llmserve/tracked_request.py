@@ -31,7 +31,7 @@ class TrackedRequest:
     failures: int = 0
     """Number of attempts that ended with the engine of their replica."""
     was_taken: bool = False
-    """Whether it has left the queue of the policy."""
+    """Whether it has left the queue of the policy: it was posted, or waits for a larger replica."""
     blocks: list[int] = field(default_factory=list)
     """Prefix blocks of the prompt."""
 

@@ -22,13 +22,16 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = (COMPLETIONS, CHAT)
 """Paths of requests that generate."""
 NOT_CONTINUABLE = (
+    "bad_words",
     "best_of",
     "echo",
+    "frequency_penalty",
     "guided_choice",
     "guided_grammar",
     "guided_json",
     "guided_regex",
     "logprobs",
+    "presence_penalty",
     "prompt_logprobs",
     "structured_outputs",
     "suffix",
@@ -36,7 +39,10 @@ NOT_CONTINUABLE = (
     "top_logprobs",
     "use_beam_search",
 )
-"""Fields with which an answer cannot be continued after a loss."""
+"""Fields with which an answer cannot be continued after a loss. ``frequency_penalty``,
+``presence_penalty`` and ``bad_words`` look at what the engine has generated and not at its prompt,
+which has the earlier part of a continued answer. ``repetition_penalty`` looks at both.
+"""
 READ_HERE = (
     "max_completion_tokens",
     "max_tokens",

@@ -201,13 +201,9 @@ def test_the_page_of_an_operator(crowd, chromium):
 
 def heights(chromium: Browser, selector: str) -> tuple[float, float]:
     """Height of an element and of its content, in sizes of its font."""
-    box, size = (
-        f"document.querySelector('{selector}')",
-        "parseFloat(getComputedStyle(box).fontSize)",
-    )
-    shown, whole = chromium.run(
-        f"((box) => [box.clientHeight / {size}, box.scrollHeight / {size}])({box})"
-    )
+    size = "parseFloat(getComputedStyle(box).fontSize)"
+    ratios = f"(box) => [box.clientHeight / {size}, box.scrollHeight / {size}]"
+    shown, whole = chromium.run(f"({ratios})(document.querySelector('{selector}'))")
     return shown, whole
 
 

@@ -103,7 +103,7 @@ def test_requests_of_all_leaving_replicas_share_the_room():
 
 
 @pytest.mark.parametrize(
-    ("state", "reserved_for", "held", "places"),
+    ("state", "reserved_for", "sizes", "places"),
     [
         (ReplicaState.READY, None, (), 4),  # slots
         (ReplicaState.READY, None, (10, 10), 2),
@@ -114,11 +114,11 @@ def test_requests_of_all_leaving_replicas_share_the_room():
         (ReplicaState.DRAINING, None, (), 0),
     ],
 )
-def test_room_is_slots_and_memory_of_ready_replicas(state, reserved_for, held, places):
+def test_room_is_slots_and_memory_of_ready_replicas(state, reserved_for, sizes, places):
     one = replica("a", state, slots=4)
     one.reserved_for = reserved_for
-    for number, tokens in enumerate(held):
-        one.hold(f"held{number}", tokens)
+    for number, tokens in enumerate(sizes):
+        one.hold(f"r{number}", tokens)
     assert room(100, [one]) == places
     assert room(100, [one, replica("b", ReplicaState.READY, slots=5)]) == places + 5
 

@@ -147,6 +147,18 @@ def test_a_request_that_waited_for_a_larger_replica_is_charged_when_it_is_posted
     assert after_an_oversize_request(UNCHARGED[policy][0](), answer_it) == names
 
 
+@pytest.mark.parametrize("make", [VirtualTokenCounter, FairServe])
+def test_a_refused_request_gives_no_credit_to_who_comes_next(make):
+    """It left the queue long ago, so its user is not the last who waited."""
+    policy, huge = make(), request("huge", "h")
+    policy.enqueue(huge, 0.0)
+    policy.take(huge)
+    order(policy, [request(f"a{i}", "a") for i in range(50)])
+    policy.withdraw(huge)
+    late = [request(f"{user}{i}", user) for user in "na" for i in range(60, 64)]
+    assert "a60" in order(policy, late)[:3]
+
+
 def test_a_request_that_no_replica_could_hold_opens_no_interaction():
     policy = FairServe(FairServeSettings(limits=ThrottleLimits(user=1)))
     huge, call = (request(name, interaction="i") for name in ("huge", "call"))

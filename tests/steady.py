@@ -32,6 +32,8 @@ ROOMS = (
 """Where many processes are at work at once. The days of users, containers and Slurm's clusters take
 longer and are in every check.
 """
+SELECTION = "not sites and not thorough and not gpu and not vllm"
+"""As in ``make test``."""
 WORKERS = max(2, (5 * (os.cpu_count() or 1) + 1) // 2)
 """As many as ``make test`` has."""
 
@@ -58,7 +60,7 @@ def one_run(load: int, arguments: list[str]) -> tuple[dict[str, float], str]:
         "--dist",
         "worksteal",
         "-m",
-        "not sites and not thorough and not gpu and not vllm",
+        SELECTION,
         *rooms,
     ]
     begin = time.monotonic()

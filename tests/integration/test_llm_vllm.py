@@ -34,7 +34,7 @@ from llmserve.model_tokenizer import INCOMPLETE, ModelTokenizer
 from malletrain import Client
 from tests.integration.embedded import Site, site
 from tests.integration.test_llm_batch import dispatcher
-from tests.jobscripts.llm.gateways import running
+from tests.jobscripts.llm.gateways import metric, running
 from tests.jobscripts.llm.random_llama import write_model
 from tests.jobscripts.llm.vllm_environment import ENVIRONMENT, OPTIONS, vllm
 from tests.waiting import until
@@ -274,7 +274,7 @@ def served(tmp_path_factory, model) -> Iterator[Served]:
         ).id
         configuration = s.work / "gateway.toml"
         configuration.write_text(
-            'listen = "127.0.0.1:0"\n[users.alice]\n'
+            'listen = "127.0.0.1:0"\nmetrics_for = ["alice"]\n[users.alice]\n'
             f'[models.llama]\njob = "{job}"\ntokenizer = "{model}"\n'
             "[scaling]\nidle_s = 36000\nmax_nodes = 2\n"
         )
@@ -425,6 +425,7 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         texts = list(pool.map(text_of, prompts))
+    moves = metric(served.client, "llmserve_moves_total")
     streams = [
         iter(served.client.completions.create(**fields, prompt=prompt, stream=True))
         for prompt in prompts
@@ -445,5 +446,6 @@ def test_streams_outlive_an_engine_that_is_killed(served, process):
     for reader in readers:
         reader.join()
     assert seen == texts
+    assert metric(served.client, "llmserve_moves_total") > moves, "no stream was cut"
     psutil.wait_procs(processes, timeout=60)
     assert not [each for each in processes if each.is_running() and each.status() != "zombie"]

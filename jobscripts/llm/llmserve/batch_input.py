@@ -16,8 +16,6 @@ from llmserve.text import Tokenizer
 
 MAX_PROBLEMS = 20
 """Maximum number of wrong lines in a message."""
-TOO_LONG = "context_length_exceeded"
-"""Code of a refusal that does not stop the batch: the line becomes a line of the error file."""
 
 
 class BatchInputError(ValueError):

@@ -20,6 +20,7 @@ from llmserve.batch_store import BatchFolder, BatchRecord, Epoch, Manifest
 from llmserve.client_bodies import ClientOrder
 from llmserve.live_dispatcher import LiveDispatcher
 from llmserve.openai_messages import AnswerShape, ApiRefusal, GenerationOrder
+from llmserve.oversize import BatchQueue
 from llmserve.service_members import ReplicaFollower, ServiceMember
 from llmserve.states import RequestState
 from malletrain import membership
@@ -133,21 +134,15 @@ class BatchLeader:
     # --- requests ---
 
     async def _feed(self, waiting: list[int], generated: dict[int, list[int]]) -> None:
-        """Submit requests, a window of them at a time. Those that no replica so far could hold come
-        last: until then there may be a larger one.
-        """
+        """Submit requests, a window of them at a time."""
         while not self._live.largest_tokens:
             self._room.clear()
             await happens(self._room, FLUSH_S)
-        too_long = []
-        for index in waiting:
+        queue = BatchQueue(waiting)
+        while queue:
             await self._until_room()
-            if not self._submit(index, generated.get(index, []), self._live.largest_tokens):
-                too_long.append(index)
-            await asyncio.sleep(0)
-        for index in too_long:
-            await self._until_room()
-            self._submit(index, generated.get(index, []))
+            index = queue.take()
+            self._submit(index, generated.get(index, []), queue)
             await asyncio.sleep(0)
 
     async def _until_room(self) -> None:
@@ -155,17 +150,16 @@ class BatchLeader:
             self._room.clear()
             await happens(self._room, FLUSH_S)  # there may be more slots then
 
-    def _submit(self, index: int, ids: list[int], max_tokens: float = math.inf) -> bool:
-        """Returns False if a request is larger than ``max_tokens``, prompt and answer together."""
+    def _submit(self, index: int, ids: list[int], queue: BatchQueue[int]) -> None:
         custom_id = self._requests.line(index).custom_id
         try:
             line, order = self._requests.order(index, (self._manifest.name,), self._live.tokenizer)
         except ApiRefusal as refusal:
             self._fail(index, custom_id, refusal.code, refusal.sentence)
-            return True
+            return
         request = order.request(f"line-{index}", "batch")
-        if request.tokens > max_tokens:
-            return False
+        if queue.defer(index, request.tokens, self._live.largest_tokens):
+            return
         if order.continuable:
             self._resumed_tokens += len(ids)
             stream = self._live.submit(request, order.parameters, ids)
@@ -174,7 +168,6 @@ class BatchLeader:
             stream = self._live.submit_body(request, order.path, order.body)
         self._running[index] = stream
         stream.on_end(lambda result: self._end(index, line, order, result))
-        return True
 
     def _end(self, index: int, line: BatchLine, order: ClientOrder, result: AnswerResult) -> None:
         del self._running[index]

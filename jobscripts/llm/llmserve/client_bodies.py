@@ -15,19 +15,23 @@ import msgspec
 
 from llmserve.generation import GenerationRequest
 from llmserve.openai_messages import CHAT_MAX_TOKENS, DEFAULT_MAX_TOKENS, ApiRefusal
+from llmserve.oversize import too_long
 from llmserve.text import Tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = (COMPLETIONS, CHAT)
 """Paths of requests that generate."""
 NOT_CONTINUABLE = (
+    "bad_words",
     "best_of",
     "echo",
+    "frequency_penalty",
     "guided_choice",
     "guided_grammar",
     "guided_json",
     "guided_regex",
     "logprobs",
+    "presence_penalty",
     "prompt_logprobs",
     "structured_outputs",
     "suffix",
@@ -35,7 +39,10 @@ NOT_CONTINUABLE = (
     "top_logprobs",
     "use_beam_search",
 )
-"""Fields with which an answer cannot be continued after a loss."""
+"""Fields with which an answer cannot be continued after a loss. ``frequency_penalty``,
+``presence_penalty`` and ``bad_words`` look at what the engine has generated and not at its prompt,
+which has the earlier part of a continued answer. ``repetition_penalty`` looks at both.
+"""
 READ_HERE = (
     "max_completion_tokens",
     "max_tokens",
@@ -142,12 +149,8 @@ def read_client_body(
     max_tokens, choices = _max_tokens(fields, path == CHAT), _choices(fields)
     tokens = max_tokens * choices
     if max_request_tokens is not None and len(ids) + tokens > max_request_tokens:
-        raise ApiRefusal(
-            400,
-            f"The prompt has {len(ids)} tokens and the answer up to {tokens}; the maximum of both "
-            f"together is {max_request_tokens}. Shorten the prompt or lower max_tokens.",
-            "context_length_exceeded",
-        )
+        refusal = too_long(len(ids), tokens, max_request_tokens)
+        raise ApiRefusal(400, refusal.sentence, refusal.limit)
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict):
         raise _wrong("stream_options is not an object.")

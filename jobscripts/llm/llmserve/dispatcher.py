@@ -8,10 +8,11 @@ they begin within a character.
 
 * A replica that is lost loses nothing that was reported. Its requests go to the front of the queue.
 * A replica that has notice gets no requests. Those of which the rest may take longer are moved at
-  once, if another replica has room for them; their tokens count until they are stopped.
+  once, if another replica has room for them; their tokens count until they are stopped
+  (:mod:`llmserve.leaving_replicas`).
 * What cannot be continued starts again. A stream that has begun then fails.
-* A request whose attempts end with the engine of a replica, :data:`MAX_FAILURES` times, fails. The
-  last time it runs alone, so that no other request fails with it.
+* A request whose attempts end with the engine of a replica, three times, fails. The last time it
+  runs alone, so that no other request fails with it.
 * A request that no ready replica could hold waits for a larger one, but not for ever, and blocks no
   other (:mod:`llmserve.oversize`).
 
@@ -23,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from llmserve.generation import (
     Command,
@@ -35,6 +35,7 @@ from llmserve.generation import (
     RequestRefusal,
     StopAttempt,
 )
+from llmserve.leaving_replicas import count_moving, requests_to_move, room
 from llmserve.oversize import OversizeRequests
 from llmserve.policies.interface import Load, SchedulingPolicy
 from llmserve.replicas import Capacity, DispatcherReplica, best_replica, prefix_blocks
@@ -46,39 +47,7 @@ from llmserve.states import (
     RequestEvent,
     RequestState,
 )
-
-MAX_FAILURES = 3
-"""Number of attempts that end with the engine of their replica before a request fails."""
-NOTICE_MARGIN_S = 1.0
-"""Seconds before the end of a replica at which its answers should be complete."""
-
-
-@dataclass(eq=False)
-class _Tracked:
-    """A request that has not ended."""
-
-    request: GenerationRequest
-    generated: list[int] = field(default_factory=list)
-    complete: int = 0
-    """Number of generated ids up to which the text is complete."""
-    delivered: int = 0
-    """Number of ids that were delivered to a stream."""
-    charged: int = 0
-    """Number of ids that the policy knows of."""
-    state: RequestState = RequestState.QUEUED
-    attempt: int = 0
-    replica: str = ""
-    failures: int = 0
-    was_taken: bool = False
-    """Whether the policy has chosen it."""
-    blocks: list[int] = field(default_factory=list)
-
-    def change(self, event: RequestEvent) -> None:
-        self.state = REQUEST_TRANSITIONS[self.state, event]
-
-    @property
-    def missing(self) -> int:
-        return self.request.max_tokens - len(self.generated)
+from llmserve.tracked_request import MAX_FAILURES, TrackedRequest
 
 
 class Dispatcher:
@@ -95,10 +64,10 @@ class Dispatcher:
 
     def __init__(self, policy: SchedulingPolicy, max_request_tokens: int | None = None) -> None:
         self._policy = policy
-        self._requests: dict[str, _Tracked] = {}
+        self._requests: dict[str, TrackedRequest] = {}
         self._replicas: dict[str, DispatcherReplica] = {}
-        self._front: deque[_Tracked] = deque()
-        """Requests that the policy has chosen before and that wait for a replica."""
+        self._front: deque[TrackedRequest] = deque()
+        """Requests that have left the queue of the policy and wait for a replica."""
         self._waiting = 0
         """Number of requests in the queue of the policy."""
         self._oversize = OversizeRequests(max_request_tokens)
@@ -171,7 +140,7 @@ class Dispatcher:
             state = REQUEST_TRANSITIONS[RequestState.QUEUED, RequestEvent.REFUSE]
             end = EndRequest(request.name, state, sentence=refusal.sentence, refusal=refusal)
             return [end]
-        tracked = _Tracked(request, list(generated), count, count, count)
+        tracked = TrackedRequest(request, list(generated), count, count, count)
         if tracked.missing <= 0:
             tracked.change(RequestEvent.FINISH)
             ids = tuple(generated)
@@ -342,26 +311,26 @@ class Dispatcher:
 
     # --- inside ---
 
-    def _current(self, name: str, attempt: int) -> _Tracked | None:
+    def _current(self, name: str, attempt: int) -> TrackedRequest | None:
         tracked = self._requests.get(name)
         if tracked is None or not tracked.replica or tracked.attempt != attempt:
             return None
         return tracked
 
-    def _charge(self, tracked: _Tracked) -> None:
+    def _charge(self, tracked: TrackedRequest) -> None:
         count = len(tracked.generated) - tracked.charged
         if count > 0:
             self._policy.generated(tracked.request, count)
             tracked.charged += count
 
-    def _deliver(self, tracked: _Tracked, until: int) -> list[Command]:
+    def _deliver(self, tracked: TrackedRequest, until: int) -> list[Command]:
         first = tracked.delivered
         if not tracked.request.stream or until <= first:
             return []
         tracked.delivered = until
         return [DeliverTokens(tracked.request.name, first, tuple(tracked.generated[first:until]))]
 
-    def _release(self, tracked: _Tracked) -> None:
+    def _release(self, tracked: TrackedRequest) -> None:
         replica = self._replicas.get(tracked.replica)
         if replica is not None:
             replica.release(tracked.request.name)
@@ -369,7 +338,7 @@ class Dispatcher:
 
     def _end(
         self,
-        tracked: _Tracked,
+        tracked: TrackedRequest,
         now: float,
         reason: FinishReason | None = None,
         sentence: str = "",
@@ -387,16 +356,20 @@ class Dispatcher:
         if tracked.was_taken:
             if tracked in self._front:
                 self._front.remove(tracked)
-            self._policy.ended(request, tracked.charged, now)
         else:
             self._waiting -= 1
-            self._policy.remove(request)
+        if tracked.attempt:
+            self._policy.ended(request, tracked.charged, now)
+        else:
+            self._policy.withdraw(request)
         ids = tuple(tracked.generated)
         if refusal is not None:
             sentence = refusal.sentence
         return EndRequest(request.name, tracked.state, ids, reason, sentence, refusal)
 
-    def _return_to_queue(self, tracked: _Tracked, event: RequestEvent, now: float) -> list[Command]:
+    def _return_to_queue(
+        self, tracked: TrackedRequest, event: RequestEvent, now: float
+    ) -> list[Command]:
         """The attempt of a request is over: it goes to the front of the queue, or ends."""
         request = tracked.request
         keep = tracked.complete if request.continuable else 0
@@ -411,7 +384,8 @@ class Dispatcher:
             tracked.change(RequestEvent.GIVE_UP)
             sentence = (
                 "The node of this answer is gone, and an answer of this kind cannot be continued "
-                "(logprobs, several choices, tool calls or a grammar). Send the request again."
+                "(logprobs, several choices, tool calls, a grammar, penalties or bad words). Send "
+                "the request again."
             )
             return [self._end(tracked, now, sentence=sentence)]
         self.repeated_tokens += len(tracked.generated) - keep
@@ -422,7 +396,7 @@ class Dispatcher:
         self._front.append(tracked)
         return []
 
-    def _fail_attempt(self, tracked: _Tracked, sentence: str, now: float) -> list[Command]:
+    def _fail_attempt(self, tracked: TrackedRequest, sentence: str, now: float) -> list[Command]:
         """An attempt ended in a way of which its request may be the cause."""
         tracked.failures += 1
         if tracked.failures < MAX_FAILURES:
@@ -452,40 +426,30 @@ class Dispatcher:
         commands: list[Command] = self._dispatch_front(now) + self._move(now)
         if self._front_blocks():
             return commands
-        moving = self._moving()
+        replicas = self._replicas.values()
+        moving = count_moving(self._requests, replicas)
         while (request := self._policy.head(now)) is not None:
             tracked = self._requests[request.name]
             if self._is_oversize(tracked):
-                self._take(tracked, now)
+                self._take(tracked)
                 self._front.append(tracked)
                 continue
             replica = self._choose(tracked, now)
-            if replica is None or (moving and self._room(tracked) <= moving):
+            if replica is None or (moving and room(tracked.request.tokens, replicas) <= moving):
                 break
-            self._take(tracked, now)
-            commands.append(self._post(tracked, replica))
+            self._take(tracked)
+            commands.append(self._post(tracked, replica, now))
         return commands
 
-    def _take(self, tracked: _Tracked, now: float) -> None:
-        self._policy.take(tracked.request, now)
+    def _take(self, tracked: TrackedRequest) -> None:
+        self._policy.take(tracked.request)
         tracked.was_taken = True
         self._waiting -= 1
 
     def _ready(self) -> list[DispatcherReplica]:
         return [r for r in self._replicas.values() if r.state is ReplicaState.READY]
 
-    def _leaving(self) -> list[DispatcherReplica]:
-        return [r for r in self._replicas.values() if r.state is ReplicaState.DRAINING]
-
-    def _moving(self) -> int:
-        """Number of requests that are being stopped to be moved."""
-        return sum(
-            self._requests[name].state is RequestState.MOVING
-            for replica in self._leaving()
-            for name in replica.requests
-        )
-
-    def _is_oversize(self, tracked: _Tracked) -> bool:
+    def _is_oversize(self, tracked: TrackedRequest) -> bool:
         """Whether no ready replica could hold a request; False without one. It blocks no other."""
         return 0 < self._ready_tokens() < tracked.request.tokens
 
@@ -496,19 +460,19 @@ class Dispatcher:
     def _dispatch_front(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for tracked in list(self._front):
-            if _runs_alone(tracked):
+            if tracked.runs_alone:
                 self._reserve(tracked)
             replica = self._choose(tracked, now)
             if replica is not None:
                 self._front.remove(tracked)
-                commands.append(self._post(tracked, replica))
+                commands.append(self._post(tracked, replica, now))
         return commands
 
     def _front_blocks(self) -> bool:
         """Whether a request in front waits for room that would come if no other took it."""
         ready = self._ready()
         return any(
-            not _runs_alone(tracked)
+            not tracked.runs_alone
             and any(
                 replica.reserved_for is None
                 and tracked.request.tokens <= replica.capacity.kv_tokens
@@ -517,7 +481,7 @@ class Dispatcher:
             for tracked in self._front
         )
 
-    def _reserve(self, tracked: _Tracked) -> None:
+    def _reserve(self, tracked: TrackedRequest) -> None:
         """Reserve a replica for a request that is to run alone: the one with the fewest."""
         name = tracked.request.name
         if any(replica.reserved_for == name for replica in self._replicas.values()):
@@ -530,19 +494,21 @@ class Dispatcher:
         if candidates:
             min(candidates, key=lambda replica: len(replica.requests)).reserved_for = name
 
-    def _choose(self, tracked: _Tracked, now: float) -> DispatcherReplica | None:
+    def _choose(self, tracked: TrackedRequest, now: float) -> DispatcherReplica | None:
         name = tracked.request.name
         replicas = [
             replica
             for replica in self._replicas.values()
-            if not _runs_alone(tracked) or replica.reserved_for == name
+            if not tracked.runs_alone or replica.reserved_for == name
         ]
         return best_replica(
             replicas, name, tracked.request.tokens, tracked.missing, tracked.blocks, now
         )
 
-    def _post(self, tracked: _Tracked, replica: DispatcherReplica) -> PostAttempt:
+    def _post(self, tracked: TrackedRequest, replica: DispatcherReplica, now: float) -> PostAttempt:
         request = tracked.request
+        if not tracked.attempt:
+            self._policy.begin(request, now)
         tracked.change(RequestEvent.POST)
         self._oversize.forget(request.name)
         self._attempts += 1
@@ -553,48 +519,12 @@ class Dispatcher:
         return PostAttempt(request, tracked.attempt, replica.name, ids, tracked.missing)
 
     def _move(self, now: float) -> list[Command]:
-        """Stop attempts on leaving replicas that may not end in time, as many as there is room for
-        elsewhere. Not those of streams that could not be continued.
-        """
-        leaving = self._leaving()
-        if not leaving or self._front_blocks():
+        """Stop attempts on leaving replicas that may not end in time."""
+        if self._front_blocks():
             return []
         commands: list[Command] = []
-        promised = self._moving()
-        for replica in leaving:
-            for name in list(replica.requests):
-                tracked = self._requests[name]
-                if tracked.state is not RequestState.RUNNING or not self._should_move(
-                    tracked, replica, now
-                ):
-                    continue
-                if promised >= self._room(tracked):
-                    return commands
-                tracked.change(RequestEvent.MOVE)
-                promised += 1
-                self.moves += 1
-                commands.append(StopAttempt(name, tracked.attempt, replica.name))
+        for tracked in requests_to_move(self._requests, self._replicas.values(), now):
+            tracked.change(RequestEvent.MOVE)
+            self.moves += 1
+            commands.append(StopAttempt(tracked.request.name, tracked.attempt, tracked.replica))
         return commands
-
-    def _should_move(self, tracked: _Tracked, replica: DispatcherReplica, now: float) -> bool:
-        token_s = replica.capacity.token_s
-        in_time = token_s > 0 and (
-            now + tracked.missing * token_s + NOTICE_MARGIN_S <= replica.lasts_until
-        )
-        return not in_time and (tracked.request.continuable or not tracked.delivered)
-
-    def _room(self, tracked: _Tracked) -> int:
-        """Number of requests of this size that ready replicas could take now."""
-        tokens = tracked.request.tokens
-        return sum(
-            min(
-                replica.capacity.slots - len(replica.requests),
-                replica.free_tokens // tokens,
-            )
-            for replica in self._ready()
-            if replica.reserved_for is None
-        )
-
-
-def _runs_alone(tracked: _Tracked) -> bool:
-    return tracked.failures >= MAX_FAILURES - 1

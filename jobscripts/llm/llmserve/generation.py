@@ -42,7 +42,8 @@ class GenerationRequest:
     """Whether the client reads tokens as they come."""
     continuable: bool = True
     """Whether an interrupted answer can be continued from its ids. False with logprobs, several
-    choices, tool calls or grammars: such an answer starts again."""
+    choices, tool calls, grammars, ``frequency_penalty``, ``presence_penalty`` or ``bad_words``:
+    such an answer starts again."""
     choices: int = 1
     """Number of answers that the engine generates at once."""
 

@@ -200,8 +200,8 @@ class LiveDispatcher:
         self, request: GenerationRequest, path: str, body: Mapping[str, Any]
     ) -> AnswerStream:
         """Queue a request whose body goes to an engine as it is, and whose answer comes back as it
-        is (``result().body``): for what cannot be continued, such as ``n``, logprobs and tools.
-        After a loss it starts again.
+        is (``result().body``): for what cannot be continued
+        (:data:`llmserve.client_bodies.NOT_CONTINUABLE`). After a loss it starts again.
 
         Args:
             request: with ``continuable=False`` and ``stream=False``; its prompt and ``max_tokens``

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from llmserve.oversize import too_long
 from llmserve.simulated_model import tokenize
 
 DEFAULT_MAX_TOKENS = 16
@@ -176,11 +177,8 @@ def _check_lengths(ids: list[int], max_tokens: int, kv_tokens: int) -> None:
         sentence = f"max_tokens is {max_tokens}; it must be at least 1."
         raise ApiRefusal(400, sentence, "invalid_max_tokens")
     if len(ids) + max_tokens > kv_tokens:
-        sentence = (
-            f"The prompt has {len(ids)} tokens and the answer up to {max_tokens}; the maximum of "
-            f"both together is {kv_tokens}. Shorten the prompt or lower max_tokens."
-        )
-        raise ApiRefusal(400, sentence, "context_length_exceeded")
+        refusal = too_long(len(ids), max_tokens, kv_tokens)
+        raise ApiRefusal(400, refusal.sentence, refusal.limit)
 
 
 class AnswerShape(msgspec.Struct):

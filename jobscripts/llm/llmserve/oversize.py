@@ -1,6 +1,14 @@
-"""Requests that are too long: for the operator's limit, or for the replicas. Pure."""
+"""Requests that are too long: for the operator's limit, or for the replicas. Pure.
+
+Requests of clients wait for a larger replica for a limited time (:class:`OversizeRequests`). The
+lines of a batch do so behind all others (:class:`BatchQueue`).
+"""
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 from llmserve.generation import GenerationRequest, RequestRefusal
 
@@ -9,6 +17,23 @@ LARGER_REPLICA_S = 30.0
 RETURNING_REPLICA_S = 600.0
 """Seconds that a request waits which no ready replica could hold, while one is loading, or if an
 earlier one could."""
+
+Line = TypeVar("Line", bound=Hashable)
+
+
+def too_long(prompt_tokens: int, answer_tokens: int, limit: int) -> RequestRefusal:
+    """Returns the refusal of a request that is too long.
+
+    Args:
+        prompt_tokens: number of tokens of the prompt.
+        answer_tokens: maximum number of tokens of the answer, of all choices together.
+        limit: maximum number of tokens of both together.
+    """
+    return RequestRefusal(
+        "context_length_exceeded",
+        f"The prompt has {prompt_tokens} tokens and the answer up to {answer_tokens}; the maximum "
+        f"of both together is {limit}. Shorten the prompt or lower max_tokens.",
+    )
 
 
 class OversizeRequests:
@@ -48,11 +73,11 @@ class OversizeRequests:
         that has waited in vain; else None.
         """
         if self._limit is not None and request.tokens > self._limit:
-            return too_long(request, self._limit)
+            return _refusal(request, self._limit)
         is_known = self._refused_tokens is not None and request.tokens >= self._refused_tokens
         if not is_known or not 0 < ready_tokens < request.tokens:
             return None
-        return too_long(request, ready_tokens)
+        return _refusal(request, ready_tokens)
 
     def wait(
         self, request: GenerationRequest, ready_tokens: int, now: float, *, is_loading: bool
@@ -82,11 +107,48 @@ class OversizeRequests:
         self._since.pop(request, None)
 
 
-def too_long(request: GenerationRequest, limit: int) -> RequestRefusal:
-    """Returns the refusal of a request that is larger than ``limit`` tokens."""
-    answer = request.tokens - len(request.prompt)
-    return RequestRefusal(
-        "context_length_exceeded",
-        f"The prompt has {len(request.prompt)} tokens and the answer up to {answer}; the maximum "
-        f"of both together is {limit}. Shorten the prompt or lower max_tokens.",
-    )
+def _refusal(request: GenerationRequest, limit: int) -> RequestRefusal:
+    prompt_tokens = len(request.prompt)
+    return too_long(prompt_tokens, request.tokens - prompt_tokens, limit)
+
+
+class BatchQueue(Generic[Line]):
+    """The lines of a batch that are not submitted yet. A line that is larger than all replicas so
+    far comes behind the others: until then there may be a larger replica.
+
+    Args:
+        lines: in the order in which they are submitted.
+    """
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines = deque(lines)
+        self._deferred: set[Line] = set()
+        """Lines that were put behind the others."""
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self._lines)
+
+    def take(self) -> Line:
+        """Remove the next line and return it. Raises IndexError if there is none."""
+        return self._lines.popleft()
+
+    def defer(self, line: Line, tokens: int, largest_tokens: int) -> bool:
+        """Put a line behind the others if it is larger than all replicas so far. Only once: the
+        second time it is to be submitted.
+
+        Args:
+            line: that :meth:`take` has returned.
+            tokens: number of its prompt and answer together.
+            largest_tokens: maximum number that a replica so far holds; 0: none has been ready.
+
+        Returns:
+            Whether it was put behind the others.
+        """
+        if not 0 < largest_tokens < tokens or line in self._deferred:
+            return False
+        self._deferred.add(line)
+        self._lines.append(line)
+        return True

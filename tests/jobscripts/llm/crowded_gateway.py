@@ -21,7 +21,14 @@ from tests.jobscripts.llm.test_gateway_batches import begin, ended, jsonl, line
 from tests.waiting import until
 
 MARKUP = '<img src=x onerror="window.pwned=1">'
-ERROR = f"The engine ended with exit status 1: CUDA out of memory {MARKUP}"
+ERROR_LINES = 30
+ERROR = "\n".join(
+    (
+        f"The engine ended (exit status 1). Its last lines: CUDA out of memory {MARKUP}",
+        *(f"  File {number}" for number in range(2, ERROR_LINES + 1)),
+    )
+)
+""":data:`ERROR_LINES` lines."""
 CONFIGURATION = """
 listen = "127.0.0.1:0"
 metrics_for = ["operator"]

@@ -100,6 +100,20 @@ def running(
             process.wait()
 
 
+def metric(client: openai.OpenAI, name: str) -> float:
+    """Returns the sum of a metric of a gateway over all its labels.
+
+    Args:
+        client: of a user in ``metrics_for``.
+        name: as in ``/metrics``, such as ``llmserve_moves_total``.
+    """
+    url = client.base_url.join("/metrics")
+    answer = httpx2.get(str(url), headers={"Authorization": f"Bearer {client.api_key}"})
+    assert answer.status_code == 200, answer.text
+    values = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", answer.text, re.MULTILINE)
+    return sum(map(float, values))
+
+
 class GatewaySite:
     """Engines and a gateway in one process.
 

@@ -51,15 +51,17 @@ class PrintedFairServe:
             return min(self._calls.heads().values(), key=lambda head: head[0])[1]
         return self._counters.head()
 
-    def take(self, request: GenerationRequest, now: float) -> None:
+    def take(self, request: GenerationRequest) -> None:
         self._counters.remove(request)
         self._calls.discard(request)
+
+    def begin(self, request: GenerationRequest, now: float) -> None:
         if request.interaction:
             self._begun.add((request.user, request.interaction))
         if request.ends_interaction:
             self._begun.discard((request.user, request.interaction))
 
-    def remove(self, request: GenerationRequest) -> None:
+    def withdraw(self, request: GenerationRequest) -> None:
         self._counters.remove(request)
         self._calls.discard(request)
 

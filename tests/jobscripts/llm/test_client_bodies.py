@@ -51,6 +51,9 @@ def test_a_chat_is_ids():
         ("guided_regex", "a"),
         ("response_format", {"type": "json_object"}),
         ("echo", True),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -0.5),
+        ("bad_words", ["two words"]),
     ],
 )
 def test_what_cannot_be_continued_goes_whole(field, value):
@@ -79,10 +82,24 @@ def test_a_body_that_goes_whole_has_the_length_that_is_counted(fields, tokens):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n", 1), ("logprobs", False), ("tools", []), ("response_format", {"type": "text"})],
+    [
+        ("n", 1),
+        ("logprobs", False),
+        ("tools", []),
+        ("response_format", {"type": "text"}),
+        ("frequency_penalty", 0),
+        ("presence_penalty", 0.0),
+        ("presence_penalty", None),
+        ("bad_words", []),
+    ],
 )
 def test_what_changes_nothing_is_continued(field, value):
     assert read({"prompt": "Hi", field: value}).continuable
+
+
+def test_a_penalty_that_counts_the_prompt_too_is_continued():
+    order = read({"prompt": "Hi", "repetition_penalty": 1.2})
+    assert (order.continuable, order.parameters) == (True, {"repetition_penalty": 1.2})
 
 
 @pytest.mark.parametrize(

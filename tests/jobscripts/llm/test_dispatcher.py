@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from llmserve.dispatcher import MAX_FAILURES, Dispatcher
+from llmserve.dispatcher import Dispatcher
 from llmserve.generation import FinishReason, GenerationRequest
 from llmserve.oversize import LARGER_REPLICA_S, RETURNING_REPLICA_S
 from llmserve.policies import Fcfs
@@ -20,6 +20,7 @@ from llmserve.states import (
     RequestEvent,
     RequestState,
 )
+from llmserve.tracked_request import MAX_FAILURES
 
 from tests.jobscripts.llm.engines import World, answer
 

@@ -8,11 +8,12 @@ from collections import Counter
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from llmserve.dispatcher import MAX_FAILURES, Dispatcher
+from llmserve.dispatcher import Dispatcher
 from llmserve.generation import GenerationRequest
 from llmserve.policies import FairServe, Fcfs, RequestsPerMinute, VirtualTokenCounter
 from llmserve.replicas import Capacity
 from llmserve.states import ReplicaState, RequestState
+from llmserve.tracked_request import MAX_FAILURES
 
 from tests.draws import cases
 from tests.jobscripts.llm.engines import World, answer
@@ -27,9 +28,9 @@ class Recorded:
     def __getattr__(self, name):
         return getattr(self._policy, name)
 
-    def take(self, request, now):
+    def begin(self, request, now):
         self.prompts[request.name] += 1
-        self._policy.take(request, now)
+        self._policy.begin(request, now)
 
     def generated(self, request, count):
         self.tokens[request.name] += count
@@ -239,13 +240,14 @@ class DispatcherMachine(RuleBasedStateMachine):
             world.lose(name)
         world.run_to_the_end()
         assert set(world.ends) == set(self.requests), "a request is lost"
+        posted = {post.request.name for post in world.posts}
         for name, end in world.ends.items():
             submitted = self.requests[name]
+            assert self.policy.prompts[name] == (name in posted)
             if end.state is RequestState.DONE:
                 assert end.ids == answer(submitted)
                 if submitted.stream:
                     assert tuple(world.streams[name]) == end.ids
-                assert self.policy.prompts[name] <= 1
                 assert self.policy.tokens[name] <= submitted.max_tokens
             elif end.state is RequestState.CANCELLED:
                 assert name in self.cancelled

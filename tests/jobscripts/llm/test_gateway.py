@@ -18,7 +18,7 @@ from llmserve.simulated_model import detokenize, digest_of, generate, tokenize
 from llmserve.states import RequestState
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.jobscripts.llm.gateways import CONFIGURATION, SLOW, TIMES, site
+from tests.jobscripts.llm.gateways import CONFIGURATION, SLOW, TIMES, metric, site
 from tests.waiting import until
 
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "Hello"}]}
@@ -285,6 +285,7 @@ def test_a_stream_goes_on_when_its_replica_is_lost(tmp_path):
         alice, values = {"user": "alice", "application": ""}, Samples(made)
         assert values.of("moves_total", **alice) == 1
         assert values.of("tokens_total", kind="generated", **alice) == 200
+        assert metric(made.client("operator"), "llmserve_moves_total") == 1
 
 
 def test_metrics_by_user_and_application(tmp_path):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from types import SimpleNamespace
 
 import pytest
+from llmserve.gateway.configuration import read
 from llmserve.gateway.demand import RATE_WINDOW_S, Demand, DemandLimits
 from llmserve.gateway.scaling import EXPIRES_INTERVALS, Scaler
+from llmserve.gateway.server import open_gateway
 from llmserve.service_members import ReplicaFollower, ServiceMember
 
 
@@ -63,6 +66,42 @@ def test_nodes_keep_their_worth_for_a_while_after_requests_have_filled_them():
         (801.0, 1, 1),
     ]
     assert [demand.nodes(count, now) for now, count, _ in needed] == [n for *_, n in needed]
+
+
+@pytest.mark.parametrize(
+    ("nodes_at_start", "looks"),
+    [
+        # now, open requests → nodes
+        (4, [(0.0, 0, 4), (5.0, 20, 4), (119.0, 64, 4), (121.0, 64, 4)]),  # they come back
+        (4, [(0.0, 0, 4), (119.9, 20, 4), (120.1, 20, 2)]),  # fewer do
+        (4, [(0.0, 0, 4), (5.0, 100, 7), (130.0, 1, 1)]),  # more do
+        (4, [(0.0, 0, 4), (130.0, 0, 1), (600.0, 0, 0)]),  # none does
+        (20, [(0.0, 0, 8)]),
+        (0, [(0.0, 0, 1), (5.0, 20, 2), (10.0, 0, 2)]),
+    ],
+)
+def test_nodes_that_are_there_at_the_start_of_the_gateway_count_as_filled(nodes_at_start, looks):
+    demand = Demand(dataclasses.replace(LIMITS, scale_down_s=120.0), 0.0, nodes_at_start)
+    assert [demand.nodes(count, now) for now, count, _ in looks] == [n for *_, n in looks]
+
+
+def test_a_gateway_begins_with_the_nodes_that_its_service_has(tmp_path):
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        '[users.alice]\n[models.simulated]\njob = "serve"\ntokenizer = "simulated"\n'
+        "[scaling]\nscale_down_s = 36000\n"
+    )
+
+    class Client:
+        async def members(self, job):
+            return SimpleNamespace(key="00" * 32, members=["n1", "n2", "n3"])
+
+    async def story():
+        async with open_gateway(read(path), tmp_path, Client()) as gateway:
+            demand = gateway.admission.models["simulated"].demand
+            assert demand.nodes(0, time.monotonic()) == 3
+
+    asyncio.run(story())
 
 
 def test_nothing_is_worth_anything_after_a_time_without_requests():

@@ -14,7 +14,7 @@ from llmserve.simulated_model import tokenize
 
 from malletrain.web import guard
 from tests.integration.browser import Browser, browser
-from tests.jobscripts.llm.crowded_gateway import ERROR, MARKUP, crowded_gateway
+from tests.jobscripts.llm.crowded_gateway import ERROR, ERROR_LINES, MARKUP, crowded_gateway
 from tests.jobscripts.llm.gateways import site
 
 WIDE_CONTENT = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -197,6 +197,50 @@ def test_the_page_of_an_operator(crowd, chromium):
         chromium.width(width)
         assert chromium.run(WIDE_CONTENT) <= 0
     assert chromium.complaints() == []
+
+
+def heights(chromium: Browser, selector: str) -> tuple[float, float]:
+    """Height of an element and of its content, in sizes of its font."""
+    size = "parseFloat(getComputedStyle(box).fontSize)"
+    ratios = f"(box) => [box.clientHeight / {size}, box.scrollHeight / {size}]"
+    shown, whole = chromium.run(f"({ratios})(document.querySelector('{selector}'))")
+    return shown, whole
+
+
+def test_the_last_lines_of_an_engine_keep_their_breaks_and_do_not_fill_the_page(crowd, chromium):
+    chromium.width(1200)
+    sign_in(chromium, crowd, crowd.key("operator"))
+    chromium.until_text("#who", "operator")
+    assert chromium.text(".tail") == ERROR
+    shown, whole = heights(chromium, ".tail")
+    assert whole >= ERROR_LINES
+    assert shown <= 8
+    assert heights(chromium, "#errors li")[1] >= ERROR_LINES
+    assert chromium.run("document.querySelector('.events').clientHeight") <= 420
+    last = "document.querySelector('.tail').scrollTop"
+    assert chromium.run(f"({last} = 10000, {last})") > 0  # the last line can be reached
+
+
+def test_what_is_wrong_is_above_what_was_seen_before(crowd, chromium):
+    sign_in(chromium, crowd, crowd.key("operator"))
+    chromium.until_text("#who", "operator")
+    answers = {
+        "No answer from the gateway; trying again …": "Promise.reject(new Error())",
+        "The gateway is stopping.": (
+            "Promise.resolve(new Response("
+            '\'{"error": {"message": "The gateway is stopping."}}\', {status: 503}))'
+        ),
+    }
+    chromium.run("(window.kept = window.fetch, true)")
+    for sentence, answer in answers.items():
+        chromium.run(f"(window.fetch = () => {answer}, true)")
+        chromium.until_text("#away", f"{sentence} What you see is of ")
+        assert chromium.run("document.getElementById('away').clientHeight") > 0
+        assert chromium.run("document.body.classList.contains('stale')")
+        assert "simulated" in chromium.text("#models h2")
+    chromium.run("(window.fetch = window.kept, true)")
+    chromium.until(lambda: chromium.run("document.getElementById('away').hidden"), "it is over")
+    assert not chromium.run("document.body.classList.contains('stale')")
 
 
 def test_the_page_of_a_user(crowd, chromium):

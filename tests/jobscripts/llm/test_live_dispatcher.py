@@ -275,6 +275,46 @@ async def test_a_body_starts_again_after_a_loss(tmp_path):
         assert result.body["usage"]["completion_tokens"] == 300
 
 
+class Charged(Fcfs):
+    """Counts what is charged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = 0
+
+    def generated(self, request: GenerationRequest, count: int) -> None:
+        self.tokens += count
+
+
+@pytest.mark.parametrize(
+    ("completion_tokens", "charged"),
+    [(0, 0), (7, 7), (25, 25), (30, 30), (31, 30)],  # what no request can have is not charged
+)
+@run
+async def test_the_tokens_of_all_choices_are_charged(tmp_path, completion_tokens, charged):
+    async def complete(request: web.Request) -> web.Response:
+        return web.json_response({"usage": {"completion_tokens": completion_tokens}})
+
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "engine")).start()
+    policy = Charged()
+    async with dispatching(policy) as live:
+        live.add_replica("n1", f"unix:{tmp_path}/engine", Capacity(4, 1000))
+        request = order("r1", 10, stream=False, continuable=False, choices=3)
+        body = {"prompt": "Hi", "max_tokens": 10, "n": 3}
+        result = await live.submit_body(request, "/v1/completions", body).result()
+        assert result.state is RequestState.DONE
+        assert (policy.tokens, live.counts().generated_tokens) == (charged, charged)
+    await runner.cleanup()
+
+
 @run
 async def test_leaving_cancels_what_has_not_ended():
     async with dispatching() as live:

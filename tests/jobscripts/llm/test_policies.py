@@ -10,8 +10,10 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llmserve.dispatcher import Dispatcher
 from llmserve.engine_model import EngineTimes
 from llmserve.generation import GenerationRequest
+from llmserve.oversize import LARGER_REPLICA_S
 from llmserve.policies import (
     Application,
     FairServe,
@@ -31,6 +33,7 @@ from llmserve.simulation import Arrival, Presence, ServingSimulation
 from llmserve.states import RequestState
 
 from tests.draws import cases
+from tests.jobscripts.llm.engines import World
 from tests.jobscripts.llm.printed_fairserve import PrintedFairServe
 
 TIMES = EngineTimes(0.02, 5e-5, 1e-4, 1e-7)
@@ -48,7 +51,8 @@ def order(policy, requests, now: float = 0.0) -> list[str]:
         policy.enqueue(each, now)
     names = []
     while (head := policy.head(now)) is not None:
-        policy.take(head, now)
+        policy.take(head)
+        policy.begin(head, now)
         policy.generated(head, head.max_tokens)
         policy.ended(head, head.max_tokens, now)
         names.append(head.name)
@@ -88,8 +92,81 @@ def test_a_cancelled_request_is_not_served():
         first, second = request("first"), request("second")
         policy.enqueue(first, 0.0)
         policy.enqueue(second, 0.0)
-        policy.remove(first)
+        policy.withdraw(first)
         assert policy.head(0.0) is second
+
+
+UNCHARGED = {
+    "fcfs": (Fcfs, ["b0", "b1", "a0"]),
+    "rpm": (partial(RequestsPerMinute, 100), ["b0", "b1", "a0"]),
+    "vtc": (VirtualTokenCounter, ["b0", "a0", "b1"]),
+    "fairserve": (FairServe, ["b0", "a0", "b1"]),
+}
+"""Name → (policy, order if the user a was charged for nothing)."""
+
+
+def after_an_oversize_request(policy, end) -> list[str]:
+    """The order in which requests are posted to a replica with one slot, after a request of the
+    user a with a prompt that it cannot hold. ``end`` ends that one.
+    """
+    world = World(Dispatcher(policy))
+    world.add("n", Capacity(1, 50))
+    world.submit(request("huge", "a", prompt=500, interaction="i"))
+    end(world)
+    assert "huge" in world.ends
+    for name in ("first", "b0", "b1", "a0"):
+        world.submit(request(name, name[0]))
+    world.run_to_the_end()
+    return [post.request.name for post in world.posts][1:]
+
+
+def refuse(world: World) -> None:
+    for at in (0.0, LARGER_REPLICA_S):
+        world.refuse_oversize(at)
+
+
+def cancel(world: World) -> None:
+    world.carry_out(world.dispatcher.cancel("huge", 0.0))
+
+
+@pytest.mark.parametrize("end", [refuse, cancel])
+@pytest.mark.parametrize("policy", UNCHARGED)
+def test_a_request_that_no_replica_could_hold_is_not_charged(policy, end):
+    make, names = UNCHARGED[policy]
+    assert after_an_oversize_request(make(), end) == names
+
+
+@pytest.mark.parametrize("policy", ["vtc", "fairserve"])
+def test_a_request_that_waited_for_a_larger_replica_is_charged_when_it_is_posted(policy):
+    def answer_it(world: World) -> None:
+        world.add("larger", Capacity(1, 1_000))
+        world.run_to_the_end()
+        world.lose("larger")
+
+    names = ["first", "b0", "b1", "a0"]  # a has more service than b
+    assert after_an_oversize_request(UNCHARGED[policy][0](), answer_it) == names
+
+
+@pytest.mark.parametrize("make", [VirtualTokenCounter, FairServe])
+def test_a_refused_request_gives_no_credit_to_who_comes_next(make):
+    """It left the queue long ago, so its user is not the last who waited."""
+    policy, huge = make(), request("huge", "h")
+    policy.enqueue(huge, 0.0)
+    policy.take(huge)
+    order(policy, [request(f"a{i}", "a") for i in range(50)])
+    policy.withdraw(huge)
+    late = [request(f"{user}{i}", user) for user in "na" for i in range(60, 64)]
+    assert "a60" in order(policy, late)[:3]
+
+
+def test_a_request_that_no_replica_could_hold_opens_no_interaction():
+    policy = FairServe(FairServeSettings(limits=ThrottleLimits(user=1)))
+    huge, call = (request(name, interaction="i") for name in ("huge", "call"))
+    assert policy.admit(huge, IDLE, 0.0) is None
+    policy.enqueue(huge, 0.0)
+    policy.take(huge)
+    policy.withdraw(huge)
+    assert policy.admit(call, BUSY, 1.0) is not None  # a first call
 
 
 def test_a_limit_per_minute_counts_in_every_minute():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import stat
@@ -18,6 +19,7 @@ from llmserve.engine_process import LAST_LINES, EngineProcess
 from llmserve.engines import PROFILES, engine_command
 from llmserve.front import Front, listen
 from llmserve.measuring import batch_sizes
+from llmserve.replica_client import ReplicaClient
 from llmserve.replica_life import LIFE_TRANSITIONS, LifeEvent, may_load
 from llmserve.replica_process import EngineNeverLoads, ReplicaOptions, ReplicaProcess
 from llmserve.replica_status import ENGINE_ENDED, ReplicaStatus
@@ -188,6 +190,47 @@ async def test_an_engine_without_requests_is_asked_whether_it_is_well(tmp_path, 
         await until_async(lambda: replica.state is ReplicaState.READY, "it has loaded again")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@run
+async def test_one_answer_that_an_engine_is_not_well_ends_nothing_and_two_in_a_row_end_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(replica_process, "HEALTH_WATCH_S", 0.02)
+    patient = functools.partialmethod(ReplicaClient.is_healthy, timeout_s=PATIENCE_S)
+    monkeypatch.setattr(ReplicaClient, "is_healthy", patient)
+    script, log = str(Path(__file__).with_name("engine_with_health.py")), tmp_path / "health"
+    statuses = "200,503,200,503,200,503,503"  # the first: it has loaded
+    words = (sys.executable, script, str(log), statuses, *PROFILES["simulated"][3:])
+    options = ReplicaOptions(words, "simulated", "simulated", 8, 100_000)
+    async with ReplicaProcess(options) as replica:
+        task = asyncio.create_task(replica.run())
+        await until_async(lambda: "SIGKILL" in replica.sentence, "it is ended")
+        assert log.read_text().split() == statuses.split(",")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@run
+async def test_an_engine_that_is_not_well_while_its_replica_stops_is_no_failure(monkeypatch):
+    monkeypatch.setattr("llmserve.engine_process.STOP_S", PATIENCE_S)
+    script = str(Path(__file__).with_name("engine_that_ends_slowly.py"))
+    options = ReplicaOptions((sys.executable, script, "{socket}"), "m", "m", 1, 10)
+    replica = await ReplicaProcess(options).__aenter__()
+    task = asyncio.create_task(replica.run())
+    await until_async(lambda: replica.state is ReplicaState.READY, "it has loaded")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    closing = asyncio.create_task(replica.__aexit__(None, None, None))
+    await until_async(lambda: replica.state is ReplicaState.GONE, "it stops")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{replica.address}/health") as answer,
+    ):
+        assert (answer.status, await answer.text()) == (503, "stopping")
+    await closing
+    assert (replica.state, replica.sentence) == (ReplicaState.GONE, "")
 
 
 @run

@@ -86,6 +86,16 @@ def test_a_prompt_that_ends_within_a_character_is_no_context(byte_model):
     assert tokenizer.decoder(prompt).add(answer) == ("b", 1)
 
 
+@pytest.mark.parametrize("token", [9_999, 1 << 32, -1])
+def test_a_prompt_with_an_id_that_is_not_in_the_vocabulary_is_no_context(byte_model, token):
+    """Tokenizers raise errors for some of these ids, and leave others out."""
+    tokenizer = ModelTokenizer(byte_model)
+    prompt, answer = [*tokenizer.encode("a"), token], tokenizer.encode("b€")
+    decoder = tokenizer.decoder(prompt)
+    assert decoder.add(answer[:2]) == ("b", 1)
+    assert decoder.add(answer[2:]) == ("€", 2)
+
+
 def test_a_chat_has_the_form_of_the_model(byte_model):
     tokenizer = ModelTokenizer(byte_model)
     messages = [{"role": "user", "content": "Hi"}]

@@ -29,6 +29,7 @@ from llmserve.gateway.database import (
 from llmserve.gateway.models import read_order
 from llmserve.gateway.responses import answer_body
 from llmserve.openai_messages import ApiRefusal
+from llmserve.oversize import BatchQueue
 
 log = logging.getLogger(__name__)
 
@@ -143,16 +144,15 @@ class _BatchWork:
         self._batch, self._cancelled, self._window = batch, cancelled, window
         self._caller = Caller(batch.user, "", batch.application)
         self._answers: deque[LineAnswer] = deque()
-        self._deferred: set[int] = set()
-        """Numbers of the lines that were put behind the others."""
         self._is_interrupted = False
         """Whether the gateway is stopping: the next one continues the batch."""
 
     async def run(self) -> None:
         saver = asyncio.create_task(self._save_often())
-        lines: deque[OpenLine] = deque()
+        lines: BatchQueue[OpenLine] = BatchQueue(())
         try:
-            lines = deque(await self._stored(lambda: self._database.open_lines(self._batch.id)))
+            stored = await self._stored(lambda: self._database.open_lines(self._batch.id))
+            lines = BatchQueue(stored)
             self._backlog.update(line.model for line in lines)
             workers = [
                 asyncio.create_task(self._answer_each(lines))
@@ -180,14 +180,13 @@ class _BatchWork:
                 task.cancel()
             await asyncio.gather(done, cancel, *workers, return_exceptions=True)
 
-    async def _answer_each(self, lines: deque[OpenLine]) -> None:
+    async def _answer_each(self, lines: BatchQueue[OpenLine]) -> None:
         while lines:
-            line = lines.popleft()
+            line = lines.take()
             self._backlog[line.model] -= 1
             try:
-                answer = await self._answer(line)
+                answer = await self._answer(line, lines)
                 if answer is None:
-                    lines.append(line)
                     self._backlog[line.model] += 1
                     continue
                 status, body = 200, answer
@@ -201,16 +200,15 @@ class _BatchWork:
             )
             self._answers.append(LineAnswer(self._batch.id, line.number, text, status != 200))
 
-    async def _answer(self, line: OpenLine) -> dict[str, object] | None:
-        """The body of an answer; None: the line is larger than all replicas, and comes behind the
-        others.
-        """
+    async def _answer(
+        self, line: OpenLine, lines: BatchQueue[OpenLine]
+    ) -> dict[str, object] | None:
+        """The body of an answer; None: the line was put behind the others."""
         gateway_order = read_order(
             line.body, self._batch.endpoint, self._admission.models, may_wait=True
         )
-        largest = gateway_order.model.dispatcher.largest_tokens
-        if 0 < largest < gateway_order.order.tokens and line.number not in self._deferred:
-            self._deferred.add(line.number)
+        largest_tokens = gateway_order.model.dispatcher.largest_tokens
+        if lines.defer(line, gateway_order.order.tokens, largest_tokens):
             return None
         while True:
             try:

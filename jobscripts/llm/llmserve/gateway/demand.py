@@ -3,9 +3,10 @@
 The nodes are enough for the requests that wait and run, and for the expected number of concurrent
 requests: (arrivals per second) times (seconds of an answer), by Little's law. So nodes stay for
 requests that come one after another. Further nodes are valuable at once. Fewer are so only after
-``scale_down_s``, because a node that is released has to load the model again. After ``idle_s``
-without requests no node is worth anything, and the service releases all of them. The next request
-makes one node valuable again.
+``scale_down_s``, because a node that is released has to load the model again. The nodes that a
+service has at the start of the gateway count as filled then. After ``idle_s`` without requests no
+node is worth anything, and the service releases all of them. The next request makes one node
+valuable again.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class Demand:
     Args:
         limits: the limits that the operator sets.
         now: the time.
+        nodes: number of nodes that the service of the model has. They count as filled now: a
+            restart of the gateway releases none before the requests have come back.
     """
 
-    def __init__(self, limits: DemandLimits, now: float) -> None:
+    def __init__(self, limits: DemandLimits, now: float, nodes: int = 0) -> None:
         self._limits = limits
         self._rate = 0.0
         """Requests/s at :attr:`_rate_at`."""
@@ -57,6 +60,8 @@ class Demand:
         self._filled: deque[tuple[float, int]] = deque()
         """(time, number of nodes that requests filled then), the numbers in descending order: a
         number is dropped when one that is not smaller follows."""
+        if nodes:
+            self._filled.append((now, nodes))
 
     def arrived(self, now: float) -> None:
         """Count a request that was accepted."""

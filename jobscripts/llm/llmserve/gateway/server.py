@@ -118,19 +118,19 @@ async def open_gateway(
         stack.callback(database.close)
         models = {}
         for name, section in configuration.models.items():
-            key = b""
+            service = OwnService()
             if client is not None and section.job:
-                key = await service_key(client, section.job)
+                service = await own_service(client, section.job)
             dispatcher = await stack.enter_async_context(
                 LiveDispatcher(
                     configuration.make_policy(),
                     configured_tokenizer(section.tokenizer, folder),
                     section.engine_model or name,
-                    key=key,
+                    key=service.key,
                     max_request_tokens=section.max_request_tokens,
                 )
             )
-            demand = Demand(_limits(configuration), time.monotonic())
+            demand = Demand(_limits(configuration), time.monotonic(), service.nodes)
             models[name] = ServedModel(name, dispatcher, demand, section.max_request_tokens)
             _add_engines(dispatcher, section)
         access = Access(configuration, KeyFile(configuration.keys))
@@ -182,8 +182,18 @@ async def serve(
         await GatewayServer(config, gateway.admission).serve()
 
 
-async def service_key(client: AsyncClient, job: str) -> bytes:
-    """Returns the secret that the replicas of a service require.
+@dataclass(frozen=True)
+class OwnService:
+    """What the gateway asks the daemon about a service when it starts."""
+
+    key: bytes = b""
+    """The secret that the replicas require."""
+    nodes: int = 0
+    """Number of nodes that the service has."""
+
+
+async def own_service(client: AsyncClient, job: str) -> OwnService:
+    """Returns the service of a model.
 
     Args:
         client: a client of the daemon.
@@ -199,7 +209,7 @@ async def service_key(client: AsyncClient, job: str) -> bytes:
             f"Service {job} belongs to another user, so its replicas do not answer this gateway. "
             "Run the gateway as the user who submitted the service."
         )
-    return bytes.fromhex(view.key)
+    return OwnService(bytes.fromhex(view.key), len(view.members))
 
 
 def configured_tokenizer(name: str, folder: Path) -> Tokenizer:

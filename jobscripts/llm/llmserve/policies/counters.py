@@ -86,9 +86,8 @@ class ServiceCounters:
         self._queues.add(request)
 
     def remove(self, request: GenerationRequest) -> None:
-        """Take a request from its queue."""
-        self._queues.discard(request)
-        if not self._queues:
+        """Take a request from its queue. No effect if it is not there."""
+        if self._queues.discard(request) and not self._queues:
             self._newest_level = self._service[request.user]
 
     def head(self) -> GenerationRequest | None:

@@ -3,7 +3,7 @@ that no user can gain service at the expense of others. Pure.
 
 * Service is counted relative to that of a typical request of the application, so that users of an
   application with long prompts or answers get as many answers as others. The prompt is charged when
-  it is dispatched and the answer token by token, as in VTC. (If requests were charged at their end,
+  it is posted and the answer token by token, as in VTC. (If requests were charged at their end,
   one user could fill the first batch.)
 * The typical request of an application is an average in which the operator and each user have one
   vote, so that no user has more than half of the votes. The operator sets a floor and a ceiling.
@@ -145,8 +145,10 @@ class FairServe:
         """User → interaction → what is known of it, the one used longest ago first."""
         self._calls = UserQueues()
         """Waiting calls that continue an interaction."""
+        self._further_calls: set[str] = set()
+        """Names of the calls that continue an interaction and were not posted."""
         self._charged_weight: dict[str, float] = {}
-        """Request that was taken → weight by which it is charged until it ends."""
+        """Request that was posted → weight by which it is charged until it ends."""
 
     @property
     def overloaded(self) -> bool:
@@ -175,6 +177,7 @@ class FairServe:
             interaction.calls += 1
             interaction.used = now
             self._calls.add(request)
+            self._further_calls.add(request.name)
 
     def head(self, now: float) -> GenerationRequest | None:
         """Returns the oldest call of an interaction whose user is not too far ahead, else the
@@ -191,19 +194,25 @@ class FairServe:
                 return min(calls, key=lambda head: head[0])[1]
         return self._counters.head()
 
-    def take(self, request: GenerationRequest, now: float) -> None:
-        """Charge the prompt, and open the request's interaction."""
+    def take(self, request: GenerationRequest) -> None:
+        """The request leaves the queue."""
         self._counters.remove(request)
-        is_further = self._calls.discard(request)
+        self._calls.discard(request)
+
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """Charge the prompt, and open the request's interaction."""
+        is_further = request.name in self._further_calls
+        self._further_calls.discard(request.name)
         weight = self._charged_weight[request.name] = self.weight(request)
         self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt) / weight)
         if request.interaction:
             self._begin_call(request, is_further, now)
 
-    def remove(self, request: GenerationRequest) -> None:
-        """The request is cancelled while it is queued."""
+    def withdraw(self, request: GenerationRequest) -> None:
+        """The request ends before it was posted."""
         self._counters.remove(request)
         self._calls.discard(request)
+        self._further_calls.discard(request.name)
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """Charge tokens of the answer."""

@@ -26,13 +26,16 @@ class Fcfs:
         """Returns the oldest request."""
         return next(iter(self._queue.values()), None)
 
-    def take(self, request: GenerationRequest, now: float) -> None:
-        """Nothing is charged."""
+    def take(self, request: GenerationRequest) -> None:
+        """The request leaves the queue."""
         del self._queue[request.name]
 
-    def remove(self, request: GenerationRequest) -> None:
-        """The request is cancelled while it is queued."""
-        del self._queue[request.name]
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """Nothing is charged."""
+
+    def withdraw(self, request: GenerationRequest) -> None:
+        """The request ends before it was posted."""
+        self._queue.pop(request.name, None)
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """Nothing is charged."""

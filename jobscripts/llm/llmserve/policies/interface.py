@@ -37,11 +37,16 @@ class SchedulingPolicy(Protocol):
     def head(self, now: float) -> GenerationRequest | None:
         """Returns the request that is next; it stays queued. None if the queue is empty."""
 
-    def take(self, request: GenerationRequest, now: float) -> None:
-        """The request, which :meth:`head` returned, is posted: charge its prompt."""
+    def take(self, request: GenerationRequest) -> None:
+        """The request, which :meth:`head` returned, leaves the queue: it is posted, or waits for a
+        replica that is large enough.
+        """
 
-    def remove(self, request: GenerationRequest) -> None:
-        """The request is cancelled while it is queued."""
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """The request, which was taken, is posted for the first time: charge its prompt."""
+
+    def withdraw(self, request: GenerationRequest) -> None:
+        """The request ends before it was posted. It is queued, or was taken."""
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """The request has ``count`` more tokens of its answer. Tokens that are generated again
@@ -49,4 +54,4 @@ class SchedulingPolicy(Protocol):
         """
 
     def ended(self, request: GenerationRequest, generated: int, now: float) -> None:
-        """The request, which was taken, ended with so many tokens."""
+        """The request, which was posted, ended with so many tokens."""

@@ -47,13 +47,16 @@ class RequestsPerMinute:
         """Returns the oldest request."""
         return self._queue.head(now)
 
-    def take(self, request: GenerationRequest, now: float) -> None:
-        """Nothing is charged."""
-        self._queue.take(request, now)
+    def take(self, request: GenerationRequest) -> None:
+        """The request leaves the queue."""
+        self._queue.take(request)
 
-    def remove(self, request: GenerationRequest) -> None:
-        """The request is cancelled while it is queued."""
-        self._queue.remove(request)
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """Nothing is charged."""
+
+    def withdraw(self, request: GenerationRequest) -> None:
+        """The request ends before it was posted."""
+        self._queue.withdraw(request)
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """Nothing is charged."""

@@ -1,7 +1,7 @@
 """The virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
 Pure.
 
-The user who has received the least service is next. The prompt is charged when it is dispatched,
+The user who has received the least service is next. The prompt is charged when it is posted,
 the answer token by token. Of two users who always have requests waiting, neither gets more than
 2·max(input weight · longest prompt, output weight · KV tokens) more service than the other in any
 interval (theorem 4.4).
@@ -38,13 +38,16 @@ class VirtualTokenCounter:
         """Returns the oldest request of the user with the least service."""
         return self._counters.head()
 
-    def take(self, request: GenerationRequest, now: float) -> None:
-        """Charge the prompt."""
+    def take(self, request: GenerationRequest) -> None:
+        """The request leaves the queue."""
         self._counters.remove(request)
+
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """Charge the prompt."""
         self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt))
 
-    def remove(self, request: GenerationRequest) -> None:
-        """The request is cancelled while it is queued."""
+    def withdraw(self, request: GenerationRequest) -> None:
+        """The request ends before it was posted."""
         self._counters.remove(request)
 
     def generated(self, request: GenerationRequest, count: int) -> None:

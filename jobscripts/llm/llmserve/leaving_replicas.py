@@ -1,0 +1,85 @@
+"""Which requests move off replicas that have notice of their end. Pure: no sockets, no clock.
+
+A request moves if its answer may not be complete before its replica ends, it can be continued or
+started again, and another replica has room for it now. The room of requests that are being moved is
+not given away. A request without room elsewhere stays, and may move later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from llmserve.replicas import DispatcherReplica
+from llmserve.states import ReplicaState, RequestState
+from llmserve.tracked_request import TrackedRequest
+
+NOTICE_MARGIN_S = 1.0
+"""Seconds before the end of a replica at which its answers should be complete."""
+
+
+def requests_to_move(
+    requests: Mapping[str, TrackedRequest], replicas: Collection[DispatcherReplica], now: float
+) -> list[TrackedRequest]:
+    """Returns the requests whose attempts are to be stopped now, to be continued elsewhere.
+
+    Args:
+        requests: name → request, of those that have not ended.
+        replicas: all replicas, in any fixed order.
+        now: seconds on the clock of the caller.
+    """
+    chosen: list[TrackedRequest] = []
+    moving = count_moving(requests, replicas)
+    for replica in _leaving(replicas):
+        for name in replica.requests:
+            tracked = requests[name]
+            if tracked.state is not RequestState.RUNNING or not _should_move(tracked, replica, now):
+                continue
+            if moving + len(chosen) >= room(tracked.request.tokens, replicas):
+                return chosen
+            chosen.append(tracked)
+    return chosen
+
+
+def count_moving(
+    requests: Mapping[str, TrackedRequest], replicas: Collection[DispatcherReplica]
+) -> int:
+    """Returns the number of requests that are being stopped to be moved.
+
+    Args:
+        requests: name → request, of those that have not ended.
+        replicas: all replicas.
+    """
+    return sum(
+        requests[name].state is RequestState.MOVING
+        for replica in _leaving(replicas)
+        for name in replica.requests
+    )
+
+
+def room(tokens: int, replicas: Collection[DispatcherReplica]) -> int:
+    """Returns the number of requests of a size that the ready replicas could take now.
+
+    Args:
+        tokens: number that each request reserves, prompt and answer together.
+        replicas: all replicas. One that is reserved for a request has no room for others.
+    """
+    return sum(
+        min(replica.capacity.slots - len(replica.requests), replica.free_tokens // tokens)
+        for replica in replicas
+        if replica.state is ReplicaState.READY and replica.reserved_for is None
+    )
+
+
+def _leaving(replicas: Collection[DispatcherReplica]) -> list[DispatcherReplica]:
+    return [replica for replica in replicas if replica.state is ReplicaState.DRAINING]
+
+
+def _should_move(tracked: TrackedRequest, replica: DispatcherReplica, now: float) -> bool:
+    """Whether the answer may not be complete in time. Not if a stream of it has begun that could
+    not be continued.
+    """
+    token_s = replica.capacity.token_s
+    in_time = token_s > 0 and (
+        now + tracked.missing * token_s + NOTICE_MARGIN_S <= replica.lasts_until
+    )
+    return not in_time and (tracked.request.continuable or not tracked.delivered)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 PAGES = Path(__file__).parents[3] / "docs"
 VOCABULARY = 2048
@@ -37,6 +40,8 @@ def write_model(folder: Path, seed: int = 1) -> None:
         folder: is made.
         seed: of the weights.
     """
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds; modules of tests import this
+
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     config = LlamaConfig(
@@ -59,6 +64,8 @@ def write_model(folder: Path, seed: int = 1) -> None:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Returns a tokenizer of bytes and frequent pairs, trained with the pages of this tree."""
+    from transformers import PreTrainedTokenizerFast
+
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -10,7 +10,6 @@ from llmserve.simulated_model import complete_until, detokenize, digest_of, gene
 from llmserve.text import SimulatedTokenizer, StopStrings, Tokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -22,6 +21,8 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def byte_model(tmp_path_factory):
     """The folder of a model whose tokens are bytes: each character of three bytes is three ids."""
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(alphabet)}
     fast = FastTokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -70,6 +71,8 @@ def test_ids_within_a_character_are_forgotten_at_a_move(byte_model):
 
 def test_an_answer_that_begins_with_a_word_has_its_space(tmp_path):
     """Decoders such as that of Llama 2 leave out the space before their first word."""
+    from transformers import PreTrainedTokenizerFast
+
     fast = FastTokenizer(models.BPE())
     fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     fast.train_from_iterator(["the capital is Paris"] * 2, trainers.BpeTrainer(show_progress=False))

@@ -1,5 +1,9 @@
 """Decides how many nodes each malleable job gets, and which ones. Bids and nodes go in, a plan
 comes out. Pure functions over HiGHS.
+
+Nodes are interchangeable within a *pool*, and a job runs on nodes of one pool at a time. What a
+pool is, the caller decides: the types are generic over it (:data:`~allocator.bids.PoolT`), and the
+allocator only hashes pools and compares them for equality.
 """
 
 from allocator.allocation import Allocation
@@ -15,7 +19,7 @@ from allocator.objectives import (
     powers_of_two,
 )
 from allocator.placement import NodeInfo, PlacementError, place
-from allocator.valuation import BidRequest, make_bid, make_bids
+from allocator.valuation import BidRequest, JobTerms, make_bid, make_bids
 
 __all__ = [
     "Allocation",
@@ -25,6 +29,7 @@ __all__ = [
     "CurveError",
     "ExtrapolationPolicy",
     "Goal",
+    "JobTerms",
     "MonotonicClock",
     "NodeInfo",
     "PlacementError",

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
-from allocator.bids import UNASSIGNED, Assignment, Bid
+from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """Node class and number of nodes of each job."""
+class Allocation(Generic[PoolT]):
+    """Pool and number of nodes of each job."""
 
-    sizes: Mapping[str, Assignment]
-    """Job -> (node class, size). A job without nodes is absent."""
+    sizes: Mapping[str, Assignment[PoolT]]
+    """Job -> (pool, size). A job without nodes is absent."""
     objective: float
     """The sum of all bids' values at these sizes. A job without nodes counts with its idle value, a
     dropped job with 0.
@@ -44,11 +45,11 @@ class Allocation:
 
     def size(self, job: str) -> int:
         """Return the number of nodes of ``job``, 0 if it has none."""
-        return self.sizes.get(job, UNASSIGNED)[1]
+        return self.sizes[job][1] if job in self.sizes else 0
 
 
 def plan_value(
-    sizes: Mapping[str, Assignment], bids: Sequence[Bid]
+    sizes: Mapping[str, Assignment[PoolT]], bids: Sequence[Bid[PoolT]]
 ) -> tuple[float, tuple[str, ...]]:
     """Value a plan.
 
@@ -56,7 +57,7 @@ def plan_value(
     last bit.
 
     Args:
-        sizes: job -> (node class, size); a job without nodes is absent.
+        sizes: job -> (pool, size); a job without nodes is absent.
         bids: the bids of all jobs.
 
     Returns:
@@ -68,12 +69,12 @@ def plan_value(
     values: list[float] = []
     dropped: list[str] = []
     for bid in bids:
-        node_class, size = sizes.get(bid.job, UNASSIGNED)
-        value = bid.value(node_class, size)
+        pool, size = sizes.get(bid.job, UNASSIGNED)
+        value = bid.value(pool, size)
         if value is None:
             raise ValueError(
-                f"The plan gives job {bid.job} {size} nodes of class {node_class}, which its bid "
-                "does not offer."
+                f"The plan gives job {bid.job} {size} nodes of pool {pool}, which its bid does "
+                "not offer."
             )
         if value == -math.inf:
             dropped.append(bid.job)
@@ -87,9 +88,9 @@ def relative_gap(objective: float, bound: float) -> float:
     return max(0.0, bound - objective) / max(1.0, abs(objective))
 
 
-def nodes_in_use(sizes: Mapping[str, Assignment]) -> dict[str, int]:
-    """Return node class -> nodes that ``sizes`` uses."""
-    total: dict[str, int] = {}
-    for node_class, size in sizes.values():
-        total[node_class] = total.get(node_class, 0) + size
+def nodes_in_use(sizes: Mapping[str, Assignment[PoolT]]) -> dict[PoolT, int]:
+    """Return pool -> nodes that ``sizes`` uses."""
+    total: dict[PoolT, int] = {}
+    for pool, size in sizes.values():
+        total[pool] = total.get(pool, 0) + size
     return total

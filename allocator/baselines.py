@@ -12,83 +12,85 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from allocator.allocation import Allocation, plan_value, relative_gap
-from allocator.bids import Assignment, Bid, check
+from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT, check
 
 
-def equal_share(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
+def equal_share(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocation[PoolT]:
     """Return sizes as equal as the jobs' limits allow; curves are ignored.
 
-    Jobs are admitted in order while their smallest sizes fit, each on the class with the most nodes
+    Jobs are admitted in order while their smallest sizes fit, each in the pool with the most nodes
     per job so far. Then sizes grow one step at a time: the job with the fewest nodes grows first,
     the earlier one of equals.
 
     Args:
         bids: the bids of all jobs, in the order of arrival.
-        capacity: node class -> nodes.
+        capacity: pool -> nodes.
 
     Raises:
         BidError: if two bids name one job, or a capacity is not a count.
     """
     check(bids, capacity)
-    sizes: dict[str, Assignment] = {}
-    free = {name: int(nodes) for name, nodes in capacity.items()}
+    sizes: dict[str, Assignment[PoolT]] = {}
+    free = {pool: int(nodes) for pool, nodes in capacity.items()}
     sizes_of: dict[str, tuple[int, ...]] = {}
-    jobs_on = dict.fromkeys(free, 0)
+    jobs_in = dict.fromkeys(free, 0)
     for bid in bids:
-        classes = [
-            name
-            for name, options in bid.options.items()
-            if name in free and len(options.sizes) and options.sizes[0] <= free[name]
+        pools = [
+            pool
+            for pool, options in bid.options.items()
+            if pool in free and len(options.sizes) and options.sizes[0] <= free[pool]
         ]
-        if classes:
-            node_class = max(classes, key=lambda name: capacity[name] / (jobs_on[name] + 1))
-            offered = tuple(bid.options[node_class].sizes.tolist())
+        if pools:
+            pool = max(pools, key=lambda pool: capacity[pool] / (jobs_in[pool] + 1))
+            offered = tuple(bid.options[pool].sizes.tolist())
             sizes_of[bid.job] = offered
-            sizes[bid.job] = (node_class, offered[0])
-            free[node_class] -= offered[0]
-            jobs_on[node_class] += 1
+            sizes[bid.job] = (pool, offered[0])
+            free[pool] -= offered[0]
+            jobs_in[pool] += 1
     index_of = dict.fromkeys(sizes, 0)
     heap = [(sizes[job][1], order, job) for order, job in enumerate(sizes)]
     heapq.heapify(heap)
     while heap:
         size, order, job = heapq.heappop(heap)
-        node_class, index = sizes[job][0], index_of[job] + 1
+        pool, index = sizes[job][0], index_of[job] + 1
         offered = sizes_of[job]
-        if index < len(offered) and offered[index] - size <= free[node_class]:
-            free[node_class] -= offered[index] - size
+        if index < len(offered) and offered[index] - size <= free[pool]:
+            free[pool] -= offered[index] - size
             index_of[job] = index
-            sizes[job] = (node_class, offered[index])
+            sizes[job] = (pool, offered[index])
             heapq.heappush(heap, (offered[index], order, job))
     return _allocation(sizes, bids)
 
 
-def fcfs(bids: Sequence[Bid], capacity: Mapping[str, int]) -> Allocation:
+def fcfs(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> Allocation[PoolT]:
     """Return sizes by first come, first served: each job in turn gets the largest size that still
-    fits, on the class where that size is largest.
+    fits, in the pool where that size is largest.
 
     Args:
         bids: the bids of all jobs, in the order of arrival.
-        capacity: node class -> nodes.
+        capacity: pool -> nodes.
 
     Raises:
         BidError: if two bids name one job, or a capacity is not a count.
     """
     check(bids, capacity)
-    sizes: dict[str, Assignment] = {}
-    free = {name: int(nodes) for name, nodes in capacity.items()}
+    sizes: dict[str, Assignment[PoolT]] = {}
+    free = {pool: int(nodes) for pool, nodes in capacity.items()}
     for bid in bids:
-        best = ("", 0)
-        for name, options in bid.options.items():
-            fitting = int(np.searchsorted(options.sizes, free.get(name, 0), side="right"))
+        best: Assignment[PoolT] = UNASSIGNED
+        for pool, options in bid.options.items():
+            fitting = int(np.searchsorted(options.sizes, free.get(pool, 0), side="right"))
             if fitting and options.sizes[fitting - 1] > best[1]:
-                best = (name, int(options.sizes[fitting - 1]))
+                best = (pool, int(options.sizes[fitting - 1]))
         if best[1]:
             sizes[bid.job] = best
             free[best[0]] -= best[1]
     return _allocation(sizes, bids)
 
 
-def _allocation(sizes: dict[str, Assignment], bids: Sequence[Bid]) -> Allocation:
+def _allocation(
+    sizes: dict[str, Assignment[PoolT]], bids: Sequence[Bid[PoolT]]
+) -> Allocation[PoolT]:
     objective, dropped = plan_value(sizes, bids)
     bound = sum(
         max(

@@ -1,4 +1,4 @@
-"""The bid: the value of every size of a job, on each class of nodes that it can use.
+"""The bid: the value of every size of a job, in each pool of nodes that it can use.
 
 Decides what a well-formed bid is. It does not compute values (:mod:`allocator.valuation`) and does
 not choose sizes (:mod:`allocator.milp`).
@@ -6,17 +6,20 @@ not choose sizes (:mod:`allocator.milp`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Sizes = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
-Assignment = tuple[str, int]
-"""(node class, number of nodes) of one job."""
-UNASSIGNED: Assignment = ("", 0)
+PoolT = TypeVar("PoolT", bound=Hashable)
+"""What identifies a pool of nodes, for example a string."""
+Assignment = tuple[PoolT, int]
+"""(pool, number of nodes) of one job."""
+UNASSIGNED: Assignment[Any] = (None, 0)
 """The assignment of a job without nodes."""
 
 
@@ -25,11 +28,11 @@ class BidError(ValueError):
 
 
 class SizeValues:
-    """The sizes that a job accepts on one class of nodes, and the value of each.
+    """The sizes that a job accepts in one pool of nodes, and the value of each.
 
     Args:
         sizes: numbers of nodes, strictly increasing, 1 or more; any sequence of integers. An empty
-            sequence means that the job cannot use this class.
+            sequence means that the job cannot use this pool.
         values: one finite number for each size, in the objective's unit (for the bids of
             :mod:`allocator.valuation`: samples, or single-node seconds). A negative value makes
             the size worse than no nodes.
@@ -127,7 +130,7 @@ def _frozen_sizes(sizes: Sequence[int] | Sizes) -> Sizes:
 
 
 @dataclass(frozen=True)
-class Bid:
+class Bid(Generic[PoolT]):
     """The values of all sizes of one job.
 
     Raises:
@@ -136,14 +139,14 @@ class Bid:
 
     job: str
     """The job's name, unique among the bids of one problem."""
-    options: Mapping[str, SizeValues]
-    """Node class -> sizes and values. The job runs on one class at a time."""
+    options: Mapping[PoolT, SizeValues]
+    """Pool -> sizes and values. The job runs in one pool at a time."""
     idle_value: float = 0.0
     """The value of no nodes. ``-inf``: the job must run. The plan places as many such jobs as
     possible before it maximises the value (see :func:`allocator.milp.solve`).
     """
-    current: Assignment = UNASSIGNED
-    """The class and number of the nodes that the job has now. It breaks ties between plans of the
+    current: Assignment[PoolT] = UNASSIGNED
+    """The pool and number of the nodes that the job has now. It breaks ties between plans of the
     same value. It does not change the values, which already contain the cost of a change.
     """
     notes: tuple[str, ...] = field(default=(), compare=False)
@@ -163,24 +166,24 @@ class Bid:
         """Whether the plan has to place the job before it maximises the value."""
         return self.idle_value == -np.inf
 
-    def value(self, node_class: str, size: int) -> float | None:
-        """Return the value of ``size`` nodes of ``node_class``.
+    def value(self, pool: PoolT, size: int) -> float | None:
+        """Return the value of ``size`` nodes of ``pool``.
 
         Returns:
             The idle value for size 0; None if the bid does not offer the size.
         """
         if size == 0:
             return self.idle_value
-        options = self.options.get(node_class)
+        options = self.options.get(pool)
         return None if options is None else options.value(size)
 
 
-def check(bids: Iterable[Bid], capacity: Mapping[str, int]) -> None:
+def check(bids: Iterable[Bid[PoolT]], capacity: Mapping[PoolT, int]) -> None:
     """Check that each job has one bid and each capacity is a count.
 
     Args:
         bids: the bids of one problem.
-        capacity: node class -> nodes.
+        capacity: pool -> nodes.
 
     Raises:
         BidError: if a job bids twice or a capacity is not a whole number of 0 or more.
@@ -189,11 +192,11 @@ def check(bids: Iterable[Bid], capacity: Mapping[str, int]) -> None:
     for bid in bids:
         if bid.job in jobs:
             raise BidError(
-                f"Job {bid.job} bids twice; give one bid for each job, with all its classes in it."
+                f"Job {bid.job} bids twice; give one bid for each job, with all its pools in it."
             )
         jobs.add(bid.job)
-    for name, nodes in capacity.items():
+    for pool, nodes in capacity.items():
         if isinstance(nodes, bool) or not isinstance(nodes, (int, np.integer)) or nodes < 0:
             raise BidError(
-                f"Class {name} has a capacity of {nodes!r} nodes; give a whole number, 0 or more."
+                f"Pool {pool} has a capacity of {nodes!r} nodes; give a whole number, 0 or more."
             )

@@ -1,10 +1,10 @@
 """The exact solution of the allocation MILP (section 7 of the design), a multiple-choice knapsack
-problem with one capacity for each class of nodes.
+problem with one capacity for each pool of nodes.
 
     maximise  sum over jobs j, options o of value(j,o) · y(j,o)
-    subject to  each job takes one option (or none),  nodes of each class <= its capacity,  y binary
+    subject to  each job takes one option (or none),  nodes of each pool <= its capacity,  y binary
 
-Decides how many nodes of which class each job gets. It does not choose the nodes
+Decides how many nodes of which pool each job gets. It does not choose the nodes
 (:mod:`allocator.placement`). The steps of :func:`solve`: bids become arrays
 (:mod:`allocator.table`), prices bound every plan (:mod:`allocator.prices`, :func:`relax`), greedy
 moves make a first plan, and a search solves the few options that the bound leaves open (both
@@ -14,10 +14,10 @@ moves make a first plan, and a search solves the few options that the bound leav
 returns one assignment that drops no more. It does not decide which ones: the search chooses them by
 value.
 
-:func:`relax` solves the LP relaxation over several classes of nodes, by column generation in HiGHS.
-It decides the prices where coordinate descent gets stuck: with several classes the dual function is
-not smooth, and a single price cannot always be improved alone. The master LP has a pool of rows.
-Its duals are new prices; rows with reduced cost 0 at these prices join the pool, until the value of
+:func:`relax` solves the LP relaxation over several pools of nodes, by column generation in HiGHS.
+It decides the prices where coordinate descent gets stuck: with several pools the dual function is
+not smooth, and a single price cannot always be improved alone. The master LP has a working set of
+rows. Its duals are new prices; rows with reduced cost 0 at these prices join it, until the value of
 the LP equals the bound, so that no further row can change it. The last basic solution becomes a
 plan: all but a few jobs have a whole size in it.
 
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from allocator import prices, search, table
 from allocator.allocation import Allocation, nodes_in_use, plan_value, relative_gap
-from allocator.bids import UNASSIGNED, Assignment, Bid, SizeValues, check
+from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT, SizeValues, check
 from allocator.highs import LinearProgram, SolverError, maximise
 from allocator.prices import Dual, dual_at
 from allocator.table import IDLE, BidTable, Floats, Ints, Mask
@@ -52,14 +52,16 @@ _NEARLY_EQUAL = 1e-9
 
 
 def prefer_current(
-    bids: Sequence[Bid], capacity: Mapping[str, int], sizes: Mapping[str, Assignment]
-) -> dict[str, Assignment]:
+    bids: Sequence[Bid[PoolT]],
+    capacity: Mapping[PoolT, int],
+    sizes: Mapping[str, Assignment[PoolT]],
+) -> dict[str, Assignment[PoolT]]:
     """Return the current plan if it is as valuable as ``sizes``.
 
     Args:
         bids: of all jobs.
-        capacity: node class -> nodes.
-        sizes: job -> (node class, size), a feasible plan.
+        capacity: pool -> nodes.
+        sizes: job -> (pool, size), a feasible plan.
 
     Returns:
         The current assignments of all jobs if they are feasible, drop no must-run job that
@@ -70,7 +72,7 @@ def prefer_current(
     values_before = [bid.value(*bid.current) for bid in changed]
     values_after = [bid.value(*sizes.get(bid.job, UNASSIGNED)) or 0.0 for bid in changed]
     finite_before = [value for value in values_before if value is not None and value > -math.inf]
-    fits = all(nodes <= capacity.get(name, 0) for name, nodes in nodes_in_use(current).items())
+    fits = all(nodes <= capacity.get(pool, 0) for pool, nodes in nodes_in_use(current).items())
     rounding = _EQUAL * sum(map(abs, values_after))
     if (
         fits
@@ -81,7 +83,9 @@ def prefer_current(
     return dict(sizes)
 
 
-def prefer_earlier(bids: Sequence[Bid], sizes: Mapping[str, Assignment]) -> dict[str, Assignment]:
+def prefer_earlier(
+    bids: Sequence[Bid[PoolT]], sizes: Mapping[str, Assignment[PoolT]]
+) -> dict[str, Assignment[PoolT]]:
     """Give each new assignment to the first job to which it is equally valuable.
 
     Only assignments of jobs that do not run yet are exchanged. Jobs that ``sizes`` stops come
@@ -89,7 +93,7 @@ def prefer_earlier(bids: Sequence[Bid], sizes: Mapping[str, Assignment]) -> dict
 
     Args:
         bids: of all jobs, in the order of arrival.
-        sizes: job -> (node class, size).
+        sizes: job -> (pool, size).
 
     Returns:
         A plan of the same value, jobs in the order of ``bids``.
@@ -105,8 +109,8 @@ def prefer_earlier(bids: Sequence[Bid], sizes: Mapping[str, Assignment]) -> dict
 
 
 def _exchange(
-    bids: Sequence[Bid],
-    sizes: dict[str, Assignment],
+    bids: Sequence[Bid[PoolT]],
+    sizes: dict[str, Assignment[PoolT]],
     owner: Ints,
     waiting: list[tuple[bool, int]],
 ) -> None:
@@ -121,7 +125,7 @@ def _exchange(
     """
     assignments = [sizes[bids[index].job] for index in owner]
     size = np.array([nodes for _, nodes in assignments])
-    of_class = {name: np.array([name == c for c, _ in assignments]) for name in dict(assignments)}
+    in_pool = {pool: np.array([pool == p for p, _ in assignments]) for pool in dict(assignments)}
     must_run = np.array([bids[index].must_run for index in owner])
     values = [
         bids[index].value(*assignment) or 0.0
@@ -130,15 +134,15 @@ def _exchange(
     idle_values = np.array([bids[index].idle_value for index in owner])
     gain = np.array(values) - np.where(must_run, 0.0, idle_values)
     earlier = [job for job in waiting if job < (True, owner.max())]
-    waiting = _candidates(bids, earlier, of_class, size, must_run, gain)
-    rejected: set[tuple[float, tuple[tuple[str, SizeValues], ...]]] = set()
+    waiting = _candidates(bids, earlier, in_pool, size, must_run, gain)
+    rejected: set[tuple[float, tuple[tuple[PoolT, SizeValues], ...]]] = set()
     while waiting and waiting[0] < (True, owner.max()):
         is_new, index = heappop(waiting)
         bid = bids[index]
         options = (bid.idle_value, tuple(bid.options.items()))
         if options in rejected:
             continue
-        gains = _gains([bid], of_class, size)[0]
+        gains = _gains([bid], in_pool, size)[0]
         equal = (owner >= 0) & (must_run == bid.must_run) & (gains >= gain - _EQUAL * np.abs(gain))
         column = int(np.argmax(np.where(equal, owner, -1)))
         last = int(owner[column])
@@ -152,9 +156,9 @@ def _exchange(
 
 
 def _candidates(
-    bids: Sequence[Bid],
+    bids: Sequence[Bid[PoolT]],
     waiting: list[tuple[bool, int]],
-    of_class: Mapping[str, Mask],
+    in_pool: Mapping[PoolT, Mask],
     size: Ints,
     must_run: Mask,
     gain: Floats,
@@ -165,31 +169,31 @@ def _candidates(
     """
     rows = [bids[index] for _, index in waiting]
     same_kind = must_run == np.array([bid.must_run for bid in rows])[:, None]
-    as_good = _gains(rows, of_class, size) >= gain - _NEARLY_EQUAL * np.abs(gain)
+    as_good = _gains(rows, in_pool, size) >= gain - _NEARLY_EQUAL * np.abs(gain)
     is_candidate = (same_kind & as_good).any(axis=1)
     return [job for job, yes in zip(waiting, is_candidate, strict=True) if yes]
 
 
-def _gains(bids: Sequence[Bid], of_class: Mapping[str, Mask], size: Ints) -> Floats:
+def _gains(bids: Sequence[Bid[PoolT]], in_pool: Mapping[PoolT, Mask], size: Ints) -> Floats:
     """Return the value that each job (row) gains over its idle value by each assignment (column);
     -inf where its bid does not offer it.
 
     Args:
         bids: of the jobs.
-        of_class: node class -> which assignments are on it.
+        in_pool: pool -> which assignments are in it.
         size: nodes of each assignment.
     """
     gains = np.full((len(bids), len(size)), -np.inf)
-    rows_of: dict[tuple[str, int], list[int]] = {}  # rows whose bids share an array of sizes
+    rows_of: dict[tuple[PoolT, int], list[int]] = {}  # rows whose bids share an array of sizes
     for row, bid in enumerate(bids):
-        for name, options in bid.options.items():
-            if name in of_class and len(options.sizes):
-                rows_of.setdefault((name, id(options.sizes)), []).append(row)
-    for (name, _), rows in rows_of.items():
-        sizes = bids[rows[0]].options[name].sizes
+        for pool, options in bid.options.items():
+            if pool in in_pool and len(options.sizes):
+                rows_of.setdefault((pool, id(options.sizes)), []).append(row)
+    for (pool, _), rows in rows_of.items():
+        sizes = bids[rows[0]].options[pool].sizes
         index = np.minimum(np.searchsorted(sizes, size), len(sizes) - 1)
-        offered = np.flatnonzero(of_class[name] & (sizes[index] == size))
-        values = [bids[row].options[name].values[index[offered]] for row in rows]
+        offered = np.flatnonzero(in_pool[pool] & (sizes[index] == size))
+        values = [bids[row].options[pool].values[index[offered]] for row in rows]
         gains[np.array(rows)[:, None], offered] = values
     idle = np.array([0.0 if bid.must_run else bid.idle_value for bid in bids], np.float64)
     over_idle: NDArray[np.float64] = gains - idle[:, None]
@@ -197,55 +201,64 @@ def _gains(bids: Sequence[Bid], of_class: Mapping[str, Mask], size: Ints) -> Flo
 
 
 def fewest_drops(
-    bids: Sequence[Bid], capacity: Mapping[str, int], *, time_limit_s: float
-) -> tuple[int, dict[str, Assignment]]:
+    bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int], *, time_limit_s: float
+) -> tuple[int, dict[str, Assignment[PoolT]]]:
     """Place as many must-run jobs as possible, each at its smallest size.
 
-    First fit, with the jobs that can use the fewest classes and then the smallest jobs first, is
-    optimal on one class of nodes. On several classes, if it leaves a job out, an assignment MILP in
+    First fit, with the jobs that can use the fewest pools and then the smallest jobs first, is
+    optimal in one pool of nodes. In several pools, if it leaves a job out, an assignment MILP in
     HiGHS decides.
 
     Args:
         bids: of all jobs; those that do not have to run are ignored.
-        capacity: node class -> nodes.
+        capacity: pool -> nodes.
         time_limit_s: of the MILP, seconds. Its incumbent at that time is accepted.
 
     Returns:
         (the number of jobs to drop, the assignments of the others). Jobs that would not fit on the
         empty machine are in neither.
     """
-    options: dict[str, list[tuple[int, str]]] = {}
+    pools = list(capacity)
+    number_of = {pool: number for number, pool in enumerate(pools)}
+    options: dict[str, list[tuple[int, int]]] = {}
     for bid in bids:
         if bid.must_run:
             fitting = [
-                (int(o.sizes[0]), c)
-                for c, o in bid.options.items()
-                if len(o.sizes) and o.sizes[0] <= capacity.get(c, 0)
+                (int(o.sizes[0]), number_of[pool])
+                for pool, o in bid.options.items()
+                if len(o.sizes) and o.sizes[0] <= capacity.get(pool, 0)
             ]
             if fitting:
                 options[bid.job] = sorted(fitting)
-    free = {name: int(nodes) for name, nodes in capacity.items()}
-    placed: dict[str, Assignment] = {}
+    free = [int(nodes) for nodes in capacity.values()]
+    placed: dict[str, tuple[int, int]] = {}
     for job in sorted(options, key=lambda job: (len(options[job]), options[job])):
-        first_fit = next(((c, k) for k, c in options[job] if k <= free[c]), None)
+        first_fit = next(
+            ((number, size) for size, number in options[job] if size <= free[number]), None
+        )
         if first_fit:
             placed[job] = first_fit
             free[first_fit[0]] -= first_fit[1]
-    if len(placed) < len(options) and any(len(classes) > 1 for classes in options.values()):
-        optimal = _by_milp(options, capacity, time_limit_s)
+    if len(placed) < len(options) and any(len(choices) > 1 for choices in options.values()):
+        optimal = _by_milp(options, list(capacity.values()), time_limit_s)
         if len(optimal) > len(placed):
             placed = optimal
-    return len(options) - len(placed), placed
+    sizes = {job: (pools[number], size) for job, (number, size) in placed.items()}
+    return len(options) - len(placed), sizes
 
 
 def _by_milp(
-    options: Mapping[str, list[tuple[int, str]]], capacity: Mapping[str, int], time_limit_s: float
-) -> dict[str, Assignment]:
-    """Return an assignment that places the maximum number of jobs. ``options``: job -> its
-    (smallest size, class) on each class.
+    options: Mapping[str, list[tuple[int, int]]], capacity: Sequence[int], time_limit_s: float
+) -> dict[str, tuple[int, int]]:
+    """Return job -> (number of its pool, size) in a plan that places the maximum number of jobs.
+
+    Args:
+        options: job -> its (smallest size, number of the pool) in each pool that it can use.
+        capacity: nodes of each pool.
+        time_limit_s: time limit of HiGHS, seconds.
     """
-    jobs, classes = list(options), list(capacity)
-    triples = [(j, k, classes.index(c)) for j, job in enumerate(jobs) for k, c in options[job]]
+    jobs = list(options)
+    triples = [(j, k, c) for j, job in enumerate(jobs) for k, c in options[job]]
     n = len(triples)
     rows = np.array([row for j, _, c in triples for row in (j, len(jobs) + c)])
     coefficients = np.array([x for _, k, _ in triples for x in (1.0, float(k))])
@@ -257,17 +270,13 @@ def _by_milp(
         starts=2 * np.arange(n + 1),
         rows=rows,
         coefficients=coefficients,
-        row_lower=np.full(len(jobs) + len(classes), -np.inf),
-        row_upper=np.array([1.0] * len(jobs) + [float(capacity[c]) for c in classes]),
+        row_lower=np.full(len(jobs) + len(capacity), -np.inf),
+        row_upper=np.array([1.0] * len(jobs) + [float(nodes) for nodes in capacity]),
     )
     solution = maximise(model, time_limit_s=time_limit_s, absolute_gap=0.999)
     if solution.x is None:
         return {}
-    return {
-        jobs[j]: (classes[c], k)
-        for (j, k, c), x in zip(triples, solution.x, strict=True)
-        if x > 0.5
-    }
+    return {jobs[j]: (c, k) for (j, k, c), x in zip(triples, solution.x, strict=True) if x > 0.5}
 
 
 log = logging.getLogger(__name__)
@@ -293,15 +302,15 @@ def relax(
         a little; it is None if there was no time for an LP.
     """
     best, plan = dual, None
-    pool_size = min(len(table.size), 4 * len(table.starts) + 64)
-    pool = feasible > 0
-    pool[np.argpartition(dual.reduced_cost, pool_size - 1)[:pool_size]] = True
-    pool[dual.reduced_cost <= dual.noise] = True
+    working_size = min(len(table.size), 4 * len(table.starts) + 64)
+    working_set = feasible > 0
+    working_set[np.argpartition(dual.reduced_cost, working_size - 1)[:working_size]] = True
+    working_set[dual.reduced_cost <= dual.noise] = True
     for _ in range(_MAX_ITERATIONS):
         time_limit_s = remaining_s()
         if time_limit_s <= 0:
             break
-        rows = np.flatnonzero(pool)
+        rows = np.flatnonzero(working_set)
         solution = _lp(table, dual, rows, time_limit_s)
         if solution is None:
             break
@@ -310,7 +319,7 @@ def relax(
         # Stabilisation: the duals of a small LP oscillate, so the midpoint to the best prices is
         # evaluated as well.
         for current in (dual_at(table, prices), dual_at(table, 0.5 * (prices + best.prices))):
-            pool[current.reduced_cost <= current.noise] = True
+            working_set[current.reduced_cost <= current.noise] = True
             if current.bound < best.bound:
                 best = current
         if best.bound - lp_value <= _RELATIVE_GAP * abs(lp_value):
@@ -385,14 +394,14 @@ def no_clock() -> float:
 
 
 def solve(
-    bids: Sequence[Bid],
-    capacity: Mapping[str, int],
+    bids: Sequence[Bid[PoolT]],
+    capacity: Mapping[PoolT, int],
     *,
     clock: MonotonicClock = no_clock,
     time_limit_s: float = 2.0,
     gap: float = 0.0,
     dynamic_program: bool = True,
-) -> Allocation:
+) -> Allocation[PoolT]:
     """Return the plan that maximises the sum of the bids' values within ``capacity``.
 
     Must-run jobs (idle value -inf) come first: the plan drops as few of them as possible. Among the
@@ -402,7 +411,7 @@ def solve(
 
     Args:
         bids: of all jobs, in the order of arrival.
-        capacity: node class -> nodes.
+        capacity: pool -> nodes.
         clock: tells the time, seconds. Without one the search ends only when the plan is proven
             optimal: ``time_limit_s`` then limits single runs of HiGHS, and ``solve_s`` is 0.
         time_limit_s: time limit of the search, seconds. The result is then the incumbent with its
@@ -411,7 +420,7 @@ def solve(
         gap: relative gap at which to stop. 0 means optimal: no plan has a value higher by more than
             1e-9 of the difference between the bound and a simple plan, or by more than the rounding
             error of sums in double precision (1e-12 of the objective).
-        dynamic_program: whether reduced problems on one class of nodes may be solved by dynamic
+        dynamic_program: whether reduced problems on one pool of nodes may be solved by dynamic
             programming where that is quicker than HiGHS. Both are exact.
 
     Returns:
@@ -428,7 +437,8 @@ def solve(
     check(bids, capacity)
     if not bids:
         return Allocation({}, 0.0, 0.0, 0.0, "optimal", clock() - started)
-    drops, must_run_sizes = 0, dict[str, Assignment]()
+    drops = 0
+    must_run_sizes: dict[str, Assignment[PoolT]] = {}
     if any(bid.must_run for bid in bids):
         drops, must_run_sizes = fewest_drops(bids, capacity, time_limit_s=0.5 * time_limit_s)
     options = table.build(bids, capacity, drops)

@@ -49,7 +49,7 @@ class RescaleCost:
     down_s: float = 12.0
     """Pause of shrinking, charged at the throughput before."""
     start_s: float = 18.0
-    """Pause of a start, or of a move to another class of nodes, charged at the throughput after."""
+    """Pause of a start, or of a move to another pool of nodes, charged at the throughput after."""
     join_s: float = 0.0
     """Time until the nodes that join a running job contribute, while the others continue. Charged
     at the throughput that they add.

@@ -1,7 +1,7 @@
 """Placement: which nodes each job gets, once the sizes are decided.
 
 Decides identities only. A shrinking job keeps a subset of its nodes, the busy ones first; a growing
-one keeps all and adds free ones; no job migrates within a class. Among equally possible nodes two
+one keeps all and adds free ones; no job migrates within a pool. Among equally possible nodes two
 preferences apply, in this order:
 
 * Nodes with similar horizons go to the same job. A job pays once for a preemption, however many
@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
+from typing import Generic
 
-from allocator.bids import Assignment
+from allocator.bids import Assignment, PoolT
 
 STEPS_PER_DOUBLING = 2
 """Resolution at which horizons are compared."""
@@ -31,11 +32,11 @@ _UNKNOWN_HORIZON_STEP = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInfo:
+class NodeInfo(Generic[PoolT]):
     """The properties of a node that plans use."""
 
-    node_class: str = "default"
-    """Nodes of one class are interchangeable."""
+    pool: PoolT
+    """Its pool; nodes of one pool are interchangeable."""
     horizon_s: float | None = None
     """Expected remaining length of its gap, seconds; None if unknown."""
     group: str | None = None
@@ -45,9 +46,13 @@ class NodeInfo:
     reread_s: float = 0.0
     """Time in which its job would read training data again if it gave the node up, seconds."""
 
-    def with_horizon(self, horizon_s: float) -> NodeInfo:
+    def with_horizon(self, horizon_s: float | None) -> NodeInfo[PoolT]:
         """Return the same node with another horizon, seconds."""
-        return NodeInfo(self.node_class, horizon_s, self.group, self.busy, self.reread_s)
+        return NodeInfo(self.pool, horizon_s, self.group, self.busy, self.reread_s)
+
+    def with_pool(self, pool: PoolT) -> NodeInfo[PoolT]:
+        """Return the same node in another pool."""
+        return NodeInfo(pool, self.horizon_s, self.group, self.busy, self.reread_s)
 
 
 class PlacementError(ValueError):
@@ -55,9 +60,9 @@ class PlacementError(ValueError):
 
 
 def place(
-    sizes: Mapping[str, Assignment],
+    sizes: Mapping[str, Assignment[PoolT]],
     current: Mapping[str, Sequence[str]],
-    nodes: Mapping[str, NodeInfo],
+    nodes: Mapping[str, NodeInfo[PoolT]],
     longest: Collection[str] = (),
 ) -> dict[str, tuple[str, ...]]:
     """Choose the nodes of every job of ``sizes`` with a size above 0.
@@ -66,9 +71,9 @@ def place(
     keep their order, so that ranks are stable.
 
     Args:
-        sizes: job -> (node class, size). The order breaks ties.
+        sizes: job -> (pool, size). The order breaks ties.
         current: job -> its nodes now, in rank order. A job gives up nodes that are absent from
-            ``nodes`` or of another class than its new one.
+            ``nodes`` or of another pool than its new one.
         nodes: all usable nodes.
         longest: jobs that choose before the others, and get the nodes that stay longest even if
             they have nodes already.
@@ -77,17 +82,17 @@ def place(
         job -> its nodes, in the order of ``sizes``; jobs without nodes are absent.
 
     Raises:
-        PlacementError: if a class has too few nodes, or two jobs hold one node.
+        PlacementError: if a pool has too few nodes, or two jobs hold one node.
     """
     in_use: set[str] = set()
     plan: dict[str, list[str]] = {}
-    for job, (node_class, _) in sizes.items():
+    for job, (pool, _) in sizes.items():
         names = current.get(job, ())
         infos = map(nodes.get, names)
         plan[job] = usable = [
             name
             for name, info in zip(names, infos, strict=True)
-            if info is not None and info.node_class == node_class
+            if info is not None and info.pool == pool
         ]
         in_use.update(usable)
     if len(in_use) < sum(map(len, plan.values())):
@@ -97,25 +102,25 @@ def place(
             plan[job] = _shrink(usable, sizes[job][1], nodes)
             in_use.difference_update(set(usable).difference(plan[job]))
     growing = [job for job, usable in plan.items() if len(usable) < sizes[job][1]]
-    pools = {name: _FreeNodes() for name in {sizes[job][0] for job in growing}}
+    free_nodes = {pool: _FreeNodes() for pool in {sizes[job][0] for job in growing}}
     if growing:
         for name in filterfalse(in_use.__contains__, nodes):  # few on a full machine
-            if (info := nodes[name]).node_class in pools:
-                pools[info.node_class].add(name, info)
+            if (info := nodes[name]).pool in free_nodes:
+                free_nodes[info.pool].add(name, info)
     # Jobs with nodes choose first, because they have horizons and groups to match; then the larger
     # ones, for which a preemption costs most.
     growing.sort(key=lambda job: (job not in longest, not plan[job], -sizes[job][1]))
     for job in growing:
-        node_class, size = sizes[job]
-        pool = pools[node_class]
+        pool, size = sizes[job]
+        free = free_nodes[pool]
         count = size - len(plan[job])
-        if count > pool.free:
+        if count > free.count:
             raise PlacementError(
-                f"The plan gives job {job} {size} nodes of class {node_class}, but besides the "
-                f"{len(plan[job])} that it keeps only {pool.free} are free."
+                f"The plan gives job {job} {size} nodes of pool {pool}, but besides the "
+                f"{len(plan[job])} that it keeps only {free.count} are free."
             )
         beside = [nodes[name] for name in plan[job]]
-        plan[job] = [*plan[job], *pool.take(count, beside, longest=job in longest)]
+        plan[job] = [*plan[job], *free.take(count, beside, longest=job in longest)]
     return {job: tuple(plan[job]) for job in sizes if plan[job]}
 
 
@@ -130,14 +135,14 @@ def _raise_shared_node(plan: Mapping[str, Sequence[str]]) -> None:
                 )
 
 
-def _horizon_step(info: NodeInfo) -> int:
+def _horizon_step(info: NodeInfo[PoolT]) -> int:
     """Return the horizon in logarithmic steps; less than a second counts as a second."""
     if info.horizon_s is None or not info.horizon_s < math.inf:
         return _UNKNOWN_HORIZON_STEP
     return int(STEPS_PER_DOUBLING * math.log2(max(1.0, info.horizon_s)))
 
 
-def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[str]:
+def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo[PoolT]]) -> list[str]:
     """Return ``size`` nodes: the busy ones first, then those that stay longest; of equals, those in
     the groups where the job has most nodes, then those with most training data in memory, then
     those of lower rank.
@@ -159,19 +164,21 @@ def _shrink(names: list[str], size: int, nodes: Mapping[str, NodeInfo]) -> list[
 
 
 class _FreeNodes:
-    """The free nodes of one class, by horizon step and topology group."""
+    """The free nodes of one pool, by horizon step and topology group."""
 
     def __init__(self) -> None:
-        self.free = 0
+        self.count = 0
         self._steps: dict[int, dict[str | None, list[str]]] = {}
         self._sorted = False
 
-    def add(self, name: str, info: NodeInfo) -> None:
+    def add(self, name: str, info: NodeInfo[PoolT]) -> None:
         """Add a free node."""
         self._steps.setdefault(_horizon_step(info), {}).setdefault(info.group, []).append(name)
-        self.free += 1
+        self.count += 1
 
-    def take(self, count: int, current: list[NodeInfo], *, longest: bool = False) -> list[str]:
+    def take(
+        self, count: int, current: list[NodeInfo[PoolT]], *, longest: bool = False
+    ) -> list[str]:
         """Remove and return ``count`` nodes for a job whose nodes are ``current``.
 
         They are the closest in horizon to the job's median node, or those that stay longest if it
@@ -182,7 +189,7 @@ class _FreeNodes:
                 for names in groups.values():
                     names.sort(reverse=True)
             self._sorted = True
-        self.free -= count
+        self.count -= count
         nodes_in_group: Counter[str | None] = Counter(
             info.group for info in current if info.group is not None
         )

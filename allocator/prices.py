@@ -1,8 +1,8 @@
 """The Lagrangian dual: prices of nodes, an upper bound on every plan, reduced costs of options.
 
-With a price for one node of each class every job can be decided alone, and ``L(prices) =
+With a price for one node of each pool every job can be decided alone, and ``L(prices) =
 prices·capacity + sum over jobs of max(value - price·size)`` is an upper bound on the value of every
-plan (Lagrangian relaxation; for one class its minimum is the LP bound of the multiple-choice
+plan (Lagrangian relaxation; for one pool its minimum is the LP bound of the multiple-choice
 knapsack problem: Kellerer, Pferschy, Pisinger, *Knapsack Problems*, section 11.2). The **reduced
 cost** of an option is ``best of the job - (value - price·size) >= 0``. The **duality gap** of a
 plan, the bound minus its value, is the sum of the reduced costs of its options plus the price of

@@ -5,9 +5,9 @@ maximising its value: gaps are small differences, so full precision does not dep
 the values.
 
 * :func:`by_dynamic_program` is a dynamic program over node counts. States whose gap reaches that of
-  the incumbent are pruned. It applies to one class of nodes, is fast while few states survive, and
+  the incumbent are pruned. It applies to one pool of nodes, is fast while few states survive, and
   gives up otherwise.
-* :func:`by_milp` is HiGHS, for any number of classes, with one integer variable for each option:
+* :func:`by_milp` is HiGHS, for any number of pools, with one integer variable for each option:
   how many jobs of a group take it.
 
 Does not decide which rows stay open (:mod:`allocator.search`).

@@ -7,8 +7,8 @@ are the result only if there is no time for the search.
 
 :func:`improve` decides in each iteration which rows of the table can be part of a better plan
 (those whose reduced cost is below the duality gap of the incumbent), and passes them to one of the
-solvers in :mod:`allocator.reduced_problem`. While they are many, it first solves a pool of those
-with the lowest reduced costs: the better incumbent usually rules out most of the others.
+solvers in :mod:`allocator.reduced_problem`. While they are many, it first solves a working set
+of those with the lowest reduced costs: the better incumbent usually rules out most of the others.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def repair(table: BidTable, dual: Dual, plan: Ints, rows: Ints, moves: int = 200
     return None
 
 
-_FIRST_POOL_ROWS = 300
+_FIRST_WORKING_ROWS = 300
 """Rows solved first if more than three times as many are open."""
 _FILL_ROWS = 4000
 """Rows to which jobs may move when a plan is filled."""
@@ -224,7 +224,7 @@ def fix_by_reduced_cost(table: BidTable, dual: Dual, plan: Ints) -> tuple[BidTab
 
 def _move_targets(table: BidTable, dual: Dual, feasible: Ints) -> Ints:
     """Return the rows for :func:`repair` and :func:`fill`: those with the lowest reduced costs, the
-    smallest of each group and class, and those of ``feasible``.
+    smallest of each group and pool, and those of ``feasible``.
     """
     number = min(len(table.size), 8 * len(table.starts))
     mask = feasible > 0
@@ -235,7 +235,7 @@ def _move_targets(table: BidTable, dual: Dual, feasible: Ints) -> Ints:
 
 
 def polish(table: BidTable, dual: Dual, plan: Ints) -> Ints:
-    """Optimise one class of nodes after the other with the dynamic program: the jobs on the class,
+    """Optimise one pool of nodes after the other with the dynamic program: the jobs in the pool,
     together with the jobs without nodes.
 
     Args:
@@ -255,16 +255,16 @@ def polish(table: BidTable, dual: Dual, plan: Ints) -> Ints:
         movable[
             table.group[in_use[(table.resource[in_use] != c) & (table.resource[in_use] != IDLE)]]
         ] = False
-        of_class = (
+        in_pool = (
             is_open & movable[table.group] & ((table.resource == c) | (table.resource == IDLE))
         )
-        if not of_class.any():
+        if not in_pool.any():
             continue
-        pool = _cheapest(table, dual, of_class, _FIRST_POOL_ROWS) & of_class | (plan > 0)
+        working_set = _cheapest(table, dual, in_pool, _FIRST_WORKING_ROWS) & in_pool | (plan > 0)
         solution = reduced_problem.by_dynamic_program(
             table,
             dual,
-            reduced_problem.reduce(table, dual, pool),
+            reduced_problem.reduce(table, dual, working_set),
             cutoff=duality_gap - dual.noise,
             max_updates=_CHEAP_UPDATES,
             resource=c,
@@ -299,16 +299,16 @@ def improve(
     incumbent_gap = dual.duality_gap(table, plan)
     tolerance = max(dual.noise, gap * abs(dual.bound - incumbent_gap))
     gap_bound, proof, reduced_size = 0.0, "bound", (0, 0)
-    pool_rows, is_filled = _FIRST_POOL_ROWS, False
-    several_classes = len(table.capacity) > 1
-    one_class = dynamic_program and not several_classes
-    copies = table.count[table.group] if one_class else np.ones(len(table.group))
+    working_rows, is_filled = _FIRST_WORKING_ROWS, False
+    several_pools = len(table.capacity) > 1
+    one_pool = dynamic_program and not several_pools
+    copies = table.count[table.group] if one_pool else np.ones(len(table.group))
     while incumbent_gap > gap_bound + tolerance:
         is_open = dual.reduced_cost < incumbent_gap - dual.noise
         if not is_filled:
             rows = _lowest(np.flatnonzero(is_open), dual.reduced_cost, _FILL_ROWS)
             plan, is_filled = fill(table, dual, plan, rows), True
-            if several_classes and dynamic_program:
+            if several_pools and dynamic_program:
                 plan = polish(table, dual, plan)
             incumbent_gap = dual.duality_gap(table, plan)
             continue
@@ -318,18 +318,19 @@ def improve(
         is_open = undominated(table, is_open)
         open_rows = float(copies[is_open].sum())
         max_rows = min(_MAX_MILP_ROWS, max(500, int(_MILP_ROWS_PER_SECOND * time_left_s)))
-        take_all = open_rows <= 3 * min(pool_rows, max_rows) + float(copies[table.starts].sum())
-        pool_rows = min(pool_rows, max_rows)
-        pool = (is_open if take_all else _cheapest(table, dual, is_open, pool_rows)) | (plan > 0)
-        excluded_costs = dual.reduced_cost[is_open & ~pool]
+        take_all = open_rows <= 3 * min(working_rows, max_rows) + float(copies[table.starts].sum())
+        working_rows = min(working_rows, max_rows)
+        chosen = is_open if take_all else _cheapest(table, dual, is_open, working_rows)
+        working_set = chosen | (plan > 0)
+        excluded_costs = dual.reduced_cost[is_open & ~working_set]
         complete, excluded_bound = (
             not len(excluded_costs),
             float(excluded_costs.min(initial=np.inf)),
         )
-        problem = reduced_problem.reduce(table, dual, pool)
+        problem = reduced_problem.reduce(table, dual, working_set)
         reduced_size, cutoff = (len(problem.count), len(problem.rows)), incumbent_gap
         solution = None
-        if one_class:
+        if one_pool:
             is_large = len(problem.rows) > _LARGE_PROBLEM_ROWS
             solution = reduced_problem.by_dynamic_program(
                 table,
@@ -366,9 +367,9 @@ def improve(
         gap_bound = max(gap_bound, min(problem_bound, excluded_bound))
         if complete and not imprecise:
             break
-        if not complete and pool_rows >= max_rows:
+        if not complete and working_rows >= max_rows:
             break
-        pool_rows *= 4
+        working_rows *= 4
     return SearchResult(
         plan, incumbent_gap, min(gap_bound, incumbent_gap), tolerance, proof, reduced_size
     )
@@ -385,15 +386,15 @@ def _cheapest(table: BidTable, dual: Dual, mask: Mask, number: int) -> Mask:
     """Return the best row of each group, and about ``number`` other rows of ``mask`` with low
     reduced costs: half of them from any group, half with at most three from each group.
     """
-    pool = mask & (dual.reduced_cost <= dual.noise)
-    rows = np.flatnonzero(mask & ~pool)
+    working_set = mask & (dual.reduced_cost <= dual.noise)
+    rows = np.flatnonzero(mask & ~working_set)
     rows = _lowest(rows, dual.reduced_cost, 12 * number)
     costs = dual.reduced_cost[rows]
-    pool[rows[np.argsort(costs, kind="stable")[: number // 2]]] = True
+    working_set[rows[np.argsort(costs, kind="stable")[: number // 2]]] = True
     order = np.lexsort((costs, table.group[rows]))
     rows, costs = rows[order], costs[order]
     group = table.group[rows]
     first_three = np.arange(len(rows)) - np.searchsorted(group, group) < 3
     rows, costs = rows[first_three], costs[first_three]
-    pool[rows[np.argsort(costs, kind="stable")[: number // 2]]] = True
-    return pool
+    working_set[rows[np.argsort(costs, kind="stable")[: number // 2]]] = True
+    return working_set

@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from allocator.bids import UNASSIGNED, Assignment, Bid, SizeValues
+from allocator.bids import UNASSIGNED, Assignment, Bid, PoolT, SizeValues
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -50,11 +51,11 @@ class BidTable:
     starts: Ints
     """The first row of each group; each group has at least one row."""
     capacity: Floats
-    """Units of each resource: the nodes of each class in ``classes``, and, if must-run jobs have to
-    be dropped, one more resource: the number of drops.
+    """Units of each resource: the nodes of each pool in ``pools``, and, if must-run jobs have to be
+    dropped, one more resource: the number of drops.
     """
-    classes: tuple[str, ...]
-    """Names of the node classes."""
+    pools: tuple[Any, ...]
+    """The pools of the bids, by resource. The solvers use no more than their number."""
 
     @cached_property
     def nodes(self) -> Floats:
@@ -102,24 +103,24 @@ class BidTable:
         return bool((placed == self.count).all() and (self.usage(plan) <= self.capacity).all())
 
 
-def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> BidTable:
+def build(bids: Sequence[Bid[PoolT]], capacity: Mapping[PoolT, int], drops: int = 0) -> BidTable:
     """Return the table of ``bids``.
 
     Args:
         bids: of all jobs.
-        capacity: node class -> nodes.
+        capacity: pool -> nodes.
         drops: number of must-run jobs to drop. With 0 their groups have no idle row; otherwise
             a drop uses one unit of an additional resource and has value 0. A must-run job
             that fits at none of its sizes gets an idle row and does not count in ``drops``.
     """
-    classes = tuple(name for name, nodes in capacity.items() if nodes > 0)
-    index = {name: c for c, name in enumerate(classes)}
+    pools = tuple(pool for pool, nodes in capacity.items() if nodes > 0)
+    index = {pool: r for r, pool in enumerate(pools)}
     groups: dict[tuple[float, tuple[tuple[int, SizeValues], ...]], list[int]] = {}
     for i, bid in enumerate(bids):
         usable = [
-            (index[name], options)
-            for name, options in bid.options.items()
-            if name in index and len(options.sizes) and options.sizes[0] <= capacity[name]
+            (index[pool], options)
+            for pool, options in bid.options.items()
+            if pool in index and len(options.sizes) and options.sizes[0] <= capacity[pool]
         ]
         usable.sort(key=lambda pair: pair[0])
         groups.setdefault((bid.idle_value, tuple(usable)), []).append(i)
@@ -148,13 +149,13 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
                 np.array([max(idle_value, 0.0) if idle_value == -np.inf else idle_value]),
             )
         elif drops:
-            add(len(classes), size_one, np.zeros(1))
-        for c, options in usable_by:
+            add(len(pools), size_one, np.zeros(1))
+        for r, options in usable_by:
             fitting = len(options.sizes)
-            if options.sizes[-1] > capacity[classes[c]]:
-                fitting = int(np.searchsorted(options.sizes, capacity[classes[c]], side="right"))
-            add(c, options.sizes[:fitting], options.values[:fitting])
-    limits = [float(capacity[name]) for name in classes] + ([float(drops)] if drops else [])
+            if options.sizes[-1] > capacity[pools[r]]:
+                fitting = int(np.searchsorted(options.sizes, capacity[pools[r]], side="right"))
+            add(r, options.sizes[:fitting], options.values[:fitting])
+    limits = [float(capacity[pool]) for pool in pools] + ([float(drops)] if drops else [])
     starts = np.array(first, dtype=np.int64)
     return BidTable(
         members=tuple(tuple(m) for m in groups.values()),
@@ -165,13 +166,13 @@ def build(bids: Sequence[Bid], capacity: Mapping[str, int], drops: int = 0) -> B
         value=np.concatenate(values) if values else np.zeros(0),
         starts=starts,
         capacity=np.array(limits, dtype=np.float64),
-        classes=classes,
+        pools=pools,
     )
 
 
 def undominated(table: BidTable, mask: Mask) -> Mask:
     """Return ``mask`` without its dominated rows: a row is dominated by one of the same group and
-    class with no more nodes and no less value.
+    pool with no more nodes and no less value.
     """
     rows = np.flatnonzero(mask)
     segment = table.group[rows] * (len(table.capacity) + 1) + table.resource[rows]
@@ -197,13 +198,15 @@ def idle_plan(table: BidTable) -> Ints:
     return plan
 
 
-def to_plan(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment]) -> Ints | None:
+def to_plan(
+    table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment[PoolT]]
+) -> Ints | None:
     """Return the plan that gives each job its size in ``sizes``.
 
     Args:
         table: the table of the bids.
         jobs: names, in the order of the bids.
-        sizes: job -> (node class, size), each offered by the job's bid; a job without nodes is
+        sizes: job -> (pool, size), each offered by the job's bid; a job without nodes is
             absent.
 
     Returns:
@@ -212,12 +215,12 @@ def to_plan(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment
     plan = np.zeros(len(table.size), np.int64)
     for g, members in enumerate(table.members):
         first, end = int(table.starts[g]), int(table.ends[g])
-        may_idle = int(table.resource[first]) in (IDLE, len(table.classes))
+        may_idle = int(table.resource[first]) in (IDLE, len(table.pools))
         for member in members:
-            node_class, size = sizes.get(jobs[member], UNASSIGNED)
+            pool, size = sizes.get(jobs[member], UNASSIGNED)
             if size:
-                of_class = table.resource[first:end] == table.classes.index(node_class)
-                plan[first + np.flatnonzero(of_class & (table.size[first:end] == size))] += 1
+                in_pool = table.resource[first:end] == table.pools.index(pool)
+                plan[first + np.flatnonzero(in_pool & (table.size[first:end] == size))] += 1
             elif may_idle:
                 plan[first] += 1
             else:
@@ -225,7 +228,9 @@ def to_plan(table: BidTable, jobs: Sequence[str], sizes: Mapping[str, Assignment
     return plan
 
 
-def to_sizes(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Assignment]:
+def to_sizes(
+    table: BidTable, plan: Ints, bids: Sequence[Bid[PoolT]]
+) -> dict[str, Assignment[PoolT]]:
     """Return the size of each job in ``plan``.
 
     Within a group, a job keeps its current assignment if the plan contains it. The others follow in
@@ -238,20 +243,20 @@ def to_sizes(table: BidTable, plan: Ints, bids: Sequence[Bid]) -> dict[str, Assi
         bids: of all jobs, in the order of arrival.
 
     Returns:
-        Job -> (node class, size); a job without nodes is absent.
+        Job -> (pool, size); a job without nodes is absent.
     """
-    sizes: dict[str, Assignment] = {}
+    sizes: dict[str, Assignment[PoolT]] = {}
     rows_of: dict[int, list[int]] = {}
     for row in np.flatnonzero(plan).tolist():
         rows_of.setdefault(int(table.group[row]), []).append(row)
     for g, rows in rows_of.items():
-        assignments: Counter[Assignment] = Counter()
+        assignments: Counter[Assignment[PoolT]] = Counter()
         for row in sorted(rows, key=lambda row: -table.value[row]):
-            c = int(table.resource[row])
-            if 0 <= c < len(table.classes):
-                assignments[table.classes[c], int(table.size[row])] += int(plan[row])
+            r = int(table.resource[row])
+            if 0 <= r < len(table.pools):
+                assignments[table.pools[r], int(table.size[row])] += int(plan[row])
         members = [bids[member] for member in table.members[g]]
-        others: list[Bid] = []
+        others: list[Bid[PoolT]] = []
         for bid in members:
             if assignments[bid.current] > 0:
                 assignments[bid.current] -= 1

@@ -42,6 +42,7 @@ from benchmarks.needs import existing
 from benchmarks.train_batching import STEADY_RATE, step_s
 from jpa import MeasuredCurve
 from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from malletrain.protocol.views import JobView
 from tests.integration.embedded import Site, site
@@ -104,7 +105,7 @@ def best_nodes(batch: int) -> int:
         Candidate(name, 1, int(curve.largest), (), curve=curve, must_run=True)
         for name, curve in curves.items()
     ]
-    nodes = {f"n{k}": NodeInfo() for k in range(NODES)}
+    nodes = {f"n{k}": NodeInfo(Pool("default")) for k in range(NODES)}
     return len(make_plan(bidders, nodes, PlanningSettings(cost=COST)).nodes["growing"])
 
 

@@ -43,13 +43,13 @@ class Instance:
     def bid(self, job: str, on: Sequence[str]) -> Bid:
         """The bid of a job that runs on the nodes ``on``."""
         curves = self.curves[job]
-        home = self.nodes[on[0]].node_class if on else next(iter(curves))
-        return make_bid(job, curves, current=len(on), current_class=home, max_nodes=self.max_size)
+        home = self.nodes[on[0]].pool if on else next(iter(curves))
+        return make_bid(job, curves, current=len(on), current_pool=home, max_nodes=self.max_size)
 
 
 def capacity(nodes: Mapping[str, NodeInfo]) -> dict[str, int]:
     """Nodes by class."""
-    return dict(Counter(info.node_class for info in nodes.values()))
+    return dict(Counter(info.pool for info in nodes.values()))
 
 
 def read_curves(path: Path) -> list[ScalingCurve]:

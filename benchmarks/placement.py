@@ -82,7 +82,9 @@ def replay(trace: traces.Trace, jobs: int, mode: str) -> dict[str, float]:
                     ages[began] = estimator.expected_remaining(batch.time - began)
                 horizon = ages[began]
             name = trace.names[n]
-            nodes[name] = NodeInfo(horizon_s=horizon, group=name[:3] if "groups" in mode else None)
+            nodes[name] = NodeInfo(
+                "default", horizon_s=horizon, group=name[:3] if "groups" in mode else None
+            )
         bids = [
             make_bid(job, CURVE, current=len(has), max_nodes=64) for job, has in current.items()
         ]

@@ -37,6 +37,7 @@ from typing import Any
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from jpa import MeasuredCurve
 from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings, ProfilingSettings
 from malletrain.protocol.views import JobDetail
 from tests.integration.embedded import Site, site
@@ -250,7 +251,7 @@ def _compare(
 
 def _sizes(curve: ScalingCurve, jobs: int, machine: int, nodes: int) -> list[int]:
     bidders = [Candidate(f"j{i}", 1, nodes, (), curve=curve) for i in range(jobs)]
-    usable = {f"n{k}": NodeInfo() for k in range(machine)}
+    usable = {f"n{k}": NodeInfo(Pool("default")) for k in range(machine)}
     plan = make_plan(bidders, usable, PlanningSettings(cost=RescaleCost(1.5, 1.5, 3.0)))
     return sorted(len(names) for names in plan.nodes.values())
 

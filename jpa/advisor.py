@@ -15,13 +15,13 @@ Invariants, tested with random sequences of events:
   others.
 
 :class:`NodeAvailability` holds the nodes that a profile can have: free nodes and donors, as the
-controller last reported them. It decides which jobs may be donors now: jobs on the same class of
-nodes that were not interrupted recently. It does not choose among them (:mod:`jpa.donors`).
+controller last reported them. It decides which jobs may be donors now: jobs in the same pool that
+were not interrupted recently. It does not choose among them (:mod:`jpa.donors`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -82,32 +82,28 @@ class NodeAvailability:
         Returns:
             What is available; ``total`` 0 if ``min_size`` cannot be reached.
         """
-        others = [
-            d
-            for d in self._report.donors
-            if d.job != request.job and d.node_class == request.node_class
-        ]
+        others = [d for d in self._report.donors if d.job != request.job and d.pool == request.pool]
         donors = [self._with_last_interruption(d) for d in others]
         quiet = [
             d
             for d in donors
             if d.last_interrupted is None or now - d.last_interrupted >= self._quiet_s
         ]
-        free = self._report.free.get(request.node_class, 0)
+        free = self._report.free.get(request.pool, 0)
         return choose_nodes(
             max(0, size - request.nodes), free, quiet, minimum=max(0, min_size - request.nodes)
         )
 
-    def take(self, offer: Offer, node_class: str, now: float) -> None:
+    def take(self, offer: Offer, pool: Hashable, now: float) -> None:
         """Subtract an accepted offer until the next report of the controller.
 
         Args:
             offer: the accepted offer.
-            node_class: the class of its nodes.
+            pool: the pool of its nodes.
             now: the time, seconds.
         """
         free = dict(self._report.free)
-        free[node_class] = free.get(node_class, 0) - offer.from_free
+        free[pool] = free.get(pool, 0) - offer.from_free
         donors = tuple(_without_offer(d, offer) for d in self._report.donors)
         self._report = replace(self._report, free=free, donors=donors)
         if offer.from_donor is not None:
@@ -388,7 +384,7 @@ class Advisor:
         """Give the points of ``curve`` to the waiting jobs of the same kind as ``request``."""
         for entry in self._queue:
             other = entry.request
-            if other.kind and (other.kind, other.node_class) == (request.kind, request.node_class):
+            if other.kind and (other.kind, other.pool) == (request.kind, request.pool):
                 entry.request = replace(other, curve=other.curve.with_points_of(curve))
 
     def _start_next(self, now: float) -> list[AdvisorAnswer]:
@@ -456,7 +452,7 @@ class Advisor:
             requested_at=now,
         )
         self._active = active
-        self._availability.take(offer, request.node_class, now)
+        self._availability.take(offer, request.pool, now)
         return self._request_size(
             active, step.size, step.reason, now, offer if offer.total else None
         )

@@ -9,7 +9,7 @@ ago comes first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -27,8 +27,8 @@ class Donor:
     """Time at which it last gave up nodes for a profile, seconds; None for never."""
     sizes: tuple[int, ...] | None = None
     """Sizes that it accepts, None for all."""
-    node_class: str = "default"
-    """Class of its nodes."""
+    pool: Hashable = "default"
+    """Pool of its nodes."""
 
     @property
     def spare(self) -> int:

@@ -5,7 +5,7 @@ Decides nothing. What the advisor does with an event is decided in :mod:`jpa.adv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -37,10 +37,10 @@ class ProfileRequested:
     """The sizes to measure as the user listed them, None: the plan chooses."""
     curve: MeasuredCurve = field(default_factory=MeasuredCurve)
     """Its curve so far; the curve's phase is the job's current one."""
-    node_class: str = "default"
-    """Class of the nodes on which it runs."""
+    pool: Hashable = "default"
+    """Pool of the nodes on which it runs."""
     kind: str = ""
-    """Jobs of the same kind on the same class of nodes have the same curve; empty: no other job
+    """Jobs of the same kind in the same pool of nodes have the same curve; empty: no other job
     has.
     """
 
@@ -67,8 +67,8 @@ class NodesChanged:
     did not ask for.
     """
 
-    free: Mapping[str, int]
-    """Idle leased nodes by class."""
+    free: Mapping[Hashable, int]
+    """Idle leased nodes by pool."""
     donors: tuple[Donor, ...] = ()
     """Running jobs that may give up nodes; none of them is being rescaled."""
     assigned: Mapping[str, int] = field(default_factory=dict)

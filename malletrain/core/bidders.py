@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from allocator import NodeInfo
 from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.planning import Candidate, guarantees
-from malletrain.core.pools import class_counts
+from malletrain.core.pools import Pool, PoolNode, pool_sizes
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.records import JobRecord
@@ -119,13 +118,13 @@ class Bidders:
             fixed = self.stays(job, now)
             candidates[job.submitted.job] = _candidate(job, self._trainer(job), fixed=fixed)
             if fixed:
-                free -= Counter(state.usable[n].node_class for n in job.nodes)
+                free -= Counter(state.usable[n].pool for n in job.nodes)
         holders = [
             c for name, c in candidates.items() if state.jobs[name].guaranteed_until and not c.fixed
         ]
         return self._with_bids(candidates, holders, free, state.usable, now)
 
-    def imagined(self, nodes: Mapping[str, NodeInfo], now: float) -> list[Candidate]:
+    def imagined(self, nodes: Mapping[str, PoolNode], now: float) -> list[Candidate]:
         """Return the candidates for a hypothetical plan, which shows how many nodes each job could
         use. Any owner can get any node, and no job is fixed.
 
@@ -133,7 +132,7 @@ class Bidders:
         queue. A job bids for at most its own nodes and those that its owner can lease. While leases
         of the owner fail (it is backing off), it can lease none.
         """
-        free = class_counts(nodes)
+        free = pool_sizes(nodes)
         candidates: dict[str, Candidate] = {}
         obtainable_nodes: dict[str, int | None] = {}
         for job in self._queue.admitted(free, shared=True):
@@ -153,7 +152,7 @@ class Bidders:
         return self._with_bids(candidates, [], free, nodes, now)
 
     def _obtainable_nodes(
-        self, nodes: Mapping[str, NodeInfo], owner: str, now: float
+        self, nodes: Mapping[str, PoolNode], owner: str, now: float
     ) -> int | None:
         """Return how many of the nodes outside the owner's jobs the owner could lease; None for
         all.
@@ -177,8 +176,8 @@ class Bidders:
         self,
         candidates: dict[str, Candidate],
         holders: list[Candidate],
-        free: Mapping[str, int],
-        nodes: Mapping[str, NodeInfo],
+        free: Mapping[Pool, int],
+        nodes: Mapping[str, PoolNode],
         now: float,
     ) -> list[Candidate]:
         lasting = LastingNodes(nodes)
@@ -205,7 +204,7 @@ class Bidders:
         return self._quotas.within(bids)
 
     def _unmeasured_jobs(
-        self, candidates: Mapping[str, Candidate], nodes: Mapping[str, NodeInfo]
+        self, candidates: Mapping[str, Candidate], nodes: Mapping[str, PoolNode]
     ) -> list[Candidate]:
         """Return the jobs without nodes whose throughput is unknown until they run. They must run
         if their smallest size is at most an even share of the nodes.

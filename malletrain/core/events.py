@@ -21,6 +21,7 @@ from malletrain.core.goals import (
     WorkReported,
 )
 from malletrain.core.goodput import BatchState
+from malletrain.core.pools import DEFAULT_CLASS
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.start_costs import StartCost
 from scavenger.horizon import GapForecast
@@ -63,7 +64,7 @@ class NodeJoined:
     """
 
     node: str
-    node_class: str = "default"
+    node_class: str = DEFAULT_CLASS
     horizon_s: float | None = None
     """Expected remaining time of its gap, seconds; None if unknown."""
     group: str | None = None

@@ -14,8 +14,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from allocator import NodeInfo
 from malletrain.core.planning import Candidate, Plan, Solver, make_plan
+from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 
 
@@ -32,9 +32,9 @@ def freetrain_settings(settings: ControllerSettings) -> ControllerSettings:
 
 def freetrain_plan(
     candidates: Sequence[Candidate],
-    nodes: Mapping[str, NodeInfo],
+    nodes: Mapping[str, PoolNode],
     settings: PlanningSettings,
-    favoured: Collection[str] = (),
+    favoured: Collection[Pool] = (),
     *,
     solver: Solver,
 ) -> Plan:
@@ -44,7 +44,7 @@ def freetrain_plan(
         candidates: jobs that bid.
         nodes: usable nodes by name.
         settings: from :func:`freetrain_settings`.
-        favoured: node classes that win a tie.
+        favoured: pools that win a tie.
         solver: decides the sizes.
     """
     bids = [c.but(broken=False) for c in candidates]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from allocator import NodeInfo
 from malletrain.core.failed_starts import FailedStarts
-from malletrain.core.pools import class_of, owner_of, pool
+from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import ControllerSettings
 from scavenger.backoff import Backoff, doubled_s
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
     now: dict[str, tuple[str, ...]]
     """Owner → nodes to request."""
-    later: Counter[str]
+    later: Counter[Pool]
     """Pool → number of nodes that cannot be requested before the next poll."""
 
 
@@ -63,10 +63,11 @@ class Gaps:
     """Time for which a rejected node is not requested."""
     failed_starts: FailedStarts = field(init=False)
     """Leases from which no agent reported."""
-    _seen: dict[str, NodeInfo] = field(default_factory=dict)
-    _requests: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    _seen: dict[str, PoolNode] = field(default_factory=dict)
+    """Gap → information. Like all nodes here, it is in a pool with the empty owner."""
+    _requests: dict[str, tuple[float, PoolNode, str]] = field(default_factory=dict)
     """Requested node → (time of the request, information, owner)."""
-    _promised: dict[str, tuple[float, NodeInfo, str]] = field(default_factory=dict)
+    _promised: dict[str, tuple[float, PoolNode, str]] = field(default_factory=dict)
     """Reclaimed node → (time until which it is expected, information, future owner)."""
     _rejected_until: dict[tuple[str, str], float] = field(default_factory=dict)
     """(node, owner) → time until which it is not requested."""
@@ -91,8 +92,10 @@ class Gaps:
         ``max_new_leases``: maximum number of requests until the next poll; None for no limit.
         """
         self._max_new_leases = math.inf if max_new_leases is None else max_new_leases
+        classes = {node_class for _, node_class in gaps.values()}
+        pool_of = {node_class: Pool(node_class) for node_class in classes}
         self._seen = {
-            name: NodeInfo(node_class, horizon)
+            name: NodeInfo(pool_of[node_class], horizon)
             for name, (horizon, node_class) in gaps.items()
             if horizon is None or horizon >= self.min_horizon_s
         }
@@ -126,8 +129,8 @@ class Gaps:
         """Return the class of a node that is a gap or on its way; empty if it is neither."""
         for requests in (self._requests, self._promised):
             if node in requests:
-                return requests[node][1].node_class
-        return self._seen[node].node_class if node in self._seen else ""
+                return requests[node][1].pool.node_class
+        return self._seen[node].pool.node_class if node in self._seen else ""
 
     def joined(self, node: str, owner: str) -> None:
         """Note that the lease on ``node`` has started."""
@@ -194,7 +197,7 @@ class Gaps:
 
     def open(
         self, leased: Collection[str], owners: Collection[str], now: float
-    ) -> dict[str, NodeInfo]:
+    ) -> dict[str, PoolNode]:
         """Return the gaps that may be requested now for one of ``owners``, without ``leased``
         nodes.
         """
@@ -234,12 +237,12 @@ class Gaps:
             if requester == owner and node in self._seen and now < until
         }
 
-    def promise(self, node: str, info: NodeInfo, owner: str, until: float) -> None:
+    def promise(self, node: str, info: PoolNode, owner: str, until: float) -> None:
         """Expect ``node``, which is reclaimed for a job of ``owner``, until ``until``."""
         self._promised[node] = (until, info, owner)
         self._by_class = None
 
-    def coming(self, leased: Collection[str]) -> dict[str, tuple[NodeInfo, str]]:
+    def coming(self, leased: Collection[str]) -> dict[str, tuple[PoolNode, str]]:
         """Return node → (information, future owner) of the nodes on their way: requested leases
         that have not started (polls may omit their nodes), and reclaimed nodes.
         """
@@ -273,10 +276,10 @@ class Gaps:
                     for name, (_, info, _) in (*self._promised.items(), *self._requests.items())
                 },
             }
-            self._by_class = Counter(info.node_class for info in nodes.values())
+            self._by_class = Counter(info.pool.node_class for info in nodes.values())
         return self._by_class
 
-    def ask(self, counts: Mapping[str, int], offers: Mapping[str, NodeInfo], now: float) -> Asked:
+    def ask(self, counts: Mapping[Pool, int], offers: Mapping[str, PoolNode], now: float) -> Asked:
         """Choose nodes, those with the longest horizons first, and store the requests. Several
         owners of one class take turns.
 
@@ -286,15 +289,15 @@ class Gaps:
             now: time on the shell's clock.
         """
         waiting: dict[str, dict[str, int]] = {}
-        for name, count in sorted(counts.items()):
-            waiting.setdefault(class_of(name), {})[owner_of(name)] = count
+        for pool, count in sorted(counts.items(), key=lambda item: item[0].order):
+            waiting.setdefault(pool.node_class, {})[pool.owner] = count
         chosen: dict[str, list[str]] = {}
-        later: Counter[str] = Counter()
+        later: Counter[Pool] = Counter()
         for name, info in sorted(
             offers.items(),
             key=lambda o: (o[1].horizon_s is not None, -(o[1].horizon_s or 0.0), o[0]),
         ):
-            owner_counts = waiting.get(info.node_class, {})
+            owner_counts = waiting.get(info.pool.node_class, {})
             owner = next(
                 (
                     each
@@ -307,7 +310,7 @@ class Gaps:
                 continue
             owner_counts[owner] = owner_counts.pop(owner) - 1  # move the owner to the end
             if self._max_new_leases < 1:
-                later[pool(info.node_class, owner)] += 1
+                later[Pool(info.pool.node_class, owner)] += 1
                 continue
             self._max_new_leases -= 1
             chosen.setdefault(owner, []).append(name)

@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from allocator import NodeInfo
 from malletrain.core.commands import Announce, Command
 from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.forecast import (
@@ -41,7 +40,7 @@ from malletrain.core.goals import (
 )
 from malletrain.core.node_history import NodeHistory
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import by_class, is_of_class
+from malletrain.core.pools import Pool, PoolNode, by_class
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
@@ -60,7 +59,7 @@ class GoalPlaces:
     def class_of(self, job: JobRecord) -> str:
         """Return the class of its nodes, or the class that it is likely to get."""
         nodes = self._state.nodes
-        own_classes = (nodes[n].info.node_class for n in job.nodes if n in nodes)
+        own_classes = (nodes[n].pool.node_class for n in job.nodes if n in nodes)
         if current := next(own_classes, None) or job.submitted.node_class:
             return current
         trainer = self._trainers.of(job.submitted.trainer)
@@ -73,7 +72,7 @@ class GoalPlaces:
             job.submitted.max_nodes
             for job in self._state.unfinished.values()
             if self._trainers.of(job.submitted.trainer) is trainer
-            and is_of_class(node_class, job.submitted.node_class)
+            and job.submitted.node_class in ("", node_class)
         )
 
 
@@ -241,9 +240,9 @@ class GoalKeeper:
                     since = min(
                         now, max(record.charged_until, leased)
                     )  # it continued to run meanwhile
-                price = self._price(nodes[node].info.node_class)
+                price = self._price(nodes[node].pool.node_class)
                 account.takes(node, since, leased + self._settings.min_charge_s, price)
-        classes = {nodes[node].info.node_class for node in account.holds if node in nodes}
+        classes = {nodes[node].pool.node_class for node in account.holds if node in nodes}
         if classes.isdisjoint(self._state.unpriced):
             self._spends_at[name] = account.costs_more_at(record.goals.budget_s, now)
         else:
@@ -256,7 +255,7 @@ class GoalKeeper:
         for name, record in self.records.items():
             for node in record.account.holds:
                 if node in self._state.nodes:
-                    node_class = self._state.nodes[node].info.node_class
+                    node_class = self._state.nodes[node].pool.node_class
                     record.account.reprice(node, self._price(node_class))
             record.charged_for, record.review_at = None, -math.inf
             self._spends_at.pop(name, None)
@@ -476,9 +475,9 @@ class GoalKeeper:
     def left_for_turns(
         self,
         candidates: Iterable[Candidate],
-        free: Mapping[str, int],
-        nodes: Mapping[str, NodeInfo],
-    ) -> dict[str, int]:
+        free: Mapping[Pool, int],
+        nodes: Mapping[str, PoolNode],
+    ) -> dict[Pool, int]:
         """Return pool → number of nodes that no pressing deadline needs. Starving jobs get their
         guaranteed minimum from these.
         """
@@ -487,14 +486,14 @@ class GoalKeeper:
             record = self.records.get(c.job)
             if record is None or record.need is None or not record.job.pressing or c.fixed:
                 continue
-            own_pool = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+            own_pool = next((nodes[n].pool for n in c.nodes if n in nodes), None)
             if own_pool not in remaining_nodes:
                 own_pool = max(
                     filter(c.may_use, remaining_nodes),
-                    key=lambda name: remaining_nodes[name],
-                    default="",
+                    key=lambda pool: remaining_nodes[pool],
+                    default=None,
                 )
-            if own_pool in remaining_nodes:
+            if own_pool is not None:
                 remaining_nodes[own_pool] = max(0, remaining_nodes[own_pool] - record.need.nodes)
         return remaining_nodes
 

@@ -20,12 +20,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from allocator import NodeInfo
 from malletrain.core.bidders import Bidders
 from malletrain.core.commands import Command, ReclaimNodes, ReleaseLeases, TakeLeases
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate, Plan, Planner
-from malletrain.core.pools import by_class, class_of, owner_of, pool
+from malletrain.core.pools import Pool, PoolNode, by_class
 from malletrain.core.records import NodeRecord
 from malletrain.core.settings import ControllerSettings
 from malletrain.core.state import ControllerState
@@ -69,15 +68,15 @@ class LeaseWay:
 
 
 def worth_taking(
-    lacking: Mapping[str, int],
+    lacking: Mapping[Pool, int],
     candidates: Sequence[Candidate],
     owners: Mapping[str, str],
     tried: Callable[[str], int | None],
     way_s: float,
     imagine: Imagine,
-    everything: Mapping[str, NodeInfo],
-    pool_sizes: Mapping[str, int],
-) -> Counter[str]:
+    everything: Mapping[str, PoolNode],
+    pool_sizes: Mapping[Pool, int],
+) -> Counter[Pool]:
     """Return how many of the nodes that each pool lacks are worth taking from other owners.
 
     Args:
@@ -94,11 +93,11 @@ def worth_taking(
     Returns:
         Pool → number of nodes.
     """
-    needy = {owner_of(name) for name, count in lacking.items() if count > 0}
+    needy = {pool.owner for pool, count in lacking.items() if count > 0}
     if not needy:
         return Counter()
     careful = [_carefully(c, tried(c.job)) if owners[c.job] in needy else c for c in candidates]
-    has_nodes = {owner_of(name) for name, count in pool_sizes.items() if count > 0}
+    has_nodes = {pool.owner for pool, count in pool_sizes.items() if count > 0}
     growing = needy & has_nodes
     late = [c.but(late_s=way_s) if owners[c.job] in growing else c for c in careful]
     pays = _lacking(imagine(late), everything, owners, pool_sizes)
@@ -108,9 +107,9 @@ def worth_taking(
         shortage = _lacking(imagine(careful), everything, owners, pool_sizes)
     return Counter(
         {
-            name: min(lacking[name], shortage[name])
-            for name in lacking
-            if min(pays[name], shortage[name])
+            pool: min(lacking[pool], shortage[pool])
+            for pool in lacking
+            if min(pays[pool], shortage[pool])
         }
     )
 
@@ -126,15 +125,15 @@ def _carefully(candidate: Candidate, tried: int | None) -> Candidate:
 
 def _lacking(
     plan: Plan,
-    everything: Mapping[str, NodeInfo],
+    everything: Mapping[str, PoolNode],
     owners: Mapping[str, str],
-    pool_sizes: Mapping[str, int],
-) -> Counter[str]:
+    pool_sizes: Mapping[Pool, int],
+) -> Counter[Pool]:
     """Return pool → number of nodes that the plan adds to those in ``pool_sizes``."""
-    used: Counter[str] = Counter()
+    used: Counter[Pool] = Counter()
     for job, nodes in plan.nodes.items():
         if nodes:  # all of one class
-            used[pool(everything[nodes[0]].node_class, owners[job])] += len(nodes)
+            used[Pool(everything[nodes[0]].pool.node_class, owners[job])] += len(nodes)
     return used - Counter(pool_sizes)
 
 
@@ -188,24 +187,24 @@ class LeasePlanner:
         if not due and not offers and not may_reclaim:
             return []
         coming = gaps.coming(state.nodes)
-        # With one owner the pools are the classes, so no lookup by node is needed.
+        # With one owner all owners are empty, so no lookup by node is needed.
         usable = (
             state.usable
             if state.owners.keys() <= {""}
-            else {name: state.nodes[name].info for name in state.usable}
+            else {name: state.nodes[name].ownerless_info for name in state.usable}
         )
         everything = {**usable, **{name: info for name, (info, _) in coming.items()}, **offers}
         imagined = self._imagine(everything, coming, now)
         self.again_at = now + PLAN_PAUSE_S_PER_JOB * len(state.unfinished)
-        used: Counter[str] = Counter()
+        used: Counter[Pool] = Counter()
         for job, nodes in imagined.nodes.items():
             if nodes:  # all of one class
-                node_class = everything[nodes[0]].node_class
-                used[pool(node_class, state.jobs[job].submitted.owner)] += len(nodes)
+                node_class = everything[nodes[0]].pool.node_class
+                used[Pool(node_class, state.jobs[job].submitted.owner)] += len(nodes)
         leased = state.usable_by_pool
         spare = leased - used
         shortage = (
-            used - leased - Counter(pool(i.node_class, owner) for i, owner in coming.values())
+            used - leased - Counter(Pool(i.pool.node_class, owner) for i, owner in coming.values())
         )
         commands: list[Command] = []
         if released := self._release(due, spare, now):
@@ -215,13 +214,13 @@ class LeasePlanner:
         shortage -= requests.later
         for owner, names in requests.now.items():
             commands.append(TakeLeases(names, owner))
-            shortage -= Counter(pool(offers[name].node_class, owner) for name in names)
+            shortage -= Counter(Pool(offers[name].pool.node_class, owner) for name in names)
         if may_reclaim and +shortage:
             shortage = self._worth_taking(shortage, everything, now)
             commands += self._reclaim(shortage, spare, imagined, now)
         return commands
 
-    def _allowed(self, shortage: Counter[str], coming: Counter[str]) -> Counter[str]:
+    def _allowed(self, shortage: Counter[Pool], coming: Counter[str]) -> Counter[Pool]:
         """Return ``shortage`` (pool → nodes), limited so that no owner has too many leases.
         ``coming``: owner → nodes on their way.
         """
@@ -231,11 +230,11 @@ class LeasePlanner:
         room = {owner: max_leases - count for owner, count in coming.items()}
         for node in self._state.nodes.values():
             room[node.owner] = room.get(node.owner, max_leases) - 1
-        allowed: Counter[str] = Counter()
-        for name, count in sorted(shortage.items()):
-            owner = owner_of(name)
-            allowed[name] = min(count, max(0, room.get(owner, max_leases)))
-            room[owner] = room.get(owner, max_leases) - allowed[name]
+        allowed: Counter[Pool] = Counter()
+        for pool, count in sorted(shortage.items(), key=lambda item: item[0].order):
+            owner = pool.owner
+            allowed[pool] = min(count, max(0, room.get(owner, max_leases)))
+            room[owner] = room.get(owner, max_leases) - allowed[pool]
         return +allowed
 
     def _must_keep(self, node: NodeRecord, now: float) -> bool:
@@ -251,24 +250,24 @@ class LeasePlanner:
 
     def _imagine(
         self,
-        everything: Mapping[str, NodeInfo],
-        coming: Mapping[str, tuple[NodeInfo, str]],
+        everything: Mapping[str, PoolNode],
+        coming: Mapping[str, tuple[PoolNode, str]],
         now: float,
     ) -> Plan:
-        classes_on_their_way = (info.node_class for info, _ in coming.values())
-        favoured = {*by_class(self._state.usable_by_pool), *classes_on_their_way}
+        leased = map(Pool, by_class(self._state.usable_by_pool))
+        favoured = {*leased, *(info.pool for info, _ in coming.values())}
         candidates = self._bidders.imagined(everything, now)
         return self._planner(candidates, everything, self._settings.planning, favoured)
 
     def _worth_taking(
-        self, lacking: Counter[str], everything: Mapping[str, NodeInfo], now: float
-    ) -> Counter[str]:
+        self, lacking: Counter[Pool], everything: Mapping[str, PoolNode], now: float
+    ) -> Counter[Pool]:
         """Return how many of the nodes ``lacking`` (pool → number) are worth taking from other
         owners.
         """
         state, coming = self._state, self._gaps.coming(self._state.nodes)
         pool_sizes = state.usable_by_pool + Counter(
-            pool(info.node_class, owner) for info, owner in coming.values()
+            Pool(info.pool.node_class, owner) for info, owner in coming.values()
         )
         candidates = self._bidders.imagined(everything, now)
         return worth_taking(
@@ -295,7 +294,7 @@ class LeasePlanner:
             return None  # stated by its owner
         return max(scaling.curve.measured_sizes, default=0)
 
-    def _release(self, due: list[str], spare: Counter[str], now: float) -> tuple[str, ...]:
+    def _release(self, due: list[str], spare: Counter[Pool], now: float) -> tuple[str, ...]:
         """Remove those of the ``due`` nodes that are ``spare`` (pool → number), and return them."""
         released = []
         for name in due:
@@ -312,7 +311,7 @@ class LeasePlanner:
         return tuple(released)
 
     def _reclaim(
-        self, lacking: Counter[str], spare: Counter[str], imagined: Plan, now: float
+        self, lacking: Counter[Pool], spare: Counter[Pool], imagined: Plan, now: float
     ) -> list[Command]:
         """Take nodes from owners whose jobs have less use for them; ``lacking`` and ``spare``: pool
         → number.
@@ -330,8 +329,8 @@ class LeasePlanner:
                     p
                     for p in lacking
                     if lacking[p] > 0
-                    and class_of(p) == node.info.node_class
-                    and self._gaps.may_have(name, owner_of(p), now)
+                    and p.node_class == node.pool.node_class
+                    and self._gaps.may_have(name, p.owner, now)
                 ),
                 None,
             )
@@ -347,8 +346,8 @@ class LeasePlanner:
             spare[node.pool] -= 1
             reclaimed.append(name)
             until = now + self._longest_way_s
-            self._gaps.promise(name, node.info, owner_of(needy), until)
-            self._way.begins(name, owner_of(needy), now)
+            self._gaps.promise(name, node.ownerless_info, needy.owner, until)
+            self._way.begins(name, needy.owner, now)
         if not reclaimed:
             return []
         for name in reclaimed:

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from allocator import NodeInfo
+from malletrain.core.pools import DEFAULT_CLASS
 
 SPAN_S = 300.0
 MAX_SPANS = 2016
 """Number of spans that are kept: a week."""
-_DEFAULT = NodeInfo().node_class
 
 
 class NodeSpan(NamedTuple):
@@ -99,7 +98,7 @@ class NodeHistory:
         means = {name: sum(spans) / len(spans) for name, spans in self._spans.items() if spans}
         counts: Mapping[str, float] = means or self._now
         usable = counts if may_use is None else filter(may_use, counts)
-        fallback = _DEFAULT if may_use is None or may_use(_DEFAULT) else ""
+        fallback = DEFAULT_CLASS if may_use is None or may_use(DEFAULT_CLASS) else ""
         return max(usable, key=lambda name: (counts[name], name), default=fallback)
 
     def nodes(self, node_class: str) -> npt.NDArray[np.float64]:

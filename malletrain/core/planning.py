@@ -20,7 +20,6 @@ from allocator import (
     BidRequest,
     Goal,
     MonotonicClock,
-    NodeInfo,
     RescaleCost,
     ScalingCurve,
     make_bids,
@@ -28,7 +27,7 @@ from allocator import (
     place,
     solve,
 )
-from malletrain.core.pools import class_counts, class_of, is_of_class, owner_of
+from malletrain.core.pools import Pool, PoolNode, pool_sizes
 from malletrain.core.reread_costs import with_reread
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.start_costs import LastingNodes, StartCost, StartTerms
@@ -76,11 +75,11 @@ class Candidate:
         copy.__dict__.update(self.__dict__, **changes)
         return copy
 
-    def may_use(self, pool: str) -> bool:
+    def may_use(self, pool: Pool) -> bool:
         """Return whether it may run on nodes of this pool."""
-        if not is_of_class(pool, self.node_class):
+        if not pool.is_of_class(self.node_class):
             return False
-        return self.owner is None or owner_of(pool) == self.owner
+        return self.owner is None or pool.owner == self.owner
 
     @property
     def smallest(self) -> int | None:
@@ -102,11 +101,11 @@ class Plan:
 
 
 class Solver(Protocol):
-    """Decides a size for each job, from bids and the number of nodes of each class."""
+    """Decides a size for each job, from bids and the number of nodes of each pool."""
 
     def __call__(
-        self, bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings, /
-    ) -> Allocation:
+        self, bids: Sequence[Bid[Pool]], capacity: Mapping[Pool, int], settings: PlanningSettings, /
+    ) -> Allocation[Pool]:
         """Return the allocation."""
         ...
 
@@ -117,9 +116,9 @@ class Planner(Protocol):
     def __call__(
         self,
         candidates: Sequence[Candidate],
-        nodes: Mapping[str, NodeInfo],
+        nodes: Mapping[str, PoolNode],
         settings: PlanningSettings,
-        favoured: Collection[str] = (),
+        favoured: Collection[Pool] = (),
         /,
     ) -> Plan:
         """Return the plan."""
@@ -127,11 +126,11 @@ class Planner(Protocol):
 
 
 def exact(
-    bids: Sequence[Bid],
-    capacity: Mapping[str, int],
+    bids: Sequence[Bid[Pool]],
+    capacity: Mapping[Pool, int],
     settings: PlanningSettings,
     clock: MonotonicClock = no_clock,
-) -> Allocation:
+) -> Allocation[Pool]:
     """Solve with the allocator's exact solver; its time limit is measured on ``clock``."""
     return solve(bids, capacity, clock=clock, time_limit_s=settings.time_limit_s)
 
@@ -147,8 +146,8 @@ def smallest_size(min_nodes: int, max_nodes: int, sizes: tuple[int, ...] | None)
 def guarantees(
     holders: Iterable[Candidate],
     queue: Iterable[Candidate],
-    free: Mapping[str, int],
-    nodes: Mapping[str, NodeInfo],
+    free: Mapping[Pool, int],
+    nodes: Mapping[str, PoolNode],
 ) -> set[str]:
     """Return the jobs that get their smallest size guaranteed.
 
@@ -167,12 +166,12 @@ def guarantees(
 
     def granted(c: Candidate) -> bool:
         need = c.smallest
-        own_pool = next((nodes[n].node_class for n in c.nodes if n in nodes), "")
+        own_pool = next((nodes[n].pool for n in c.nodes if n in nodes), None)
         best = max(
             filter(c.may_use, remaining_nodes),
-            key=lambda name: (
-                remaining_nodes[name] >= (need or 0) and name == own_pool,
-                remaining_nodes[name],
+            key=lambda pool: (
+                remaining_nodes[pool] >= (need or 0) and pool == own_pool,
+                remaining_nodes[pool],
             ),
             default=None,
         )
@@ -204,9 +203,9 @@ def neutral_curve(largest: int, exponent: float, rate_one: float) -> ScalingCurv
 
 def make_plan(
     candidates: Sequence[Candidate],
-    nodes: Mapping[str, NodeInfo],
+    nodes: Mapping[str, PoolNode],
     settings: PlanningSettings,
-    favoured: Collection[str] = (),
+    favoured: Collection[Pool] = (),
     *,
     solver: Solver = exact,
 ) -> Plan:
@@ -216,10 +215,9 @@ def make_plan(
 
     Args:
         candidates: jobs of the plan.
-        nodes: all usable nodes, with their pool as their class. Nodes of candidates that are absent
-            count as lost.
+        nodes: all usable nodes. Nodes of candidates that are absent count as lost.
         settings: settings of the planner.
-        favoured: classes that win a tie.
+        favoured: pools that win a tie.
         solver: decides the sizes.
 
     Returns:
@@ -233,7 +231,7 @@ def make_plan(
         if fixed_nodes
         else nodes
     )
-    capacity = class_counts(open_nodes)
+    capacity = pool_sizes(open_nodes)
     without_nodes: dict[str, tuple[str, ...]] = {c.job: () for c in candidates if not c.fixed}
     bidders = [c for c in candidates if not c.fixed and _fits(c, capacity)]
     if not bidders:
@@ -263,9 +261,9 @@ def make_plan(
 def plan_each_trainer(
     planner: Planner,
     candidates: Sequence[Candidate],
-    nodes: Mapping[str, NodeInfo],
+    nodes: Mapping[str, PoolNode],
     settings: PlanningSettings,
-    favoured: Collection[str] = (),
+    favoured: Collection[Pool] = (),
     /,
 ) -> Plan:
     """Make a plan for each trainer over its own nodes with ``planner``, and join the plans.
@@ -278,7 +276,7 @@ def plan_each_trainer(
         candidates: jobs of all trainers, each with its trainer.
         nodes: all usable nodes, see :func:`make_plan`.
         settings: settings of the planner.
-        favoured: classes that win a tie.
+        favoured: pools that win a tie.
     """
     groups: dict[Trainer | None, list[Candidate]] = {}
     for c in candidates:
@@ -304,12 +302,12 @@ def plan_each_trainer(
 def _requests(
     bidders: Sequence[Candidate],
     current_nodes: Mapping[str, tuple[str, ...]],
-    nodes: Mapping[str, NodeInfo],
-    capacity: Mapping[str, int],
+    nodes: Mapping[str, PoolNode],
+    capacity: Mapping[Pool, int],
     settings: PlanningSettings,
-    favoured: Collection[str],
+    favoured: Collection[Pool],
     rate_one: float,
-) -> list[BidRequest]:
+) -> list[BidRequest[Pool]]:
     """Return the request of each bidder.
 
     ``current_nodes``: job → the nodes that it still has; ``rate_one``: assumed throughput of an
@@ -320,42 +318,35 @@ def _requests(
         curve = c.curve or neutral_curve(c.max_nodes, settings.prior_exponent, rate_one)
         current = current_nodes[c.job]
         curves = {
-            name: _raised(curve) if name in favoured and len(capacity) > 1 else curve
-            for name in capacity
-            if c.may_use(name)
+            pool: _raised(curve) if pool in favoured and len(capacity) > 1 else curve
+            for pool in capacity
+            if c.may_use(pool)
         }
         t_fwd_s = max(0.01 * settings.t_fwd_s, settings.t_fwd_s - c.late_s)
         reread = [nodes[n].reread_s for n in current]
         cost = with_reread(c.cost or settings.cost, reread, settings.t_fwd_s)
-        terms: dict[str, StartTerms] = {}
+        terms: dict[Pool, StartTerms] = {}
         if c.start is not None:
             terms = {
-                name: lasting.terms(name, current, c.start.on(class_of(name)), t_fwd_s, cost)
-                for name in curves
+                pool: lasting.terms(pool, current, c.start.on(pool.node_class), t_fwd_s, cost)
+                for pool in curves
             }
             # Nodes that are gone before its process is ready are of no use.
             curves = {
-                name: each
-                for name, each in curves.items()
-                if terms[name].limit >= (c.smallest or c.min_nodes)
+                pool: each
+                for pool, each in curves.items()
+                if terms[pool].limit >= (c.smallest or c.min_nodes)
             }
         requests.append(
             BidRequest(
-                c.job,
+                c,
                 curves,
                 len(current),
-                nodes[current[0]].node_class if current else "default",
-                c.min_nodes,
-                c.max_nodes,
-                c.sizes,
-                c.weight,
-                c.goal,
+                nodes[current[0]].pool if current else None,
                 t_fwd_s,
                 cost,
-                must_run=c.must_run,
-                restarting=c.broken,
-                cost_on={name: each.cost for name, each in terms.items()},
-                limits={name: each.limit for name, each in terms.items()},
+                cost_in={pool: each.cost for pool, each in terms.items()},
+                limits={pool: each.limit for pool, each in terms.items()},
             )
         )
     return requests
@@ -366,7 +357,7 @@ def _raised(curve: ScalingCurve) -> ScalingCurve:
     return ScalingCurve(tuple((nodes, rate * (1 + 1e-4)) for nodes, rate in curve.points))
 
 
-def _fits(candidate: Candidate, capacity: Mapping[str, int]) -> bool:
+def _fits(candidate: Candidate, capacity: Mapping[Pool, int]) -> bool:
     """Return whether a pool is large enough for the smallest size of the job."""
     largest = max((count for pool, count in capacity.items() if candidate.may_use(pool)), default=0)
     return candidate.smallest is not None and candidate.smallest <= largest

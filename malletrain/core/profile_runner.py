@@ -257,11 +257,11 @@ class ProfileRunner:
         """
         state = self._state
         old = tuple(n for n in job.nodes if n in state.usable)
-        node_class = state.usable[old[0]].node_class if old else self.profiler.class_of(answer.job)
+        pool = state.usable[old[0]].pool if old else self.profiler.pool_of(answer.job)
         donor = state.jobs[answer.donor] if answer.donor else None
         donated = self._gift(donor, answer.take) if donor is not None else ()
         idle = sorted(
-            (n for n in state.idle if state.usable[n].node_class == node_class),
+            (n for n in state.idle if state.usable[n].pool == pool),
             key=self._longest_first,
         )
         new = (*old, *idle, *donated)[: answer.nodes]

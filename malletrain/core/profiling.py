@@ -19,11 +19,11 @@ added to the name (``batch x2, model 3e+06``), and so does a change of the layou
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from allocator import NodeInfo, RescaleCost
+from allocator import RescaleCost
 from jpa import (
     Advisor,
     AdvisorAnswer,
@@ -44,7 +44,7 @@ from jpa import (
 )
 from jpa.curve import BATCH, DEFAULT_PHASE, batch_ratio
 from malletrain.core.events import Progressed
-from malletrain.core.pools import is_of_class, owner_of, pool
+from malletrain.core.pools import DEFAULT_CLASS, Pool, PoolNode
 from malletrain.core.profile_worth import ProfileWorth
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
@@ -124,7 +124,7 @@ class PhaseTracker:
 class Machine:
     """The current nodes."""
 
-    usable: Mapping[str, NodeInfo]
+    usable: Mapping[str, PoolNode]
     """The nodes that plans can use."""
     idle: Iterable[str]
     """The usable nodes without a job."""
@@ -163,7 +163,7 @@ class Profiler:
         self._trainers = trainers
         self.advisor = Advisor(settings.advisor)
         self._costs = RescaleCosts(cost.up_s, cost.down_s, cost.start_s)
-        self._requested_class: dict[str, str] = {}
+        self._requested_pool: dict[str, Pool] = {}
         self._waiting_since: dict[str, float] = {}
         self._workers_started_at: dict[str, float] = {}
         self._progress: dict[str, _JobProgress] = {}
@@ -241,11 +241,11 @@ class Profiler:
             if not job.scaling.profiled
         }
         answers: list[AdvisorAnswer] = []
-        free = Counter(machine.usable[n].node_class for n in machine.idle)
-        for name, node_class in list(self._requested_class.items()):
+        free = Counter(machine.usable[n].pool for n in machine.idle)
+        for name, pool in list(self._requested_pool.items()):
             job = requesting.get(name)
             if name != self.profiling and (
-                job is None or self._class_of(job, machine, free) != node_class
+                job is None or self._pool_for(job, machine, free) != pool
             ):
                 answers += self._withdraw_request(name, now)
         if self.profiling is None and not requesting:
@@ -253,8 +253,8 @@ class Profiler:
             return answers
         answers += self.advisor.handle(self._advisor_view(jobs, machine, free, now), now)
         for name, job in requesting.items():
-            if name not in self._requested_class and self._can_request(job, machine, free, now):
-                answers += self._request_profile(job, self._class_of(job, machine, free), now)
+            if name not in self._requested_pool and self._can_request(job, machine, free, now):
+                answers += self._request_profile(job, self._pool_for(job, machine, free), now)
         active = self.profiling
         if (
             active is not None
@@ -361,7 +361,7 @@ class Profiler:
     def gone(self, job: str, now: float) -> list[AdvisorAnswer]:
         """Forget a job that has ended."""
         for by_job in (
-            self._requested_class,
+            self._requested_pool,
             self._waiting_since,
             self._workers_started_at,
             self._progress,
@@ -372,13 +372,13 @@ class Profiler:
 
     def limited(self, job: str, now: float) -> list[AdvisorAnswer]:
         """Withdraw the profile request of a job whose node limits have changed."""
-        return self._withdraw_request(job, now) if job in self._requested_class else []
+        return self._withdraw_request(job, now) if job in self._requested_pool else []
 
     def forget_wish(self, job: str) -> None:
         """Allow a new profile request, because the job's profile has ended or the job waits
         again.
         """
-        self._requested_class.pop(job, None)
+        self._requested_pool.pop(job, None)
         self._waiting_since.pop(job, None)
 
     def lacks(self, job: str, current_nodes: int, now: float) -> list[AdvisorAnswer]:
@@ -387,9 +387,9 @@ class Profiler:
         """
         return self.advisor.handle(NodesChanged({}, (), {job: current_nodes}), now)
 
-    def class_of(self, job: str) -> str:
-        """Return the node class in the job's profile request."""
-        return self._requested_class.get(job, "default")
+    def pool_of(self, job: str) -> Pool:
+        """Return the pool in the job's profile request."""
+        return self._requested_pool.get(job, Pool(DEFAULT_CLASS))
 
     def prior_suggested(self, job: JobRecord, prior: Prior, now: float) -> list[AdvisorAnswer]:
         """A prior from other jobs is available. A pending profile starts from it; a running one
@@ -402,18 +402,18 @@ class Profiler:
     # --- inside ---
 
     def _withdraw_request(self, name: str, now: float) -> list[AdvisorAnswer]:
-        del self._requested_class[name]
+        del self._requested_pool[name]
         return self.advisor.handle(JobEnded(name), now)
 
     def _can_request(
-        self, job: JobRecord, machine: Machine, free: Mapping[str, int], now: float
+        self, job: JobRecord, machine: Machine, free: Mapping[Pool, int], now: float
     ) -> bool:
         """Return whether to request the job's profile now: the nodes of its largest size are
         available, or it has waited long enough for them.
         """
         largest = max(job.sizes or (job.submitted.max_nodes,))
         current_nodes = self._usable_count(job, machine)
-        suffices = current_nodes + free.get(self._class_of(job, machine, free), 0) >= largest
+        suffices = current_nodes + free.get(self._pool_for(job, machine, free), 0) >= largest
         if self._incomplete(job):
             return suffices and now - (job.scaling.ended or 0.0) >= self.settings.again_s
         if suffices:
@@ -429,9 +429,9 @@ class Profiler:
         largest = max(job.sizes or (job.submitted.max_nodes,))
         return job.scaling.curve.largest_measured < largest
 
-    def _request_profile(self, job: JobRecord, node_class: str, now: float) -> list[AdvisorAnswer]:
+    def _request_profile(self, job: JobRecord, pool: Pool, now: float) -> list[AdvisorAnswer]:
         spec = job.submitted
-        self._requested_class[spec.job] = node_class
+        self._requested_pool[spec.job] = pool
         sizes = job.sizes or range(spec.min_nodes, spec.max_nodes + 1)
         chosen = spec.profile_sizes
         unmeasured = not job.scaling.profiled and job.scaling.curve.current.prior is None
@@ -445,25 +445,25 @@ class Profiler:
             job.sizes,
             chosen,
             job.scaling.curve,
-            node_class,
+            pool,
             spec.kind,
         )
         return self.advisor.handle(request, now)
 
     def _advisor_view(
-        self, jobs: Sequence[JobRecord], machine: Machine, free: Counter[str], now: float
+        self, jobs: Sequence[JobRecord], machine: Machine, free: Counter[Pool], now: float
     ) -> NodesChanged:
         """Build the advisor's view of the nodes. A profile takes no node that an earlier job in the
         queue, or a starving job, needs for its minimum. While a job starves, no job donates nodes.
         """
-        remaining = Counter(free)
+        remaining = dict[Hashable, int](free.items())
         before_first_request = True
         for job in jobs:
             awaits_profile = self.wants(job) and not self.settings.when_worth
             before_first_request = before_first_request and not awaits_profile
             if not job.nodes and (before_first_request or job.starving) and not awaits_profile:
-                node_class = self._class_of(job, machine, free)
-                remaining[node_class] = max(0, remaining[node_class] - int(job.smallest))
+                pool = self._pool_for(job, machine, free)
+                remaining[pool] = max(0, remaining.get(pool, 0) - int(job.smallest))
         starving = any(job.starving and not job.nodes for job in jobs)
         nodes_of_jobs = {job.submitted.job: self._usable_count(job, machine) for job in jobs}
         if self.profiling is not None:
@@ -475,7 +475,7 @@ class Profiler:
                 self._donor(job, machine) for job in jobs if self._can_donate(job, machine, now)
             )
         )
-        return NodesChanged(dict(remaining), donors, nodes_of_jobs)
+        return NodesChanged(remaining, donors, nodes_of_jobs)
 
     def _can_donate(self, job: JobRecord, machine: Machine, now: float) -> bool:
         return (
@@ -488,45 +488,42 @@ class Profiler:
 
     @staticmethod
     def _donor(job: JobRecord, machine: Machine) -> Donor:
-        node_class = machine.usable[job.nodes[0]].node_class
         return Donor(
             job.submitted.job,
             len(job.nodes),
             int(job.smallest),
             job.interrupted_at,
             job.sizes,
-            node_class,
+            machine.usable[job.nodes[0]].pool,
         )
 
     @staticmethod
     def _usable_count(job: JobRecord, machine: Machine) -> int:
         return sum(n in machine.usable for n in job.nodes)
 
-    def _class_of(self, job: JobRecord, machine: Machine, free: Mapping[str, int]) -> str:
-        """Return the node class for the job's profile: that of its nodes, else that of its request,
-        else, of the classes of its owner and trainer, the one with the most free nodes.
+    def _pool_for(self, job: JobRecord, machine: Machine, free: Mapping[Pool, int]) -> Pool:
+        """Return the pool for the job's profile: that of its nodes, else that of its request, else,
+        of the pools of its owner and trainer, the one with the most free nodes.
         """
-        own_class = next(
-            (machine.usable[n].node_class for n in job.nodes if n in machine.usable), None
-        )
-        if current := own_class or self._requested_class.get(job.submitted.job):
+        own_pool = next((machine.usable[n].pool for n in job.nodes if n in machine.usable), None)
+        if current := own_pool or self._requested_pool.get(job.submitted.job):
             return current
         owner, trainer = job.submitted.owner, self._trainers.of(job.submitted.trainer)
         node_class = job.submitted.node_class
         usable = (
-            name
-            for name in self._trainers.usable(free, trainer)
-            if owner_of(name) == owner and is_of_class(name, node_class)
+            pool
+            for pool in self._trainers.usable(free, trainer)
+            if pool.owner == owner and pool.is_of_class(node_class)
         )
-        fallback = node_class or "default"
+        fallback = node_class or DEFAULT_CLASS
         if trainer is not None and not trainer.may_use(fallback):
             fallback = min(trainer.node_classes or ("",))
-        return max(usable, key=lambda c: (free[c], c), default=pool(fallback, owner))
+        return max(usable, key=lambda pool: (free[pool], pool.order), default=Pool(fallback, owner))
 
     def _next_tick(self, now: float) -> float | None:
         if self.profiling is not None:
             return now + 1.0
-        if self._requested_class:
+        if self._requested_pool:
             return now + 10.0
         retry_times = [
             since + self.settings.lease_patience_s * n

@@ -19,7 +19,7 @@ from malletrain.core.defaults import TURNS_APART
 from malletrain.core.events import JobState
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import by_class, is_of_class, largest
+from malletrain.core.pools import Pool, by_class, largest
 from malletrain.core.records import JobRecord
 from malletrain.core.state import ControllerState
 from malletrain.core.trainers import Trainer, Trainers
@@ -92,7 +92,7 @@ class AdmissionQueue:
         self.max_running = max_running
         self._cache.clear()
 
-    def admitted(self, nodes: Mapping[str, int], *, shared: bool) -> list[JobRecord]:
+    def admitted(self, nodes: Mapping[Pool, int], *, shared: bool) -> list[JobRecord]:
         """Return the admitted jobs: the first unfinished ones, up to the limits, that could run if
         they had all ``nodes`` (pool → number) of a pool.
 
@@ -148,7 +148,7 @@ class AdmissionQueue:
 
     def _max_nodes(
         self,
-        nodes: Mapping[str, int],
+        nodes: Mapping[Pool, int],
         owner: str,
         trainer: Trainer | None,
         node_class: str,
@@ -159,7 +159,7 @@ class AdmissionQueue:
         """
         usable = self._trainers.usable(nodes, trainer)
         if node_class:
-            usable = {name: n for name, n in usable.items() if is_of_class(name, node_class)}
+            usable = {pool: n for pool, n in usable.items() if pool.is_of_class(node_class)}
         return max(usable.values(), default=0) if shared else largest(usable, owner)
 
     def _jobs_of_trainer(
@@ -223,7 +223,8 @@ class AdmissionQueue:
     def in_reach(self) -> list[JobRecord]:
         """Return the jobs that are admitted if any job can get any node or gap."""
         reachable_nodes = by_class(self._state.usable_by_pool) + self._gaps.by_class()
-        return self.admitted(reachable_nodes, shared=True)
+        ownerless = {Pool(node_class): n for node_class, n in reachable_nodes.items()}
+        return self.admitted(ownerless, shared=True)
 
     def notice(self, now: float) -> None:
         """Find the jobs that starve now and those whose guarantee ends."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from allocator import NodeInfo, RescaleCost, ScalingCurve
+from allocator import RescaleCost, ScalingCurve
 from malletrain.core.events import JobState, JobSubmitted
 from malletrain.core.goodput import BatchState
 from malletrain.core.planning import smallest_size
-from malletrain.core.pools import pool
+from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.start_costs import StartCost
 
@@ -121,9 +121,12 @@ class JobRecord:
 class NodeRecord:
     """The controller's record of a leased node. Only :class:`ControllerState` writes it."""
 
-    info: NodeInfo
-    owner: str = ""
-    """User whose lease it is."""
+    info: PoolNode
+    """Its properties, in the pool of its owner."""
+    ownerless_info: PoolNode
+    """The same in the pool of its class with the empty owner, for plans in which every owner can
+    get every node; the same object if its owner is empty.
+    """
     job: str | None = None
     gone_at: float | None = None
     """Time at which the main scheduler takes it; None if it is not leaving."""
@@ -133,6 +136,11 @@ class NodeRecord:
     """Time before which releasing its lease saves no charge."""
 
     @property
-    def pool(self) -> str:
+    def pool(self) -> Pool:
         """Its pool."""
-        return pool(self.info.node_class, self.owner)
+        return self.info.pool
+
+    @property
+    def owner(self) -> str:
+        """User whose lease it is."""
+        return self.info.pool.owner

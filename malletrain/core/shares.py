@@ -35,7 +35,6 @@ from allocator import ScalingCurve
 from malletrain.core.events import JobState, Quota
 from malletrain.core.goal_bids import rounded
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import class_of
 from malletrain.core.records import JobRecord
 from malletrain.core.settings import ShareSettings
 from malletrain.core.state import ControllerState
@@ -282,7 +281,7 @@ class Shares:
         node = self._state.nodes.get(job.nodes[0])
         if node is None:
             return 1.0
-        node_class = class_of(node.info.node_class)
+        node_class = node.pool.node_class
         return classes.get(node_class, self._state.price(node_class))
 
     # --- what follows ---

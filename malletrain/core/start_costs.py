@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from allocator import NodeInfo, RescaleCost
-from malletrain.core.pools import class_of
+from allocator import RescaleCost
+from malletrain.core.pools import Pool, PoolNode
 
 ASSUMED_START_S = 5.0
 """Start of a service of which nothing is known, seconds."""
@@ -83,7 +83,7 @@ def charged_s(start_s: float, t_fwd_s: float, horizon_s: float | None) -> float:
 
 @dataclass(frozen=True)
 class StartTerms:
-    """What the start of one job means for its bid on one class of nodes."""
+    """What the start of one job means for its bid in one pool."""
 
     cost: RescaleCost
     """Pauses of its rescales there."""
@@ -92,19 +92,19 @@ class StartTerms:
 
 
 class LastingNodes:
-    """How long the nodes of one plan are expected to last, by class.
+    """How long the nodes of one plan are expected to last, by pool.
 
     Args:
         nodes: node → its properties.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeInfo]) -> None:
+    def __init__(self, nodes: Mapping[str, PoolNode]) -> None:
         self._nodes = nodes
-        self._sorted: dict[str, list[float]] = {}
+        self._sorted: dict[Pool, list[float]] = {}
 
     def terms(
         self,
-        node_class: str,
+        pool: Pool,
         own_nodes: Sequence[str],
         start_s: float,
         t_fwd_s: float,
@@ -113,58 +113,58 @@ class LastingNodes:
         """Return what a start means for a job.
 
         Args:
-            node_class: class of nodes, as it is called in the plan.
+            pool: pool of nodes.
             own_nodes: present nodes of the job. It has paid for their start.
             start_s: expected duration of its start there, seconds.
             t_fwd_s: forward-looking time of the plan, seconds.
             base: its other pauses.
         """
-        horizons = self._horizons(node_class)
+        horizons = self._horizons(pool)
         lasting = horizons[bisect_right(horizons, start_s) :]
         middle = lasting[len(lasting) // 2] if lasting else math.inf
         charged = charged_s(start_s, t_fwd_s, middle if middle < math.inf else None)
         cost = replace(base, start_s=charged, join_s=charged)
-        return StartTerms(cost, self._limit(node_class, own_nodes, start_s))
+        return StartTerms(cost, self._limit(pool, own_nodes, start_s))
 
     def suffice(
         self,
         start: StartCost,
         own_nodes: Sequence[str],
         smallest: float,
-        may_use: Callable[[str], bool],
+        may_use: Callable[[Pool], bool],
     ) -> bool:
-        """Return whether enough nodes of a class outlast a start of a job for it to run.
+        """Return whether enough nodes of a pool outlast a start of a job for it to run.
 
         Args:
             start: time until a process of the job is ready.
             own_nodes: present nodes of the job.
             smallest: minimum number of nodes on which it can run.
-            may_use: returns whether it may run on nodes of a class, as that is called in the plan.
+            may_use: returns whether it may run on nodes of a pool.
         """
         return any(
-            self._limit(name, own_nodes, start.on(class_of(name))) >= smallest
-            for name in {info.node_class for info in self._nodes.values()}
-            if may_use(name)
+            self._limit(pool, own_nodes, start.on(pool.node_class)) >= smallest
+            for pool in {info.pool for info in self._nodes.values()}
+            if may_use(pool)
         )
 
-    def _limit(self, node_class: str, own_nodes: Sequence[str], start_s: float) -> int:
-        """Return how many nodes of a class a job can have: its own, and those that outlast a
+    def _limit(self, pool: Pool, own_nodes: Sequence[str], start_s: float) -> int:
+        """Return how many nodes of a pool a job can have: its own, and those that outlast a
         start.
         """
         own = [self._nodes[n] for n in own_nodes if n in self._nodes]
-        loaded = sum(o.node_class == node_class and _horizon(o) <= start_s for o in own)
-        horizons = self._horizons(node_class)
+        loaded = sum(o.pool == pool and _horizon(o) <= start_s for o in own)
+        horizons = self._horizons(pool)
         return loaded + len(horizons) - bisect_right(horizons, start_s)
 
-    def _horizons(self, node_class: str) -> list[float]:
-        """Return the horizons of the nodes of a class, the shortest first; infinite without a
+    def _horizons(self, pool: Pool) -> list[float]:
+        """Return the horizons of the nodes of a pool, the shortest first; infinite without a
         forecast.
         """
-        if node_class not in self._sorted:
-            of_class = (info for info in self._nodes.values() if info.node_class == node_class)
-            self._sorted[node_class] = sorted(map(_horizon, of_class))
-        return self._sorted[node_class]
+        if pool not in self._sorted:
+            in_pool = (info for info in self._nodes.values() if info.pool == pool)
+            self._sorted[pool] = sorted(map(_horizon, in_pool))
+        return self._sorted[pool]
 
 
-def _horizon(info: NodeInfo) -> float:
+def _horizon(info: PoolNode) -> float:
     return math.inf if info.horizon_s is None else info.horizon_s

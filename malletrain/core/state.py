@@ -17,6 +17,7 @@ from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.commands import Rescale, Start, Suspend
 from malletrain.core.events import JobState, JobSubmitted, NodeJoined
 from malletrain.core.goodput import BatchState
+from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.records import JobRecord, NodeRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.start_costs import StartCost
@@ -44,16 +45,17 @@ class ControllerState:
         """
         self._sweeps_over: dict[str, float] = {}
         self.owners: dict[str, None] = {}
-        self.job_classes: dict[str, None] = {}
         """Users who have submitted a job or had a lease, in order."""
+        self.job_classes: dict[str, None] = {}
+        """Classes of nodes that jobs asked for (empty: any), in order."""
         self.admissions = 0
         """Counter of changes that affect which jobs can be admitted."""
         self.nodes: dict[str, NodeRecord] = {}
         self.idle: set[str] = set()
         """Nodes without a job that are not leaving."""
-        self.usable: dict[str, NodeInfo] = {}
-        """Nodes that are not leaving, with their pool as their class."""
-        self.usable_by_pool: Counter[str] = Counter()
+        self.usable: dict[str, PoolNode] = {}
+        """Nodes that are not leaving, each in the pool of its owner."""
+        self.usable_by_pool: Counter[Pool] = Counter()
         self._leaving: set[str] = set()
         """Nodes that are not usable."""
         self.forecasts: Mapping[str, GapForecast] = {}
@@ -96,16 +98,12 @@ class ControllerState:
         """
         forecast = self.forecasts.get(event.node)
         horizon_s = event.horizon_s if forecast is None else forecast.horizon_s
-        node = NodeRecord(
-            NodeInfo(event.node_class, horizon_s, event.group),
-            event.owner,
-            due_until=now - event.leased_s + self._due_s,
-        )
+        info = NodeInfo(Pool(event.node_class, event.owner), horizon_s, event.group)
+        due_until = now - event.leased_s + self._due_s
+        ownerless = info if not event.owner else info.with_pool(Pool(event.node_class))
+        node = NodeRecord(info, ownerless, due_until=due_until)
         self.nodes[event.node] = node
         self._add_owner(event.owner)
-        info = (
-            node.info if node.pool == event.node_class else replace(node.info, node_class=node.pool)
-        )
         self.usable[event.node] = info
         self.usable_by_pool[node.pool] += 1
         job = self.unfinished.get(event.job) if event.job else None
@@ -128,10 +126,8 @@ class ControllerState:
         """Replace the forecasts, and update the horizons of the leased nodes."""
         self.forecasts = forecasts
         for name in forecasts.keys() & self.nodes.keys():
-            node, horizon_s = self.nodes[name], forecasts[name].horizon_s
-            node.info = node.info.with_horizon(horizon_s)
-            if (info := self.usable.get(name)) is not None:
-                self.usable[name] = info.with_horizon(horizon_s)
+            info = self.nodes[name].info.with_horizon(forecasts[name].horizon_s)
+            self._set_info(name, info)
 
     def node_leaving(self, name: str, gone_at: float) -> bool:
         """Exclude a node from plans, because it is taken at ``gone_at``. Returns whether a job has
@@ -195,11 +191,17 @@ class ControllerState:
 
     def _set_work(self, name: str, busy: bool, reread_s: float) -> None:
         """Note what a job would lose with a node."""
+        info = self.nodes[name].info
+        if (info.busy, info.reread_s) != (busy, reread_s):
+            self._set_info(name, replace(info, busy=busy, reread_s=reread_s))
+
+    def _set_info(self, name: str, info: PoolNode) -> None:
+        """Replace the properties of a node; its pool does not change."""
         node = self.nodes[name]
-        if (node.info.busy, node.info.reread_s) != (busy, reread_s):
-            node.info = replace(node.info, busy=busy, reread_s=reread_s)
-            if (info := self.usable.get(name)) is not None:
-                self.usable[name] = replace(info, busy=busy, reread_s=reread_s)
+        node.info = info
+        node.ownerless_info = info.with_pool(node.ownerless_info.pool) if node.owner else info
+        if name in self.usable:
+            self.usable[name] = info
 
     def _free(self, names: Iterable[str], now: float) -> None:
         for name in names:

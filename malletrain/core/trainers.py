@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from allocator import Goal, NodeInfo
-from malletrain.core.pools import class_of
+from allocator import Goal
+from malletrain.core.pools import Pool, PoolNode
 
 DEADLINES_FIRST = 100.0
 """``deadline_weight`` if deadlines are the objective. It is so large that the earliest deadlines
@@ -51,17 +51,17 @@ class Trainer:
             where = f"all nodes but {', '.join(sorted(self.other_classes))}"
         return f"{self.name}: {self.objective}, on {where}"
 
-    def may_use(self, name: str) -> bool:
-        """Return whether its jobs may run on nodes of this pool or class."""
-        node_class = class_of(name)
+    def may_use(self, node_class: str) -> bool:
+        """Return whether its jobs may run on nodes of this class."""
         if self.node_classes is None:
             return node_class not in self.other_classes
         return node_class in self.node_classes
 
-    def own(self, nodes: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
+    def own(self, nodes: Mapping[str, PoolNode]) -> dict[str, PoolNode]:
         """Return those of ``nodes`` that its jobs may use."""
-        pools = set(filter(self.may_use, {info.node_class for info in nodes.values()}))
-        return {node: info for node, info in nodes.items() if info.node_class in pools}
+        present = {info.pool for info in nodes.values()}
+        pools = {pool for pool in present if self.may_use(pool.node_class)}
+        return {node: info for node, info in nodes.items() if info.pool in pools}
 
 
 class Trainers:
@@ -79,12 +79,12 @@ class Trainers:
         """Return the trainer of this name; None if there are no trainers."""
         return self._by_name.get(name, self._rest)
 
-    def of_class(self, name: str) -> Trainer | None:
-        """Return the trainer of the nodes of this pool or class; None if they belong to none."""
-        return next((t for t in self._by_name.values() if t.may_use(name)), None)
+    def of_class(self, node_class: str) -> Trainer | None:
+        """Return the trainer of the nodes of this class; None if they belong to none."""
+        return next((t for t in self._by_name.values() if t.may_use(node_class)), None)
 
-    def usable(self, nodes: Mapping[str, int], trainer: Trainer | None) -> Mapping[str, int]:
-        """Return the part of ``nodes`` (pool or class → number) that a trainer's jobs may use."""
+    def usable(self, nodes: Mapping[Pool, int], trainer: Trainer | None) -> Mapping[Pool, int]:
+        """Return the part of ``nodes`` (pool → number) that a trainer's jobs may use."""
         if trainer is None:
             return nodes
-        return {name: count for name, count in nodes.items() if trainer.may_use(name)}
+        return {pool: count for pool, count in nodes.items() if trainer.may_use(pool.node_class)}

@@ -152,11 +152,11 @@ def show_gauges(components: Components, metrics: Metrics, since_s: float) -> Non
     uses = Counter(use for *_, use in leased)
     metrics.nodes(*(uses[use] for use in NODE_USES))
     metrics.leased_nodes(leased)
-    restraint = components.leases.restraints.now
-    metrics.restrained(
-        restraint.paused is not None or EVERY_NODE in restraint.drained,
-        len(restraint.drained.keys() - {EVERY_NODE}),
-        len(restraint.excluded),
+    restrictions = components.leases.restrictions.now
+    metrics.restricted(
+        restrictions.paused is not None or EVERY_NODE in restrictions.drained,
+        len(restrictions.drained.keys() - {EVERY_NODE}),
+        len(restrictions.excluded),
     )
     metrics.warm(sum(agent.warm_bytes for agent in agents))
     for use in NODE_USES:

@@ -482,8 +482,10 @@ class StatusView(View, frozen=True):
     """Networks measured since the daemon's start."""
     shares: tuple[ShareView, ...] = ()
     """The share of the asking user; operators see all."""
-    restraint: str = ""
-    """What operators have paused or excluded, as a sentence; empty: nothing."""
+    restrictions: str = msgspec.field(default="", name="restraint")
+    """What operators have paused or excluded, as a sentence; empty: nothing. Other versions read it
+    as ``restraint``.
+    """
     handler_failures: str = ""
     """For operators: messages that could not be handled since the daemon's start, as a sentence;
     empty: all were handled.

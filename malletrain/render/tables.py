@@ -242,8 +242,8 @@ def headline(status: StatusView) -> Text:
         line.append(f"\n{_trainer(trainer)}")
     for share in status.shares:
         line.append(f"\n{_share(share)}")
-    if status.restraint:
-        line.append(f"\n{plain(status.restraint)}", "yellow")
+    if status.restrictions:
+        line.append(f"\n{plain(status.restrictions)}", "yellow")
     for problem in status.users_problems:
         line.append(f"\n{plain(problem)}", "red")
     for failure in status.failed_starts:

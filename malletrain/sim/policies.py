@@ -17,6 +17,7 @@ from allocator import Allocation, Bid, RescaleCost, ScalingCurve, equal_share, f
 from malletrain.core.controller import Controller
 from malletrain.core.freetrain import freetrain_plan
 from malletrain.core.planning import Planner, Solver, exact, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.sim.costs import CostModel
 from malletrain.sim.starts import Ramp, gang_plan
@@ -123,14 +124,14 @@ class Policy:
 
 
 def _equal(
-    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
-) -> Allocation:
+    bids: Sequence[Bid[Pool]], capacity: Mapping[Pool, int], settings: PlanningSettings
+) -> Allocation[Pool]:
     return equal_share(bids, capacity)
 
 
 def _fcfs(
-    bids: Sequence[Bid], capacity: Mapping[str, int], settings: PlanningSettings
-) -> Allocation:
+    bids: Sequence[Bid[Pool]], capacity: Mapping[Pool, int], settings: PlanningSettings
+) -> Allocation[Pool]:
     return fcfs(bids, capacity)
 
 

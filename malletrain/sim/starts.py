@@ -15,8 +15,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from allocator import NodeInfo
 from malletrain.core.planning import Candidate, Plan, Solver, make_plan
+from malletrain.core.pools import Pool, PoolNode
 from malletrain.core.settings import PlanningSettings
 from malletrain.sim.workloads import SimJob
 
@@ -53,9 +53,9 @@ class Ramp:
 
 def gang_plan(
     candidates: Sequence[Candidate],
-    nodes: Mapping[str, NodeInfo],
+    nodes: Mapping[str, PoolNode],
     settings: PlanningSettings,
-    favoured: Collection[str] = (),
+    favoured: Collection[Pool] = (),
     *,
     solver: Solver,
 ) -> Plan:
@@ -65,7 +65,7 @@ def gang_plan(
         candidates: jobs of the plan, each with one accepted size.
         nodes: usable nodes by name.
         settings: settings of the planner.
-        favoured: node classes that win a tie.
+        favoured: pools that win a tie.
         solver: decides which waiting jobs start.
     """
     bidders = [

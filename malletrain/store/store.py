@@ -203,8 +203,8 @@ __all__ = [
 
 SLOT_PARTS = "slot_parts"
 """Key of the parts of a host that slots of each kind are."""
-RESTRAINT = "restraint"
-"""Key of the operators' restraint: what may not be leased."""
+RESTRICTIONS = "restraint"
+"""Key of the operators' restrictions of leasing; stored databases have this word."""
 
 
 class Store:
@@ -321,13 +321,13 @@ class Store:
         """Set fields of a job in memory. Returns the changed row. Raises as :meth:`update_job`."""
         return self._db.change(schema.jobs, JobRow, job, changes)
 
-    def restraint(self) -> str | None:
-        """Return the operators' restraint as JSON; None if there has been none."""
-        return self._db.get_meta(RESTRAINT)
+    def restrictions(self) -> str | None:
+        """Return the operators' restrictions as JSON; None if there have been none."""
+        return self._db.get_meta(RESTRICTIONS)
 
-    def put_restraint(self, text: str) -> None:
-        """Store the operators' restraint."""
-        self._db.set_meta(RESTRAINT, text)
+    def put_restrictions(self, text: str) -> None:
+        """Store the operators' restrictions, as JSON."""
+        self._db.set_meta(RESTRICTIONS, text)
 
     def slot_parts(self) -> str | None:
         """Return kind of slots → the part of a host that one is, as JSON; None if unknown."""

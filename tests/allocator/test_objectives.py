@@ -26,8 +26,8 @@ CURVE = ScalingCurve.of({1: 10.0, 2: 18.0, 4: 30.0})
 COST = RescaleCost(up_s=20.0, down_s=10.0, start_s=30.0)
 
 
-def values(bid: Bid, node_class: str = "default") -> dict[int, float]:
-    options = bid.options[node_class]
+def values(bid: Bid, pool: str = "default") -> dict[int, float]:
+    options = bid.options[pool]
     return dict(zip(options.sizes.tolist(), options.values.tolist(), strict=True))
 
 
@@ -51,7 +51,7 @@ def test_value_is_time_times_throughput_less_what_the_change_costs(
 
 
 def test_workers_that_restart_anyway_pay_for_staying() -> None:
-    bid = make_bid("a", CURVE, current=2, max_nodes=4, t_fwd_s=100.0, cost=COST, restarting=True)
+    bid = make_bid("a", CURVE, current=2, max_nodes=4, t_fwd_s=100.0, cost=COST, broken=True)
     assert values(bid)[2] == pytest.approx(1800 - 180.0)
 
 
@@ -92,7 +92,7 @@ def test_another_class_is_a_fresh_start() -> None:
         "a",
         {"cpu": CURVE, "gpu": gpu},
         current=2,
-        current_class="cpu",
+        current_pool="cpu",
         max_nodes=1,
         t_fwd_s=100.0,
         cost=COST,

@@ -13,15 +13,15 @@ from tests.draws import cases
 
 
 def plain(*names: str) -> dict[str, NodeInfo]:
-    return {name: NodeInfo() for name in names}
+    return {name: NodeInfo("default") for name in names}
 
 
 def lasting(**horizons: float | None) -> dict[str, NodeInfo]:
-    return {name: NodeInfo(horizon_s=horizon) for name, horizon in horizons.items()}
+    return {name: NodeInfo("default", horizon_s=horizon) for name, horizon in horizons.items()}
 
 
 def grouped(**groups: str) -> dict[str, NodeInfo]:
-    return {name: NodeInfo(group=group) for name, group in groups.items()}
+    return {name: NodeInfo("default", group=group) for name, group in groups.items()}
 
 
 def sizes(**jobs: int) -> dict[str, tuple[str, int]]:
@@ -44,13 +44,13 @@ def situations(
         f"j{j}": [name for name in sorted(owners, reverse=True) if owners[name] == j]
         for j in range(4)
     }
-    free = {c: sum(info.node_class == c for info in nodes.values()) for c in classes}
+    free = {c: sum(info.pool == c for info in nodes.values()) for c in classes}
     requested = {}
     for job in current:
-        node_class = draw(st.sampled_from(classes))
-        size = draw(st.integers(0, free[node_class]))
-        free[node_class] -= size
-        requested[job] = (node_class, size)
+        pool = draw(st.sampled_from(classes))
+        size = draw(st.integers(0, free[pool]))
+        free[pool] -= size
+        requested[job] = (pool, size)
     return requested, current, nodes
 
 
@@ -64,13 +64,11 @@ def test_what_holds_for_every_plan(
     plan = place(requested, current, nodes)
     assigned = [name for has in plan.values() for name in has]
     assert len(assigned) == len(set(assigned)), "a node runs one job"
-    for job, (node_class, size) in requested.items():
+    for job, (pool, size) in requested.items():
         has = plan.get(job, ())
         assert len(has) == size
-        assert all(nodes[name].node_class == node_class for name in has)
-        still = [
-            name for name in current[job] if name in nodes and nodes[name].node_class == node_class
-        ]
+        assert all(nodes[name].pool == pool for name in has)
+        still = [name for name in current[job] if name in nodes and nodes[name].pool == pool]
         staying = [name for name in still if name in has]
         assert len(staying) == min(size, len(still)), (
             "no migration: shrink to a subset, grow by adding"
@@ -94,10 +92,10 @@ def test_shrinking_gives_up_the_nodes_that_end_first() -> None:
 
 def test_shrinking_gives_up_the_idle_nodes_first() -> None:
     nodes = {
-        "a": NodeInfo(horizon_s=9000.0),
-        "b": NodeInfo(horizon_s=100.0, busy=True),
-        "c": NodeInfo(horizon_s=9000.0).with_horizon(50.0),
-        "d": NodeInfo(horizon_s=9000.0, busy=True).with_horizon(50.0),
+        "a": NodeInfo("default", horizon_s=9000.0),
+        "b": NodeInfo("default", horizon_s=100.0, busy=True),
+        "c": NodeInfo("default", horizon_s=9000.0).with_horizon(50.0),
+        "d": NodeInfo("default", horizon_s=9000.0, busy=True).with_horizon(50.0),
     }
     assert place(sizes(j=3), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("a", "b", "d")}
     assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("b",)}
@@ -105,14 +103,14 @@ def test_shrinking_gives_up_the_idle_nodes_first() -> None:
 
 def test_of_equal_nodes_shrinking_gives_up_those_with_least_training_data() -> None:
     nodes = {
-        "a": NodeInfo(reread_s=10.0),
-        "b": NodeInfo(reread_s=50.0).with_horizon(None),
-        "c": NodeInfo(reread_s=50.0),
-        "d": NodeInfo(),
+        "a": NodeInfo("default", reread_s=10.0),
+        "b": NodeInfo("default", reread_s=50.0).with_horizon(None),
+        "c": NodeInfo("default", reread_s=50.0),
+        "d": NodeInfo("default"),
     }
     assert place(sizes(j=3), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("a", "b", "c")}
     assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("b",)}
-    nodes["d"] = NodeInfo(busy=True)
+    nodes["d"] = NodeInfo("default", busy=True)
     assert place(sizes(j=1), {"j": ["a", "b", "c", "d"]}, nodes) == {"j": ("d",)}
 
 
@@ -167,7 +165,7 @@ def test_a_job_without_nodes_is_not_in_the_plan() -> None:
 def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(
         PlacementError,
-        match="The plan gives job j 3 nodes of class default, but besides the 1 that it keeps",
+        match="The plan gives job j 3 nodes of pool default, but besides the 1 that it keeps",
     ):
         place(sizes(j=3), {"j": ["a"]}, plain("a", "b"))
 

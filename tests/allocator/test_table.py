@@ -26,7 +26,7 @@ def test_sizes_survive_the_way_there_and_back(problem: tuple[list[Bid], dict[str
     running = [replace(bid, current=allocation.sizes.get(bid.job, UNASSIGNED)) for bid in bids]
     assert table.to_sizes(bid_table, plan, running) == allocation.sizes
     if len(bid_table.capacity):
-        use = dict(zip(bid_table.classes, bid_table.usage(plan), strict=False))
+        use = dict(zip(bid_table.pools, bid_table.usage(plan), strict=False))
         for name, nodes in use.items():
             assert nodes == sum(size for c, size in allocation.sizes.values() if c == name)
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_used_is_left_out() -> None:
         "gone": SizeValues([1], [5.0]),
     }
     bid_table = table.build([Bid("a", options)], {"x": 5, "y": 0})
-    assert bid_table.classes == ("x",)
+    assert bid_table.pools == ("x",)
     assert bid_table.size.tolist() == [0, 1, 5]
     assert bid_table.resource.tolist() == [table.IDLE, 0, 0]
 

@@ -13,6 +13,7 @@ from allocator import (
     BidError,
     BidRequest,
     Goal,
+    JobTerms,
     RescaleCost,
     ScalingCurve,
     make_bids,
@@ -38,20 +39,23 @@ def bid_requests(draw: st.DrawFn, job: str) -> BidRequest:
     high = draw(st.integers(low, 20))
     classes = draw(st.sampled_from([("x",), ("y", "x"), ("z",)]))
     allowed = draw(st.none() | st.sets(st.integers(low, high), min_size=1).map(tuple))
-    return BidRequest(
+    bidder = JobTerms(
         job,
-        {name: draw(curves(largest=24)) for name in classes},
-        draw(st.integers(0, 22)),
-        draw(st.sampled_from(["x", "y"])),
         low,
         high,
         allowed,
         draw(st.floats(0.0, 16.0)),
         draw(st.sampled_from(Goal)),
+        broken=draw(st.booleans()),
+    )
+    return BidRequest(
+        bidder,
+        {name: draw(curves(largest=24)) for name in classes},
+        draw(st.integers(0, 22)),
+        draw(st.sampled_from(["x", "y"])),
         draw(st.floats(1.0, 1e3)),
         draw(COSTS),
-        restarting=draw(st.booleans()),
-        cost_on=draw(st.dictionaries(st.sampled_from(classes), COSTS)),
+        cost_in=draw(st.dictionaries(st.sampled_from(classes), COSTS)),
         limits=draw(st.dictionaries(st.sampled_from(classes), st.integers(0, 22))),
     )
 
@@ -60,7 +64,7 @@ def bid_requests(draw: st.DrawFn, job: str) -> BidRequest:
 def test_not_a_bit_differs_from_one_size_after_the_other(data: st.DataObject, number: int) -> None:
     requests = [data.draw(bid_requests(f"j{each}")) for each in range(number)]
     for request, bid in zip(requests, make_bids(requests), strict=True):
-        assert bid.job == request.job
+        assert bid.job == request.bidder.job
         for name, options in bid.options.items():
             assert dict(
                 zip(options.sizes.tolist(), options.values.tolist(), strict=True)
@@ -94,7 +98,7 @@ def test_many_curves_are_read_as_each_of_them(curve_list: list[ScalingCurve]) ->
 def test_growth_without_a_pause_costs_what_is_added_while_it_is_not_ready() -> None:
     curve = ScalingCurve.of({1: 10.0, 4: 40.0})
     cost = RescaleCost(up_s=1.0, down_s=2.0, start_s=30.0, join_s=30.0)
-    [bid] = make_bids([BidRequest("j", {"x": curve}, 2, "x", 1, 4, t_fwd_s=100.0, cost=cost)])
+    [bid] = make_bids([BidRequest(JobTerms("j", 1, 4), {"x": curve}, 2, "x", 100.0, cost)])
     options = bid.options["x"]
     values = dict(zip(options.sizes.tolist(), options.values.tolist(), strict=True))
     assert values == {1: 1000.0 - 40.0, 2: 2000.0, 3: 3000.0 - 20.0 - 300.0, 4: 4000.0 - 620.0}
@@ -103,8 +107,8 @@ def test_growth_without_a_pause_costs_what_is_added_while_it_is_not_ready() -> N
 def test_the_one_that_cannot_be_valued_is_refused() -> None:
     sound = ScalingCurve.of({1: 1.0})
     requests = [
-        BidRequest("a", {"x": sound}),
-        BidRequest("b", {"x": ScalingCurve.of({1: 1e300})}, weight=1e9),
+        BidRequest(JobTerms("a"), {"x": sound}),
+        BidRequest(JobTerms("b", weight=1e9), {"x": ScalingCurve.of({1: 1e300})}),
     ]
     with np.errstate(over="ignore"), pytest.raises(BidError, match="1 nodes is inf"):
         make_bids(requests)
@@ -112,6 +116,6 @@ def test_the_one_that_cannot_be_valued_is_refused() -> None:
 
 
 def test_a_bid_cannot_be_written_to() -> None:
-    (bid,) = make_bids([BidRequest("a", {"x": ScalingCurve.of({1: 1.0})})])
+    (bid,) = make_bids([BidRequest(JobTerms("a"), {"x": ScalingCurve.of({1: 1.0})})])
     with pytest.raises(ValueError, match="read-only"):
         bid.options["x"].values[0] = 2.0

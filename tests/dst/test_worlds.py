@@ -12,7 +12,8 @@ import pytest
 
 from jpa.advisor import Advisor
 from malletrain.agent.jobrun import NodeJob
-from malletrain.core.records import NodeRecord
+from malletrain.core import state
+from malletrain.core.pools import Pool
 from malletrain.core.state import ControllerState
 from malletrain.daemon.engine.agents import LeasedAgent
 from malletrain.daemon.engine.parties import Accounts
@@ -266,7 +267,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
         BOTH,
     ),
     "a node's owner does not count": (
-        [(NodeRecord, "pool", property(lambda self: self.info.node_class))],
+        [(state, "Pool", lambda node_class, owner="": Pool(node_class))],
         "the daemon logs",
         ("notice",),
         BOTH,

@@ -360,9 +360,9 @@ def test_events_about_other_jobs_and_old_rescales_change_nothing():
 
 def test_nodes_of_another_class_do_not_count():
     advisor = Advisor()
-    advisor.handle(NodesChanged({"cpu": 9}, (Donor("b", 9, node_class="cpu"),)), 0.0)
+    advisor.handle(NodesChanged({"cpu": 9}, (Donor("b", 9, pool="cpu"),)), 0.0)
     assert isinstance(
-        advisor.handle(ProfileRequested("a", 1, 4, node_class="gpu"), 0.0)[0], ProfileWaiting
+        advisor.handle(ProfileRequested("a", 1, 4, pool="gpu"), 0.0)[0], ProfileWaiting
     )
     answers = advisor.handle(NodesChanged({"cpu": 0, "gpu": 4}), 1.0)
     assert [a.nodes for a in answers] == [4]

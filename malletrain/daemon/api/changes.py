@@ -313,18 +313,18 @@ class OperatorActions:
             _release_sentence(len(leased)) if release else "What is held stays."
         )
         with self._transaction():
-            restraint = self._leases.restraints.now.pausing(hold)
+            restrictions = self._leases.restrictions.now.pausing(hold)
             self._state.audit.record(
                 EventKind.LEASING_PAUSED, f"{sentence} By {user}.", by=user, release=release
             )
-            self._leases.restrain(restraint, leased, f"{user} paused MalleTrain.")
+            self._leases.restrict(restrictions, leased, f"{user} paused MalleTrain.")
         return {"sentence": sentence}
 
     async def _resume(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
         """End a pause, or the restrictions of ``nodes``."""
         self._require_operator(user)
         nodes = self._nodes(params)
-        before = self._leases.restraints.now
+        before = self._leases.restrictions.now
         if nodes:
             sick = self._state.sick.now(self._state.clock.now()).keys() & set(nodes)
             resumed_nodes = sorted({*before.drained, *before.excluded} & set(nodes) | sick)
@@ -346,7 +346,7 @@ class OperatorActions:
             if not nodes:
                 self._state.audit.record(EventKind.LEASING_RESUMED, f"By {user}.", by=user)
             self._record(EventKind.NODE_RESUMED, resumed_nodes, f"By {user}.", user)
-            self._leases.restrain(after, (), "")
+            self._leases.restrict(after, (), "")
         return {"sentence": sentence}
 
     async def _drain(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
@@ -355,11 +355,11 @@ class OperatorActions:
         if not nodes:
             raise RequestRefused("Name the nodes to drain, or all of them (--all).", "usage")
         leased = [node for node in self._leased_nodes() if EVERY_NODE in nodes or node in nodes]
-        restraint = self._leases.restraints.now.draining(nodes, hold)
-        sentence = restraint.refusal(nodes[0])
+        restrictions = self._leases.restrictions.now.draining(nodes, hold)
+        sentence = restrictions.refusal(nodes[0])
         with self._transaction():
             self._record(EventKind.NODE_DRAINED, nodes, sentence, user, until=hold.until)
-            self._leases.restrain(restraint, leased, sentence)
+            self._leases.restrict(restrictions, leased, sentence)
         return {"sentence": f"{_named(nodes)}: {sentence} {_release_sentence(len(leased))}"}
 
     async def _exclude(self, user: str, params: Mapping[str, Any]) -> dict[str, str]:
@@ -367,11 +367,11 @@ class OperatorActions:
         hold, nodes = self._restriction(user, params), self._nodes(params)
         if not nodes or EVERY_NODE in nodes:
             raise RequestRefused("Name the nodes to exclude; 'pause' is for all of them.", "usage")
-        restraint = self._leases.restraints.now.excluding(nodes, hold)
-        sentence = restraint.refusal(nodes[0])
+        restrictions = self._leases.restrictions.now.excluding(nodes, hold)
+        sentence = restrictions.refusal(nodes[0])
         with self._transaction():
             self._record(EventKind.NODE_EXCLUDED, nodes, sentence, user)
-            self._leases.restrain(restraint, (), "")
+            self._leases.restrict(restrictions, (), "")
         return {"sentence": f"{_named(nodes)}: {sentence} A lease that is held there stays."}
 
     async def _reload(self, user: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -410,8 +410,8 @@ class OperatorActions:
         names = {row.node for row in self._leases.active.values()}
         if self._leases.last_poll is not None:
             names |= {each.node for each in self._leases.last_poll.explanations}
-            restraint = self._leases.restraints.now
-            names |= {EVERY_NODE, *restraint.drained, *restraint.excluded}
+            restrictions = self._leases.restrictions.now
+            names |= {EVERY_NODE, *restrictions.drained, *restrictions.excluded}
             nodes = [each for name in nodes for each in _expanded(name, names)]
             if unknown := [name for name in nodes if name not in names]:
                 raise RequestRefused(

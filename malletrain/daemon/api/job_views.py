@@ -16,7 +16,6 @@ from jpa.points import CI95
 from malletrain.config.units import format_duration
 from malletrain.core import state_memory
 from malletrain.core.events import JobState
-from malletrain.core.pools import is_of_class
 from malletrain.core.records import JobRecord
 from malletrain.core.scaling_model import ScalingModel
 from malletrain.core.shares import PartyStanding
@@ -334,8 +333,8 @@ class JobViews:
         kind = job.submitted.node_class
         nodes = sum(
             node.owner == owner
-            and (trainer is None or trainer.may_use(node.pool))
-            and is_of_class(node.pool, kind)
+            and (trainer is None or trainer.may_use(node.pool.node_class))
+            and node.pool.is_of_class(kind)
             for node in self._state.controller.nodes.values()
         )
         if nodes < job.submitted.min_nodes:
@@ -347,7 +346,7 @@ class JobViews:
                 a.owner == owner
                 and bool(a.awaited)
                 and (trainer is None or trainer.may_use(a.node_class))
-                and is_of_class(a.node_class, kind)
+                and kind in ("", a.node_class)
                 for a in self._state.agents
             )
             missing = missing_nodes_clause(

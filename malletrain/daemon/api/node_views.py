@@ -84,7 +84,7 @@ def node_views(state: SiteState, leases: LeaseReconciler, explain: bool) -> list
         else {}
     )
     for node in rules:
-        if refusal := leases.restraints.now.refusal(node):
+        if refusal := leases.restrictions.now.refusal(node):
             rules[node] = (*rules[node], ("operator", False, refusal))
     views = {}
     for node, sick_node in state.sick.now(now).items():

@@ -515,7 +515,7 @@ class Api:
             self.leases.polls.trouble(now),
             tuple(state.rounds.measured.values()),
             self.views.shares(user),
-            self.leases.restraints.now.sentence(),
+            self.leases.restrictions.now.sentence(),
             self.handler_failures.summary() if state.accounts.operates(user) else "",
             trainer_views(state),
             self.views.late_hand_overs(user),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from allocator import RescaleCost
-from malletrain.core.pools import is_of_class, owner_of
+from malletrain.core.pools import Pool
 from malletrain.core.records import JobRecord
 from malletrain.core.start_costs import LastingNodes
 from malletrain.daemon.engine.state import SiteState
@@ -22,8 +22,8 @@ def is_outlasted(state: SiteState, job: JobRecord) -> bool:
     if job.start is None:
         return True
 
-    def may_use(pool: str) -> bool:
-        return owner_of(pool) == spec.owner and is_of_class(pool, spec.node_class)
+    def may_use(pool: Pool) -> bool:
+        return pool.owner == spec.owner and pool.is_of_class(spec.node_class)
 
     lasting = LastingNodes(state.controller.state.usable)
     return lasting.suffice(job.start, job.nodes, job.smallest, may_use)
@@ -39,5 +39,5 @@ def pauses(state: SiteState, job_id: str) -> RescaleCost | None:
     if job.start is None:
         return job.cost
     nodes = state.controller.nodes
-    node_class = next((nodes[n].info.node_class for n in job.nodes if n in nodes), "default")
+    node_class = next((nodes[n].pool.node_class for n in job.nodes if n in nodes), "default")
     return replace(job.cost, start_s=job.start.on(node_class))

@@ -261,7 +261,7 @@ class Curves:
         nodes = record.nodes if record is not None else ()
         node_class = next(
             (
-                self._controller.nodes[n].info.node_class
+                self._controller.nodes[n].pool.node_class
                 for n in nodes
                 if n in self._controller.nodes
             ),
@@ -277,7 +277,7 @@ class Curves:
 
     def _most_frequent_class(self) -> str:
         """Return the most frequent class of nodes."""
-        nodes_by_class = Counter(node.info.node_class for node in self._controller.nodes.values())
+        nodes_by_class = Counter(node.pool.node_class for node in self._controller.nodes.values())
         return max(nodes_by_class, key=lambda c: (nodes_by_class[c], c), default="default")
 
     @staticmethod

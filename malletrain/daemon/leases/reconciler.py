@@ -61,18 +61,18 @@ from scavenger.interface import (
 )
 
 
-class Restraints:
-    """The current restraint of one daemon. Change it only within transactions."""
+class CurrentRestrictions:
+    """The restrictions in force of one daemon, as stored. Change them only within transactions."""
 
     def __init__(self, state: SiteState) -> None:
         self._state = state
-        text = state.store.restraint()
+        text = state.store.restrictions()
         self.now = msgspec.json.decode(text, type=Restrictions) if text else Restrictions()
 
-    def put(self, restraint: Restrictions) -> None:
-        """Store and apply a new restraint."""
-        self._state.store.put_restraint(msgspec.json.encode(restraint).decode())
-        self.now = restraint
+    def put(self, restrictions: Restrictions) -> None:
+        """Store new restrictions and apply them."""
+        self._state.store.put_restrictions(msgspec.json.encode(restrictions).decode())
+        self.now = restrictions
 
     def expire(self, now: float) -> None:
         """Remove the drains whose time is over."""
@@ -134,7 +134,7 @@ class LeaseReconciler:
         self._strays = Strays()
         self._overstaying = SilentLeases(_report_limit_s(state.config))
         self._scheduler_health = SchedulerHealth(state, transactions)
-        self.restraints = Restraints(state)
+        self.restrictions = CurrentRestrictions(state)
         self.slot_prices = SlotPrices(state, transactions)
         self._absent: set[str] = set()
         """Leases that are missing from the newest poll."""
@@ -318,7 +318,7 @@ class LeaseReconciler:
                 log.warning("leases that are not wanted", leases=[lease.id for lease in strays])
                 self._lease_actions.calls.put_nowait(ReleaseCall(tuple(strays)))
             self._release_again(now)
-            self.restraints.expire(now)
+            self.restrictions.expire(now)
             self._report_gaps(poll, now)
 
     def _report_gaps(self, poll: PollResult, now: float) -> None:
@@ -328,11 +328,11 @@ class LeaseReconciler:
             self._state.slow.current(now) if slow_node_policy(self._state.config) == "swap" else {}
         )
         avoided = {*sick, *slow}
-        restraint = self.restraints.now
+        restrictions = self.restrictions.now
         gaps = {
             gap.node: gap
             for gap in poll.gaps
-            if gap.node not in avoided and not restraint.refusal(gap.node)
+            if gap.node not in avoided and not restrictions.refusal(gap.node)
         }
         self._state.gaps.clear()
         self._state.gaps.update(gaps)
@@ -363,15 +363,15 @@ class LeaseReconciler:
         if row.started is not None and started is not None and started < row.started:
             self._state.lease_rows.update(row.id, started=max(started, row.requested - 1.0))
 
-    def restrain(self, restraint: Restrictions, release: Collection[str], why: str) -> None:
+    def restrict(self, restrictions: Restrictions, release: Collection[str], why: str) -> None:
         """Restrict the nodes that may be leased. Call it within a transaction.
 
         Args:
-            restraint: which nodes may not be leased.
+            restrictions: which nodes may not be leased.
             release: nodes whose leases end after their jobs have moved off.
             why: a sentence.
         """
-        self.restraints.put(restraint)
+        self.restrictions.put(restrictions)
         if self.last_poll is not None:
             self._report_gaps(self.last_poll, self._state.clock.now())
         within_s = self._state.controller.settings.reclaim_s

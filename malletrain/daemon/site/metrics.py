@@ -114,7 +114,7 @@ class Metrics:
             "Ignored lines of the list of users, plus 1 if the list cannot be read.",
         )
         self._paused = gauge("leasing_paused", "1 while operators have paused leasing.")
-        self._restrained = gauge(
+        self._restricted = gauge(
             "restrained_nodes", "Nodes that operators have drained or excluded.", "how"
         )
         self._warm = gauge(
@@ -196,7 +196,7 @@ class Metrics:
         self._up = gauge("info", "Version of the running daemon; always 1.", "version")
         self.jobs({})
         self.nodes(0, 0, 0)
-        self.restrained(False, 0, 0)
+        self.restricted(False, 0, 0)
         for state in ENDS:
             self._ended.labels(state)
         self.goals({}, {}, {})
@@ -243,7 +243,7 @@ class Metrics:
         """Set the number of problems in the list of users."""
         self._users_problems.set(count)
 
-    def restrained(self, paused: bool, drained: int, excluded: int) -> None:
+    def restricted(self, paused: bool, drained: int, excluded: int) -> None:
         """Set what operators keep from being leased: whether leasing is paused, and the numbers of
         drained and excluded nodes.
 
@@ -253,8 +253,8 @@ class Metrics:
             excluded: number of excluded nodes.
         """
         self._paused.set(paused)
-        self._restrained.labels("drained").set(drained)
-        self._restrained.labels("excluded").set(excluded)
+        self._restricted.labels("drained").set(drained)
+        self._restricted.labels("excluded").set(excluded)
 
     def jobs(self, by_state: Mapping[str, int]) -> None:
         """Set the number of jobs in each state; 0 for missing states."""

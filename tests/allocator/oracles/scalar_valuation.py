@@ -11,17 +11,17 @@ import itertools
 from allocator import BidRequest, Goal, ScalingCurve
 
 
-def values(request: BidRequest, node_class: str) -> dict[int, float]:
-    """Size → value, of the sizes that the job offers on one class; none lies beyond the curve."""
-    curve = request.curves[node_class]
-    current = request.current if node_class == request.current_class else 0
-    unit = _single(curve) if request.goal is Goal.EFFICIENCY else 1.0
+def values(request: BidRequest, pool: str) -> dict[int, float]:
+    """Size → value, of the sizes that the job offers in one pool; none lies beyond the curve."""
+    curve = request.curves[pool]
+    current = request.current if pool == request.current_pool else 0
+    unit = _single(curve) if request.bidder.goal is Goal.EFFICIENCY else 1.0
     before = curve.at(current) / unit
-    cost = request.cost_on.get(node_class, request.cost)
-    largest = min(request.max_nodes, request.limits.get(node_class, request.max_nodes))
+    cost = request.cost_in.get(pool, request.cost)
+    largest = min(request.bidder.max_nodes, request.limits.get(pool, request.bidder.max_nodes))
     value_of = {}
-    for size in range(request.min_nodes, largest + 1):
-        if request.allowed is not None and size not in request.allowed:
+    for size in range(request.bidder.min_nodes, largest + 1):
+        if request.bidder.sizes is not None and size not in request.bidder.sizes:
             continue
         rate = read(curve, size) / unit
         processed = request.t_fwd_s * rate
@@ -29,11 +29,11 @@ def values(request: BidRequest, node_class: str) -> dict[int, float]:
             pause = cost.start_s * rate
         elif size > current:
             pause = before * cost.up_s + cost.join_s * max(0.0, rate - before)
-        elif size < current or request.restarting:
+        elif size < current or request.bidder.broken:
             pause = before * cost.down_s
         else:
             pause = 0.0
-        value_of[size] = request.weight * (processed - pause)
+        value_of[size] = request.bidder.weight * (processed - pause)
     return value_of
 
 

@@ -19,6 +19,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.planning import Candidate
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from malletrain.daemon.site.settings import controller_settings, planner
 
@@ -83,7 +84,7 @@ def test_a_loss_is_not_taken_as_a_restart_that_has_to_be_paid_anyway(policy, siz
     curve = ScalingCurve.of({1: 10.0, 2: 20.0, 3: 21.5})
     candidate = Candidate("j1", 1, 3, ("a", "b"), curve=curve, broken=True)
     plan = planner(config(policy), lambda: 0.0)(
-        [candidate], {name: NodeInfo() for name in "abc"}, PlanningSettings()
+        [candidate], {name: NodeInfo(Pool("default")) for name in "abc"}, PlanningSettings()
     )
     assert len(plan.nodes["j1"]) == size
 

@@ -3,7 +3,7 @@
 import pytest
 
 from malletrain.core.gaps import Gaps
-from malletrain.core.pools import pool
+from malletrain.core.pools import Pool
 
 NODE, OWNER = "n1", ""
 
@@ -16,7 +16,7 @@ def left_alone_s(gaps: Gaps, now: float) -> float:
 def refused(gaps: Gaps, now: float, owner: str = OWNER) -> float:
     """A lease on the node is asked for and comes to nothing."""
     gaps.seen({NODE: (None, "default")}, now)
-    gaps.ask({pool("default", owner): 1}, gaps.open((), (owner,), now), now)
+    gaps.ask({Pool("default", owner): 1}, gaps.open((), (owner,), now), now)
     gaps.refused(NODE, owner, now)
     return left_alone_s(gaps, now)
 
@@ -56,7 +56,7 @@ def test_leases_that_fail_for_a_week_are_still_requested_at_the_longest_interval
 def test_failures_close_together_count_once():
     gaps = Gaps(rejected_s=300.0)
     gaps.seen({"n1": (None, "default"), "n2": (None, "default")}, 0.0)
-    gaps.ask({pool("default", "ann"): 2}, gaps.open((), ("ann",), 0.0), 0.0)
+    gaps.ask({Pool("default", "ann"): 2}, gaps.open((), ("ann",), 0.0), 0.0)
     gaps.refused("n1", "ann", 1.0)
     gaps.refused("n2", "ann", 1.5)
     assert not gaps.backing_off("ann", 1.5)
@@ -65,7 +65,7 @@ def test_failures_close_together_count_once():
 def fail_everywhere(gaps: Gaps, now: float, failure: str) -> None:
     """Leases on all of n1 and n2 that may be had come to nothing."""
     gaps.seen({"n1": (None, "default"), "n2": (None, "default")}, now)
-    requests = gaps.ask({pool("default", ""): 2}, gaps.open((), ("",), now), now)
+    requests = gaps.ask({Pool("default", ""): 2}, gaps.open((), ("",), now), now)
     for node in requests.now.get("", ()):
         gaps.refused(node, "", now, failure)
 
@@ -92,7 +92,7 @@ def test_an_agent_that_fails_long_after_its_lease_was_requested_counts():
     gaps = Gaps(rejected_s=300.0)
     nodes = {"n1": (None, "default"), "n2": (None, "default")}
     gaps.seen(nodes, 0.0)
-    gaps.ask({pool("default", ""): 2}, gaps.open((), ("",), 0.0), 0.0)
+    gaps.ask({Pool("default", ""): 2}, gaps.open((), ("",), 0.0), 0.0)
     gaps.seen(nodes, 1000.0)
     for node in ("n1", "n2", "n1"):
         gaps.refused(node, "", 1000.0, "No module named malletrain")

@@ -15,11 +15,12 @@ from malletrain.core.goal_bids import (
     worth,
 )
 from malletrain.core.planning import Candidate, PlanningSettings, make_plan
+from malletrain.core.pools import Pool
 from tests.allocator.strategies import curves
 
 FAST = ScalingCurve.of({1: 1000.0, 8: 8000.0})
 SLOW = ScalingCurve.of({1: 10.0, 8: 60.0})
-NODES = {f"n{k}": NodeInfo() for k in range(8)}
+NODES = {f"n{k}": NodeInfo(Pool("default")) for k in range(8)}
 FREE = PlanningSettings(cost=RescaleCost(0.0, 0.0, 0.0))
 
 

@@ -21,6 +21,7 @@ from malletrain.core.goodput import (
     statistical_efficiency,
 )
 from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from tests.malletrain.core.profiled_world import profiled_job, world
 
@@ -178,7 +179,7 @@ def nodes_of(noise_scale, current=BASE):
         Candidate("noisy", 1, 8, (), curve=worth),
         Candidate("other", 1, 8, (), curve=other),
     ]
-    nodes = {f"n{i}": NodeInfo("default") for i in range(8)}
+    nodes = {f"n{i}": NodeInfo(Pool("default")) for i in range(8)}
     plan = make_plan(candidates, nodes, PlanningSettings())
     return len(plan.nodes["noisy"])
 

@@ -27,7 +27,7 @@ from malletrain.core.gaps import Gaps
 from malletrain.core.goal_keeper import GoalKeeper
 from malletrain.core.lease_planner import LeasePlanner
 from malletrain.core.planning import Plan
-from malletrain.core.pools import pool
+from malletrain.core.pools import Pool
 from malletrain.core.profile_runner import ProfileRunner
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.settings import ControllerSettings
@@ -322,7 +322,7 @@ def test_a_node_is_reclaimed_only_for_a_user_who_may_have_it(rejected, failing, 
         seen.rejected(node, "bob", 0.5)
     for now in (0.1, 2.0) if failing else ():
         seen.seen({"x": (None, "default")}, now)
-        seen.ask(Counter({pool("default", "bob"): 1}), seen.open((), ("bob",), now), now)
+        seen.ask(Counter({Pool("default", "bob"): 1}), seen.open((), ("bob",), now), now)
         seen.refused("x", "bob", now)
     seen.seen({}, 2.5)
     assert seen.backing_off("bob", 3.0) == failing

@@ -14,6 +14,7 @@ from allocator import NodeInfo, RescaleCost
 from malletrain.core.commands import LossExpected
 from malletrain.core.controller import Controller
 from malletrain.core.events import ForecastsUpdated, NodeJoined, NodeLeaving, RescaleFinished, Tick
+from malletrain.core.pools import Pool
 from malletrain.core.settings import ControllerSettings, PlanningSettings
 from scavenger.horizon import GapForecast
 from tests.malletrain.core.controller_script import job, nodes, play
@@ -45,9 +46,9 @@ def started(c, **forecast_of):
 def test_the_horizon_of_a_node_is_that_of_the_latest_forecast():
     c = controller()
     started(c, a=SOON)
-    assert c.nodes["a"].info == NodeInfo(horizon_s=150.0)
+    assert c.nodes["a"].info == NodeInfo(Pool("default"), horizon_s=150.0)
     c.handle(forecasts(a=LATER, elsewhere=SOON), 7.0)
-    assert c.nodes["a"].info == c.state.usable["a"] == NodeInfo(horizon_s=900.0)
+    assert c.nodes["a"].info == c.state.usable["a"] == NodeInfo(Pool("default"), horizon_s=900.0)
     assert c.state.lasts_s("a") == 900.0
     c.handle(NodeJoined("b", horizon_s=60.0), 8.0)
     assert c.nodes["b"].info.horizon_s == 60.0, "what its gap was offered with"

@@ -35,16 +35,18 @@ def test_one_word_does_not_end_another():
 
 
 def test_a_drain_is_over_at_its_time_and_others_are_not():
-    restraint = Restrictions().draining(["n1"], UNTIL).draining(["n2"], ANN)
-    assert restraint.over(3599.9) == []
-    assert restraint.over(3600.0) == ["n1"]
+    restrictions = Restrictions().draining(["n1"], UNTIL).draining(["n2"], ANN)
+    assert restrictions.over(3599.9) == []
+    assert restrictions.over(3600.0) == ["n1"]
 
 
 def test_it_is_told_in_a_sentence_however_many_nodes():
-    restraint = Restrictions().draining([f"n{k}" for k in range(9)], ANN).excluding(["x"], ANN)
-    assert restraint.sentence() == "Drained: n[0-8]. Excluded: x."
+    restrictions = Restrictions().draining([f"n{k}" for k in range(9)], ANN).excluding(["x"], ANN)
+    assert restrictions.sentence() == "Drained: n[0-8]. Excluded: x."
 
 
 def test_it_can_be_kept():
-    restraint = Restrictions().pausing(UNTIL).draining([EVERY_NODE], UNTIL).excluding(["n1"], ANN)
-    assert msgspec.json.decode(msgspec.json.encode(restraint), type=Restrictions) == restraint
+    restrictions = (
+        Restrictions().pausing(UNTIL).draining([EVERY_NODE], UNTIL).excluding(["n1"], ANN)
+    )
+    assert msgspec.json.decode(msgspec.json.encode(restrictions), type=Restrictions) == restrictions

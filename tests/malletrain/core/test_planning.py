@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from allocator import Allocation, Goal, NodeInfo, RescaleCost, ScalingCurve, make_bid
 from malletrain.core.planning import Candidate, guarantees, make_plan, neutral_curve, smallest_size
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from tests.draws import cases
 
@@ -20,8 +21,11 @@ COST = RescaleCost(up_s=15.0, down_s=10.0, start_s=20.0)
 SETTINGS = PlanningSettings(t_fwd_s=100.0, cost=COST)
 
 
+DEFAULT, GPU = Pool("default"), Pool("gpu")
+
+
 def machine(*names, node_class="default"):
-    return {name: NodeInfo(node_class) for name in names}
+    return {name: NodeInfo(Pool(node_class)) for name in names}
 
 
 def sizes(plan):
@@ -42,7 +46,7 @@ def sizes(plan):
 def test_a_job_that_restarts_anyway_pays_for_it_at_its_own_size_too(size, running, restarting):
     curve = ScalingCurve.of({1: 10.0, 2: 20.0, 3: 25.0})
     bids = [
-        make_bid("j", curve, current=2, max_nodes=3, t_fwd_s=100.0, cost=COST, restarting=r)
+        make_bid("j", curve, current=2, max_nodes=3, t_fwd_s=100.0, cost=COST, broken=r)
         for r in (False, True)
     ]
     assert [bid.value("default", size) for bid in bids] == [running, restarting]
@@ -57,8 +61,7 @@ def test_a_candidate_but_for_some_fields_is_one_made_of_them_anew():
 def test_starting_from_nothing_costs_a_start_restarting_or_not():
     curve = ScalingCurve.of({1: 10.0})
     bids = [
-        make_bid("j", curve, max_nodes=1, t_fwd_s=100.0, cost=COST, restarting=r)
-        for r in (False, True)
+        make_bid("j", curve, max_nodes=1, t_fwd_s=100.0, cost=COST, broken=r) for r in (False, True)
     ]
     assert bids[0].value("default", 1) == bids[1].value("default", 1) == 800.0
 
@@ -140,7 +143,7 @@ def test_a_job_that_asks_for_a_kind_gets_nodes_of_that_kind_or_none():
 def test_a_tie_between_classes_goes_to_the_favoured_one():
     nodes = {**machine("a"), **machine("g", node_class="gpu"), **machine("x", node_class="xpu")}
     for node, node_class in (("a", "default"), ("g", "gpu"), ("x", "xpu")):
-        plan = make_plan([Candidate("j", 1, 1, ())], nodes, SETTINGS, {node_class})
+        plan = make_plan([Candidate("j", 1, 1, ())], nodes, SETTINGS, {Pool(node_class)})
         assert plan.nodes == {"j": (node,)}
 
 
@@ -175,9 +178,7 @@ def test_an_unmeasured_job_is_taken_to_be_like_the_measured_ones():
 
 def test_another_solver_decides_the_sizes_and_placement_stays():
     def one_each(bids, capacity, settings):
-        return Allocation(
-            {bid.job: ("default", 1) for bid in bids}, 0.0, 0.0, 0.0, "heuristic", 0.0
-        )
+        return Allocation({bid.job: (DEFAULT, 1) for bid in bids}, 0.0, 0.0, 0.0, "heuristic", 0.0)
 
     plan = make_plan(
         [Candidate("j", 1, 3, ("c",)), Candidate("k", 1, 3, ())],
@@ -221,15 +222,15 @@ def waiting(name, low, *, on=(), high=99, allowed=None):
 @pytest.mark.parametrize(
     ("holders", "queue", "free", "granted"),
     [
-        ([], [waiting("a", 2), waiting("b", 2)], {"default": 4}, {"a", "b"}),
-        ([], [waiting("a", 2), waiting("b", 2)], {"default": 3}, {"a"}),
-        ([], [waiting("a", 3), waiting("b", 1)], {"default": 2}, set()),
-        ([waiting("h", 2)], [waiting("a", 2)], {"default": 3}, {"h"}),
-        ([waiting("h", 9), waiting("k", 1)], [waiting("a", 2)], {"default": 3}, {"k", "a"}),
-        ([], [waiting("a", 3), waiting("b", 3)], {"default": 3, "gpu": 3}, {"a", "b"}),
-        ([], [waiting("a", 4), waiting("b", 1)], {"default": 3, "gpu": 3}, set()),
-        ([], [waiting("a", 1, allowed=(4,)), waiting("b", 1)], {"default": 4}, {"a"}),
-        ([], [waiting("a", 3, allowed=(2,))], {"default": 4}, set()),
+        ([], [waiting("a", 2), waiting("b", 2)], {DEFAULT: 4}, {"a", "b"}),
+        ([], [waiting("a", 2), waiting("b", 2)], {DEFAULT: 3}, {"a"}),
+        ([], [waiting("a", 3), waiting("b", 1)], {DEFAULT: 2}, set()),
+        ([waiting("h", 2)], [waiting("a", 2)], {DEFAULT: 3}, {"h"}),
+        ([waiting("h", 9), waiting("k", 1)], [waiting("a", 2)], {DEFAULT: 3}, {"k", "a"}),
+        ([], [waiting("a", 3), waiting("b", 3)], {DEFAULT: 3, GPU: 3}, {"a", "b"}),
+        ([], [waiting("a", 4), waiting("b", 1)], {DEFAULT: 3, GPU: 3}, set()),
+        ([], [waiting("a", 1, allowed=(4,)), waiting("b", 1)], {DEFAULT: 4}, {"a"}),
+        ([], [waiting("a", 3, allowed=(2,))], {DEFAULT: 4}, set()),
         ([], [waiting("a", 1)], {}, set()),
     ],
 )
@@ -240,15 +241,15 @@ def test_guarantees(holders, queue, free, granted):
 def test_a_holder_keeps_its_turn_on_its_own_class():
     nodes = machine("a", "b")
     holders = [waiting("h", 2, on=("a", "b"))]
-    assert guarantees(holders, [waiting("q", 3)], {"default": 2, "gpu": 3}, nodes) == {"h", "q"}
+    assert guarantees(holders, [waiting("q", 3)], {DEFAULT: 2, GPU: 3}, nodes) == {"h", "q"}
 
 
 def test_who_comes_twice_in_the_queue_takes_its_minimum_once():
     """A job that starves and of which nothing is known is there for both."""
     both = waiting("a", 2)
     queue = [both, both, waiting("b", 2)]
-    assert guarantees([], queue, {"default": 4}, {}) == {"a", "b"}
-    assert guarantees([both], queue, {"default": 4}, {}) == {"a", "b"}
+    assert guarantees([], queue, {DEFAULT: 4}, {}) == {"a", "b"}
+    assert guarantees([both], queue, {DEFAULT: 4}, {}) == {"a", "b"}
 
 
 # --- every plan can be carried out ---
@@ -257,14 +258,14 @@ def test_who_comes_twice_in_the_queue_takes_its_minimum_once():
 @st.composite
 def situations(draw):
     classes = draw(st.lists(st.sampled_from(["default", "gpu"]), min_size=0, max_size=8))
-    nodes = {f"n{i}": NodeInfo(c) for i, c in enumerate(classes)}
+    nodes = {f"n{i}": NodeInfo(Pool(c)) for i, c in enumerate(classes)}
     free = list(nodes)
     candidates = []
     for j in range(draw(st.integers(1, 4))):
         low = draw(st.integers(1, 4))
         high = low + draw(st.integers(0, 4))
         allowed = draw(st.sampled_from([None, (1, 2, 4), (3,)]))
-        mine = [n for n in free if nodes[n].node_class == "default"][
+        mine = [n for n in free if nodes[n].pool.node_class == "default"][
             : draw(st.integers(0, min(3, high)))
         ]
         free = [n for n in free if n not in mine]
@@ -308,6 +309,6 @@ def test_a_plan_gives_nobody_what_it_may_not_have(situation):
         elif job_nodes:
             assert c.min_nodes <= len(job_nodes) <= c.max_nodes
             assert c.sizes is None or len(job_nodes) in c.sizes
-            assert len({nodes[n].node_class for n in job_nodes}) == 1
+            assert len({nodes[n].pool for n in job_nodes}) == 1
             common = [n for n in c.nodes if n in job_nodes]
             assert list(job_nodes[: len(common)]) == common, "they come first, in their order"

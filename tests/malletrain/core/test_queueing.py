@@ -18,7 +18,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.gaps import Gaps
 from malletrain.core.planning import Candidate
-from malletrain.core.pools import pool
+from malletrain.core.pools import Pool
 from malletrain.core.queueing import AdmissionQueue
 from malletrain.core.state import ControllerState
 from tests.malletrain.core.controller_script import (
@@ -239,9 +239,9 @@ def test_nodes_beyond_what_every_job_fits_on_have_the_queue_looked_through_no_mo
     [
         ({"default": 4}, True, ["a0", "b0"]),
         ({"default": 1}, True, ["a1", "b0"]),
-        ({pool("default", "alice"): 4, pool("default", "bob"): 1}, False, ["a0", "b0"]),
-        ({pool("default", "alice"): 4}, False, ["a0", "a1"]),
-        ({pool("default", "alice"): 1}, False, ["a1"]),
+        ({Pool("default", "alice"): 4, Pool("default", "bob"): 1}, False, ["a0", "b0"]),
+        ({Pool("default", "alice"): 4}, False, ["a0", "a1"]),
+        ({Pool("default", "alice"): 1}, False, ["a1"]),
         ({}, True, []),
     ],
 )
@@ -281,7 +281,7 @@ def test_nobody_is_ahead_of_one_of_another_owner_for_whom_nodes_are_gathered():
     b = Candidate("b", 1, 4, ())
     assert q.starving({"b": b}, 200.0) == [], "alice waits for longer"
     for now in (200.0, 202.0):  # her leases come to nothing
-        gaps.ask({pool("default", "alice"): 1}, gaps.open((), ("alice",), now), now)
+        gaps.ask({Pool("default", "alice"): 1}, gaps.open((), ("alice",), now), now)
         gaps.refused("n0", "alice", now)
         gaps.seen({"n0": (None, "default")}, now)
     assert gaps.backing_off("alice", 203.0)

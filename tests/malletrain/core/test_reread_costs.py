@@ -5,6 +5,7 @@ import pytest
 from allocator import NodeInfo, RescaleCost, ScalingCurve
 from malletrain.core.events import CurveChanged, DataCached, Tick
 from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.reread_costs import differs, reread_s, with_reread
 from malletrain.core.settings import PlanningSettings
 from tests.malletrain.core.controller_script import CHEAP, controller, job, nodes, play, running
@@ -65,7 +66,7 @@ def test_a_warm_node_is_worth_what_reading_its_data_again_would_cost(warm_s, rat
     """Its second node adds 120 · 100 + (1 + warm) · 200; another job adds 119 · rate."""
     own = Candidate("j", 1, 2, ("a", "b"), curve=ScalingCurve.of({1: 100.0, 2: 200.0}), cost=CHEAP)
     other = Candidate("k", 1, 1, (), curve=ScalingCurve.of({1: rate}), cost=CHEAP)
-    infos = dict.fromkeys("ab", NodeInfo(reread_s=warm_s))
+    infos = dict.fromkeys("ab", NodeInfo(Pool("default"), reread_s=warm_s))
     result = make_plan([own, other], infos, PlanningSettings(t_fwd_s=120.0, cost=CHEAP)).nodes
     assert len(result["j"]) == size
 

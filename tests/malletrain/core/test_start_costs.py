@@ -13,6 +13,7 @@ from malletrain.core.events import (
     Tick,
 )
 from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from malletrain.core.start_costs import (
     MAX_MEASURED,
@@ -62,18 +63,18 @@ def test_the_expected_start_is_the_median_of_the_last_ones():
 
 
 def horizons(*values, node_class="default"):
-    return {f"n{i}": NodeInfo(node_class, horizon) for i, horizon in enumerate(values)}
+    return {f"n{i}": NodeInfo(Pool(node_class), horizon) for i, horizon in enumerate(values)}
 
 
 def test_a_job_may_have_its_own_nodes_and_those_that_outlast_a_start():
-    nodes = {**horizons(50.0, 400.0, 61.0, None), "other": NodeInfo("fat", 900.0)}
-    terms = LastingNodes(nodes).terms("default", (), 60.0, 120.0, BASE)
+    nodes = {**horizons(50.0, 400.0, 61.0, None), "other": NodeInfo(Pool("fat"), 900.0)}
+    terms = LastingNodes(nodes).terms(Pool("default"), (), 60.0, 120.0, BASE)
     assert terms.limit == 3
     # the middle one of those that last stays for 400 s: longer than what a start is charged over
     assert terms.cost == RescaleCost(1.0, 1.0, start_s=30.0, join_s=30.0)
-    beside = LastingNodes(nodes).terms("default", ("n0", "n2"), 60.0, 120.0, BASE)
+    beside = LastingNodes(nodes).terms(Pool("default"), ("n0", "n2"), 60.0, 120.0, BASE)
     assert beside.limit == 4, "n0 is loaded already"
-    assert LastingNodes(nodes).terms("thin", (), 60.0, 120.0, BASE).limit == 0
+    assert LastingNodes(nodes).terms(Pool("thin"), (), 60.0, 120.0, BASE).limit == 0
 
 
 def plan(candidates, nodes):
@@ -108,7 +109,7 @@ def test_a_start_that_is_longer_than_the_plan_still_pays():
 
 def test_the_nodes_that_stay_longest_go_to_the_job_with_the_long_start():
     """Also if it has nodes already, to whose horizons those of others would be closer."""
-    nodes = {**horizons(100.0, 5000.0, 110.0), "own": NodeInfo("default", 105.0)}
+    nodes = {**horizons(100.0, 5000.0, 110.0), "own": NodeInfo(Pool("default"), 105.0)}
     other = Candidate("t", 1, 2, (), curve=ScalingCurve.of({1: 500.0, 2: 1000.0}), cost=CHEAP)
     # A gain of 100 nodes' worth: both are placed.
     result = plan([other, service(60.0, high=2, nodes=("own",))], nodes)

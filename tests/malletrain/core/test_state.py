@@ -163,7 +163,7 @@ class StateMachine(RuleBasedStateMachine):
         assert set(s.usable) == set(stays)
         assert s.idle == {name for name, node in stays.items() if node.job is None}
         assert +s.usable_by_pool == Counter(node.pool for node in stays.values())
-        assert all(s.usable[name].node_class == node.pool for name, node in stays.items())
+        assert all(s.usable[name].pool == node.pool for name, node in stays.items())
 
     @invariant()
     def who_has_nodes_is_at_work_and_not_over(self):

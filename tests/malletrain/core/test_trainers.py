@@ -22,6 +22,7 @@ from malletrain.core.events import (
 )
 from malletrain.core.goals import GoalStanding, OwnerGoals
 from malletrain.core.planning import Candidate, make_plan, plan_each_trainer
+from malletrain.core.pools import Pool
 from malletrain.core.settings import ControllerSettings, PlanningSettings, ProfilingSettings
 from malletrain.core.trainers import Trainer, Trainers
 from tests.draws import cases
@@ -32,7 +33,7 @@ CLASSES = {"gpu": ("a100", "h100"), "cpu": ("xeon", "default")}
 
 
 def nodes(count, node_class="default", begin=0):
-    return {f"n{k:03}": NodeInfo(node_class) for k in range(begin, begin + count)}
+    return {f"n{k:03}": NodeInfo(Pool(node_class)) for k in range(begin, begin + count)}
 
 
 def linear(rate, most=64):
@@ -147,7 +148,7 @@ def test_no_job_has_a_node_of_another_trainer(drawn):
     decided(drawn, (GPU, CPU), machine)
     for job in machine.jobs.values():
         trainer = machine.trainers.of(job.submitted.trainer)
-        assert all(trainer.may_use(machine.nodes[name].pool) for name in job.nodes)
+        assert all(trainer.may_use(machine.nodes[name].pool.node_class) for name in job.nodes)
 
 
 # --- in the controller ---

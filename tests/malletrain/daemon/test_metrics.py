@@ -133,7 +133,7 @@ def test_each_node_held_is_named_once_and_no_longer_than_it_is_held():
         if sample.name == "malletrain_leased_node"
     ]
     assert labels == [{"node": "n1", "node_class": "a100", "use": "training"}]
-    metrics.restrained(True, 2, 0)
+    metrics.restricted(True, 2, 0)
     assert value(metrics, "leasing_paused") == 1
     assert value(metrics, "restrained_nodes", how="drained") == 2
 

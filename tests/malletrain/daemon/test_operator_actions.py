@@ -31,8 +31,8 @@ def test_nodes_are_drained_and_resumed_by_a_list(daemon):
     with daemon.client() as client:
         sentence = client.call("drain", {"nodes": ["n[0-1]"]}, changes=True)["sentence"]
         assert sentence.startswith("n[0-1]: ")
-        restraint = client.status().restraint
-        assert restraint.startswith("Drained: n[0-1]")
+        restrictions = client.status().restrictions
+        assert restrictions.startswith("Drained: n[0-1]")
         assert client.call("resume", {"nodes": ["n1", "n[0-0]"]}, changes=True)["sentence"] == (
             "May be leased again: n[0-1]."
         )

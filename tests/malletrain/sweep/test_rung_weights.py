@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from allocator import NodeInfo
 from malletrain.core.planning import Candidate, make_plan
+from malletrain.core.pools import Pool
 from malletrain.core.settings import PlanningSettings
 from malletrain.sweep.engine import rung, weights
 
@@ -40,7 +41,7 @@ def test_no_trial_counts_more_than_the_sweep_was_given(rungs):
 def plan_of(trials, nodes):
     """Nodes of each trial: (rungs passed, nodes that it has) by name."""
     weight = weights({name: rungs for name, (rungs, _) in trials.items()}, 1.0)
-    machine = {f"n{i}": NodeInfo() for i in range(nodes)}
+    machine = {f"n{i}": NodeInfo(Pool("default")) for i in range(nodes)}
     free = iter(machine)
     candidates = [
         Candidate(name, 1, 4, tuple(islice(free, node_count)), weight=weight[name])

@@ -53,7 +53,7 @@ def test_what_is_said_to_operators_is_not_shown_to_others():
     seen = look(1.0, [job(1, owner="ann"), job(2, owner="bob")])
     status = msgspec.structs.replace(
         seen.status,
-        restraint="No leases are requested.",
+        restrictions="No leases are requested.",
         users_problems=("Line 3 is wrong.",),
         failed_starts=("No agent reported from n1.",),
         handler_failures="2 messages failed.",
@@ -65,7 +65,7 @@ def test_what_is_said_to_operators_is_not_shown_to_others():
     owners = {"j1": "ann", "j2": "bob"}
     shown = ANN.machine(board.machine, owners)
     assert ANN.change(board.everything(), owners).machine == shown
-    assert (shown.user, shown.status.restraint) == ("ann", "No leases are requested.")
+    assert (shown.user, shown.status.restrictions) == ("ann", "No leases are requested.")
     assert shown.status.late == {"j1": "Ann's is late."}
     rest = (shown.status.users_problems, shown.status.failed_starts, shown.status.shares)
     assert (*rest, shown.status.handler_failures) == ((), (), (), "")

@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from infinicache.connection import CallFailed, ConnectionLost, KeyRefused, Peers
 from infinicache.objects import CacheError, TooLarge, Unavailable
 from infinicache.ring import Ring
 from malletrain.waits import time_limit
+from scavenger.backoff import doubled_s
 
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+"""Pause before a request is repeated, seconds: the first and the maximum. It doubles each time."""
 _RAISES = {"too large": TooLarge, "unavailable": Unavailable}
 
 
@@ -64,9 +68,8 @@ class Proxies:
 
     async def ask(self, key: str, op: str, /, **arguments: Any) -> dict[str, Any]:
         """A request to the proxy of ``key``, wherever it is now. Raises CacheError."""
-        pause = 0.05
         deadline = time.monotonic() + self._timeout_s
-        while True:
+        for attempt in count():
             try:
                 if not self.addresses:
                     await self.learn()
@@ -80,8 +83,8 @@ class Proxies:
                 if op == "commit" or time.monotonic() > deadline:
                     raise Unavailable(str(error)) from None
                 last = error
-            if time.monotonic() + pause > deadline:
+            pause_s = doubled_s(FIRST_PAUSE_S, attempt, MAX_PAUSE_S)
+            if time.monotonic() + pause_s > deadline:
                 raise Unavailable(str(last))
-            await asyncio.sleep(pause)
-            pause = min(1.0, 2 * pause)
+            await asyncio.sleep(pause_s)
             self.addresses = []

@@ -58,7 +58,6 @@ OK, FAILED, BUSY, SILENT = "ok", "failed", "busy", "silent"
 """Outcomes of a call: it succeeded; it ended with an error; the controller reported that it is
 overloaded; it did not answer in time.
 """
-OUTCOMES = (OK, FAILED, BUSY, SILENT)
 COMMANDS = frozenset(
     {
         "sacctmgr", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue",
@@ -126,7 +125,7 @@ class CallLog:
 
         Args:
             command: its name.
-            outcome: one of OUTCOMES.
+            outcome: OK, FAILED, BUSY or SILENT.
             message: the controller's message.
             requests: number of requests that it sent to the controller.
         """

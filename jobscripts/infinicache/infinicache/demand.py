@@ -50,8 +50,6 @@ class DemandCurve:
     """Hits a second that so much memory has."""
     bytes_s: tuple[float, ...] = ()
     """Bytes a second that it serves."""
-    reads_s: float = 0.0
-    """Reads a second, hits or not."""
 
     def at(self, memory: float) -> tuple[float, float]:
         """Hits and bytes a second of ``memory`` bytes."""
@@ -140,7 +138,7 @@ class KeyDemand:
         self._pass(now)
         span = self._span_s(now)
         if not span or not self._again:
-            return DemandCurve(reads_s=self._reads / span if span else 0.0)
+            return DemandCurve()
         steps = sorted(self._again)
         hits = sum(reads for reads, _ in self._again.values())
         size = sum(size for _, size in self._again.values())
@@ -155,9 +153,7 @@ class KeyDemand:
             bytes_sum += of_all * self._again[step][1]
             before = rates[-1] if rates else (0.0, 0.0)
             rates.append((max(before[0], reads_sum / span), max(before[1], bytes_sum / span)))
-        return DemandCurve(
-            tuple(at), tuple(h for h, _ in rates), tuple(b for _, b in rates), self._reads / span
-        )
+        return DemandCurve(tuple(at), tuple(h for h, _ in rates), tuple(b for _, b in rates))
 
     # --- inside ---
 

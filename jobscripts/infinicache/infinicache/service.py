@@ -23,8 +23,6 @@ from infinicache.valuation import keep_telling
 from malletrain import membership
 from malletrain.waits import time_limit
 
-log = logging.getLogger("infinicache")
-
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SHARE_OF_NOTICE = 0.9
 

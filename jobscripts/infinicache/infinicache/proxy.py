@@ -25,10 +25,9 @@ from infinicache.connection import Peers
 from infinicache.demand import KeyDemand
 from infinicache.entries import Entry
 from infinicache.hot import Heat, copy_names, is_copy, like, pick, readable
-from infinicache.mover import Mover
+from infinicache.mover import Mover, Upkeep
 from infinicache.objects import MAX_KEY, CacheError, StoredObject, Unavailable
 from infinicache.table import Table
-from infinicache.upkeep import Upkeep
 from malletrain.waits import happens
 
 SETTLE_S = 3.0

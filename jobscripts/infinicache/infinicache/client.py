@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from infinicache import isal
-from infinicache.arguments import as_bytes, checked_key
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
@@ -42,6 +41,63 @@ def _about(key: str, head: dict[str, Any]) -> dict[str, Any]:
             "everywhere."
         )
     return head
+
+
+_PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get returns"
+
+
+def as_bytes(value: Buffer) -> memoryview:
+    """Returns the bytes of ``value``: anything with the buffer protocol, such as bytes or a NumPy
+    array. They are copied only if they do not lie in the order of C already.
+
+    Raises:
+        TypeError: ``value`` has no bytes of its own.
+    """
+    name = type(value).__name__
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError) as error:
+        if isinstance(value, str):
+            advice = "encode it: value.encode()"
+        elif hasattr(value, "detach") and hasattr(value, "numpy"):
+            advice = "give cache.put(key, value.detach().cpu().numpy())"
+        elif hasattr(value, "__array_interface__"):
+            advice = f"its type {getattr(value, 'dtype', '')} has none; give value.view('i8')"
+        else:
+            advice = f"pickle it: {_PICKLE}"
+        raise TypeError(
+            f"A {name} has no bytes that could be stored ({error}); {advice}."
+        ) from None
+    if "O" in view.format:
+        raise TypeError(
+            f"This {name} holds Python objects, so that its memory is a list of addresses. Pickle "
+            f"it: {_PICKLE}."
+        )
+    if not view.nbytes:
+        return memoryview(b"")
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def checked_key(key: str) -> str:
+    """Returns ``key``.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it cannot be encoded.
+    """
+    if not isinstance(key, str):
+        raise TypeError(
+            f"A key is text, and {key!r:.80} is of type {type(key).__name__}; give "
+            f"{'key.decode()' if isinstance(key, bytes) else 'str(key)'}."
+        )
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"The key {key!r:.80} has half of a character (a surrogate) in it, as file names that "
+            "are not UTF-8 have; use another."
+        ) from None
+    return key
 
 
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]

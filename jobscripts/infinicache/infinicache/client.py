@@ -13,7 +13,9 @@ import inspect
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,7 +24,6 @@ from infinicache import isal
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
-from infinicache.near import NearCache, NearObject
 from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
@@ -98,6 +99,70 @@ def checked_key(key: str) -> str:
             "are not UTF-8 have; use another."
         ) from None
     return key
+
+
+@dataclass
+class NearObject:
+    """One object that is here."""
+
+    version: int
+    """Of the object in the cache."""
+    value: bytearray
+    """What it is; never changed: views of it are given away."""
+    checked_at: float
+    """When the cache last said that this is its newest version."""
+
+
+class NearCache:
+    """At most ``capacity`` bytes; larger objects are not kept."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._objects: OrderedDict[str, NearObject] = OrderedDict()
+        self._reads: dict[str, set[object]] = {}
+        """Those under way since the key was changed last."""
+
+    def get(self, key: str) -> NearObject | None:
+        """What is here under ``key``, which is used now."""
+        if (entry := self._objects.get(key)) is not None:
+            self._objects.move_to_end(key)
+        return entry
+
+    def reads(self, key: str) -> object:
+        """A read of ``key`` begins; what is returned names it."""
+        read = object()
+        self._reads.setdefault(key, set()).add(read)
+        return read
+
+    def done(self, key: str, read: object) -> bool:
+        """A read has ended; whether ``key`` was left as it was meanwhile by this process."""
+        under_way = self._reads.get(key, set())
+        same = read in under_way
+        under_way.discard(read)
+        if not under_way:
+            self._reads.pop(key, None)
+        return same
+
+    def changed(self, key: str) -> None:
+        """This process changes the object: neither what is here nor what is being read counts."""
+        self.drop(key)
+        self._reads.pop(key, None)
+
+    def put(self, key: str, version: int, value: bytearray, now: float) -> None:
+        """Keep what was read at ``now``, which nobody changes from now on."""
+        self.drop(key)
+        if len(value) > self.capacity:
+            return
+        self._objects[key] = NearObject(version, value, now)
+        self.used += len(value)
+        while self.used > self.capacity:
+            self.drop(next(iter(self._objects)))
+
+    def drop(self, key: str) -> None:
+        """Forget it."""
+        if (entry := self._objects.pop(key, None)) is not None:
+            self.used -= len(entry.value)
 
 
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]

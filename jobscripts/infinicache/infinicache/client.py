@@ -49,7 +49,8 @@ _PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get ret
 
 def as_bytes(value: Buffer) -> memoryview:
     """Returns the bytes of ``value``: anything with the buffer protocol, such as bytes or a NumPy
-    array. They are copied only if they do not lie in the order of C already.
+    array. They are copied only if they do not lie in the order of C already. What has no bytes of
+    its own is refused: the memory of an array of Python objects is a list of addresses.
 
     Raises:
         TypeError: ``value`` has no bytes of its own.
@@ -114,7 +115,10 @@ class NearObject:
 
 
 class NearCache:
-    """At most ``capacity`` bytes; larger objects are not kept."""
+    """What the client read last, in its own memory: at most ``capacity`` bytes; larger objects are
+    not kept. The least recently used goes first. Whether what is here is still the newest is the
+    caller's to find out, by its version.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -31,7 +31,6 @@ from malletrain.streams.server import StreamServer
 BEAT_S = 0.5
 log = logging.getLogger("infinicache")
 
-
 _CODES: tuple[tuple[type[Exception], str], ...] = (
     (TooLarge, "too large"),
     (Unavailable, "unavailable"),
@@ -40,7 +39,9 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Server(StreamServer):
-    """Serves ``handlers`` (name → function) on ``host``:``port`` (0: any) in the running loop."""
+    """Serves ``handlers`` (name → function) on ``host``:``port`` (0: any) in the running loop. A
+    handler's Refusal, CacheError or ConnectionLost is told to the caller as a sentence.
+    """
 
     def __init__(
         self,

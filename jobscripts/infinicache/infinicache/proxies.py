@@ -1,8 +1,8 @@
 """Who the proxies of a cache are, as a client learns it, and requests to the one of a key.
 
-A key belongs to a proxy by consistent hashing (:class:`Ring`): when one is added or taken away, only
-its share of the keys moves. Asks again while proxies move, until the time-out; a commit is asked
-once.
+A key belongs to a proxy by consistent hashing (:class:`Ring`): when one is added or taken away,
+only its share of the keys moves. Asks again while proxies move, until the time-out; a commit is
+asked once.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ DRAINS_AT_ONCE = 4
 IDLE_S = 0.25
 log = logging.getLogger("infinicache")
 
-
 TOGETHER_S = 30.0
 """Nodes that came within so many seconds came together."""
 
@@ -51,7 +50,13 @@ class _Arrival:
 
 
 class NodeArrivals:
-    """The nodes of one proxy. Times are the caller's, in seconds."""
+    """What a proxy knows of how its nodes come and go: from that, the prospect of each. Times are
+    the caller's, in seconds.
+
+    The daemon's forecast of how long a node lasts counts. Without one it is age: gaps that have
+    lasted are those that last, on every machine that was looked at, and the age told nearly as much
+    as knowing the ends (docs/infinicache.md).
+    """
 
     def __init__(self) -> None:
         self._came: dict[str, _Arrival] = {}

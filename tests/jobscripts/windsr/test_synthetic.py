@@ -10,11 +10,14 @@ from windsr import synthetic
 
 
 def divergence(qy, qx, spacing):
-    """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave the grid
-    holds.
+    """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave below half the
+    sampling rate, where a derivative is not defined.
     """
-    ky = 2j * np.pi * np.fft.fftfreq(qy.shape[0], spacing)[:, None]
-    kx = 2j * np.pi * np.fft.rfftfreq(qy.shape[1], spacing)[None]
+    rows, columns = qy.shape
+    ky = 2j * np.pi * np.fft.fftfreq(rows, spacing)[:, None]
+    kx = 2j * np.pi * np.fft.rfftfreq(columns, spacing)[None]
+    if rows % 2 == columns % 2 == 0:
+        ky[rows // 2], kx[:, -1] = 0.0, 0.0
     return np.fft.irfft2(ky * np.fft.rfft2(qy) + kx * np.fft.rfft2(qx), s=qy.shape)
 
 

@@ -148,6 +148,8 @@ def test_events_come_back_as_they_went(shared, rows):
     ),
 )
 def test_the_other_rows_come_back_as_they_went(shared, lease, observation, rescale):
+    [lease_id] = shared.new_lease_ids(1)
+    lease = replace(lease, id=lease_id)
     shared.add_leases([lease])
     assert shared.get_lease(lease.id) == lease
     shared.put_observation(observation)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 
 from benchmarks.hit_ratios import lru_hits, never_evict_hits, pooled_hits
-from malletrain.datacache.owners import owners
+from malletrain.datacache.reader import owners
 
 SAMPLES, EPOCHS = 4_000, 6
 

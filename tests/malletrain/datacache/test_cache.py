@@ -17,8 +17,7 @@ from benchmarks.hit_ratios import pooled_hits
 from malletrain import DataCache, ElasticSampler, ImportanceSampler
 from malletrain.datacache import peers as peers_module
 from malletrain.datacache import store as store_module
-from malletrain.datacache.owners import owners
-from malletrain.datacache.reader import SampleReader
+from malletrain.datacache.reader import SampleReader, owners
 from malletrain.protocol import env
 from tests.malletrain.datacache.nodes import Images, image, job
 from tests.waiting import PATIENCE_S, until

@@ -109,7 +109,7 @@ class KeyDemand:
         step = math.ceil(STEPS * math.log2(max(1.0, distance)))
         reads, served = self._again.get(step, (0.0, 0.0))
         self._again[step] = (reads + weight, served + weight * sample.size)
-        self._use(key, sample, now)
+        self._use(sample, now)
         return distance
 
     def wrote(self, key: str, size: int, taken: int, now: float) -> None:
@@ -121,7 +121,7 @@ class KeyDemand:
         self.forget(key)
         sample = self._keys[key] = _Followed(-1, taken, size, now, hashed)
         heapq.heappush(self._by_hash, (-hashed, key))
-        self._use(key, sample, now)
+        self._use(sample, now)
         while len(self._keys) > self._most:
             self._threshold = -self._by_hash[0][0]
             while self._by_hash and -self._by_hash[0][0] >= self._threshold:
@@ -183,7 +183,7 @@ class KeyDemand:
             step: (reads * keep, size * keep) for step, (reads, size) in self._again.items()
         }
 
-    def _use(self, key: str, sample: _Followed, now: float) -> None:
+    def _use(self, sample: _Followed, now: float) -> None:
         if sample.slot >= 0:
             self._tree.add(sample.slot, -sample.bytes)
         if self._next == self._tree.size:

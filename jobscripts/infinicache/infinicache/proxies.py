@@ -12,7 +12,6 @@ import hashlib
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 from infinicache.connection import CallFailed, ConnectionLost, KeyRefused, Peers
@@ -96,7 +95,8 @@ class Proxies:
     async def ask(self, key: str, op: str, /, **arguments: Any) -> dict[str, Any]:
         """A request to the proxy of ``key``, wherever it is now. Raises CacheError."""
         deadline = time.monotonic() + self._timeout_s
-        for attempt in count():
+        attempt = 0
+        while True:
             try:
                 if not self.addresses:
                     await self.learn()
@@ -114,4 +114,5 @@ class Proxies:
             if time.monotonic() + pause_s > deadline:
                 raise Unavailable(str(last))
             await asyncio.sleep(pause_s)
+            attempt += 1
             self.addresses = []

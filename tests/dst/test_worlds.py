@@ -216,7 +216,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
             (
                 RestartRounds,
                 "_next_members",
-                lambda self: _next_members(self)[1:] or _next_members(self),
+                _without_its_first,
             )
         ],
         "holds",
@@ -228,7 +228,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
             (
                 RestartRounds,
                 "_next_members",
-                lambda self: _next_members(self)[1:] or _next_members(self),
+                _without_its_first,
             )
         ],
         "trains in rounds",

@@ -48,8 +48,8 @@ from benchmarks.datacache_node import (
     VirtualNode,
 )
 from benchmarks.datacache_source import SourceServer, fashion_mnist
+from benchmarks.hit_ratios import lru_hits, never_evict_hits, pooled_hits
 from benchmarks.needs import existing
-from malletrain.datacache.hit_ratios import lru_hits, never_evict_hits, pooled_hits
 
 CONTENDERS = (
     "plain",

@@ -32,8 +32,6 @@ from functools import lru_cache
 
 import numpy as np
 
-TERMS = ("compute", "bandwidth", "latency", "linear")
-
 # The prior of the coefficients: mean and standard deviation of each term's share of w at the
 # largest measured size. It is wide: a job may be all compute or nearly all communication.
 # tests/jpa/test_fit.py checks it against measured curves and an analytic family.

@@ -69,11 +69,6 @@ class LayoutRequest:
     tunes_loaders: bool = False
     """Whether the number of loader workers is found by measuring."""
 
-    @property
-    def tunes(self) -> bool:
-        """Whether anything is found by measuring."""
-        return self.tunes_processes or self.tunes_threads or self.tunes_loaders
-
 
 def default_layout(cores: int, gpus: int, request: LayoutRequest) -> NodeLayout:
     """Return the layout with which a job starts.

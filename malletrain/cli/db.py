@@ -126,7 +126,7 @@ def adopt(config_file: Path) -> None:
     from malletrain.store.store import Store
 
     with _exclusive_access(config), Store.open(config.database_url) as store:
-        accept_location(config, store)
+        accept_location(store)
     click.echo(f"The daemon of {config.state_dir} takes over this database at its next start.")
 
 

@@ -18,6 +18,7 @@ from malletrain.datacache.serving import MAX_BATCH_BYTES, PROTOCOL
 from malletrain.datacache.store import DataSetIdentity, check_sum
 from malletrain.streams.connection import CallFailed, ConnectionLost, PeerConnections
 from malletrain.waits import time_limit
+from scavenger.backoff import Backoff
 
 ANSWER_S = 5.0
 """Time in which a node must answer, seconds."""
@@ -31,10 +32,8 @@ seconds.
 class _NodeHealth:
     """The newest observations of another node."""
 
-    pause_s: float = 0.0
-    """Length of the newest pause, seconds."""
-    retry_at: float = 0.0
-    """Time from which it is asked again (monotonic, seconds)."""
+    backoff: Backoff
+    """The pauses in which it is not asked (monotonic, seconds)."""
     full: bool = False
     """Whether its store takes no more samples."""
 
@@ -102,10 +101,10 @@ class SamplePeers:
     # --- inside ---
 
     def _health_of(self, address: str) -> _NodeHealth:
-        return self._health.setdefault(address, _NodeHealth())
+        return self._health.setdefault(address, _NodeHealth(Backoff(MIN_PAUSE_S, MAX_PAUSE_S)))
 
     def _may_ask(self, address: str) -> bool:
-        return bool(address) and time.monotonic() >= self._health_of(address).retry_at
+        return bool(address) and not self._health_of(address).backoff.remaining_s(time.monotonic())
 
     def _run(self, requests: list[Any]) -> list[Any]:
         if not requests:
@@ -136,11 +135,10 @@ class SamplePeers:
                     **arguments,
                 )
         except (ConnectionLost, CallFailed, OSError, asyncio.TimeoutError):
-            health.pause_s = min(MAX_PAUSE_S, max(MIN_PAUSE_S, 2 * health.pause_s))
-            health.retry_at = time.monotonic() + health.pause_s
+            health.backoff.refused(time.monotonic())
             health.full = False
             return None
-        health.pause_s = 0.0
+        health.backoff.answered(time.monotonic())
         return answer
 
     async def _fetch(self, address: str, samples: Sequence[int]) -> dict[int, Any]:

@@ -147,7 +147,6 @@ class NodeStore:
         self._process = os.getpid()
         self._checked_at = 0
         self._check_bytes = min(_CHECK_BYTES, size // 64)
-        self._failed = ""
         self._refused = False
         """Whether a sample did not fit."""
         self._blocked_until = 0.0
@@ -228,13 +227,8 @@ class NodeStore:
 
     @property
     def full(self) -> bool:
-        """Whether no further sample is admitted, because one did not fit."""
-        return self._refused or bool(self._failed) or self._tail() + ALIGN >= self._size
-
-    @property
-    def why_full(self) -> str:
-        """Why the node has less memory than is reserved; empty if it has all of it."""
-        return self._failed
+        """Whether no further sample is admitted, because there was no memory for one."""
+        return self._refused or self._tail() + ALIGN >= self._size
 
     def count(self) -> int:
         """Return the number of samples in it."""
@@ -281,12 +275,8 @@ class NodeStore:
                     return self._append(sample, data, total)
                 finally:
                     fcntl.lockf(self._file, fcntl.LOCK_UN)
-            except OSError as error:
-                self._failed = (
-                    "the node's shared memory is full"
-                    if error.errno in (errno.ENOSPC, errno.ENOMEM)
-                    else f"it cannot be written ({error.strerror})"
-                )
+            except OSError:
+                self._refused = True  # the node's shared memory is full
                 return False
 
     def _append(self, sample: int, data: Any, total: int) -> bool:
@@ -298,11 +288,8 @@ class NodeStore:
             self._refused = True
             return False
         if end - self._checked_at > self._check_bytes:
-            if available() < _CHECK_BYTES:
-                self._failed = "the node's free memory is used up"
-                return False
-            if not shared_memory_left(self.path.parent):
-                self._failed = "the node's shared memory is used up, except for a reserve"
+            if available() < _CHECK_BYTES or not shared_memory_left(self.path.parent):
+                self._refused = True
                 return False
             self._checked_at = end
         # A kill between these writes leaves unused space, or a sample with a wrong check sum.

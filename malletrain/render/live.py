@@ -219,7 +219,7 @@ class Screen:
                 plain(j.id),
                 Text(plain(j.name), colour[j.id]),
                 tables.state(j.state),
-                Text(bar(len(j.nodes), j.min_nodes, j.max_nodes, 8), colour[j.id]),
+                Text(bar(len(j.nodes), j.max_nodes, 8), colour[j.id]),
                 rate(j.rate) if j.nodes else "",
                 Text(spark(list(self.history.get(j.id, ())), history), colour[j.id]),
                 tables.work_done(j),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +37,6 @@ from malletrain.protocol.views import (
 from malletrain.render import goals
 from malletrain.render.columns import Column, FittedTable, indented, shorten
 from malletrain.render.data_caches import data_caches
-from malletrain.render.hosts import host_sentences
 from malletrain.render.layouts import layouts
 from malletrain.render.palette import STATE_STYLES
 from malletrain.render.step_times import step_times
@@ -51,6 +51,7 @@ from malletrain.render.text import (
     span,
 )
 from scavenger.hostlist import named
+from scavenger.interface import host_of, kind_of
 
 STANDS = {
     "off": "not measured",
@@ -505,6 +506,35 @@ def nodes(
     for host, sentence in hosts:
         on_hosts.add_row(plain(host), plain(sentence))
     return Group(made, Text("\nWhat is idle on each host", "bold"), on_hosts, heading, rules)
+
+
+def host_sentences(rows: Iterable[NodeView]) -> list[tuple[str, str]]:
+    """Return (host, sentence) for each host and kind of slots among ``rows``, in their order.
+
+    A slot counts as leased, as one that can be leased (all of its rules are passed), or as left
+    alone, with the reason that the first rule gives that it did not pass.
+    """
+    slots: dict[tuple[str, str], list[NodeView]] = {}
+    for row in rows:
+        if kind := kind_of(row.node):
+            slots.setdefault((host_of(row.node), kind), []).append(row)
+    return [(host, _sentence(kind, members)) for (host, kind), members in slots.items()]
+
+
+def _sentence(kind: str, slots: Iterable[NodeView]) -> str:
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for slot in slots:
+        if slot.lease:
+            counts["leased"] += 1
+        elif refusal := next((why for _, passed, why in slot.rules if not passed), ""):
+            reasons[refusal] += 1
+        else:
+            counts["can be leased"] += 1
+    parts = [f"{counts[word]} {word}" for word in ("leased", "can be leased") if counts[word]]
+    parts += [f"{number} left alone: {why}" for why, number in reasons.items()]
+    total = counts.total() + reasons.total()
+    return f"{total} {kind} slot{'s' if total != 1 else ''}, {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def spark(values: Sequence[float], width: int) -> str:
     ).rjust(width)
 
 
-def bar(value: int, low: int, high: int, width: int = 16) -> str:
+def bar(value: int, high: int, width: int = 16) -> str:
     """Returns the present number of nodes of the maximum as ``●●●○○``; above ``width`` only the
     numbers."""
     return "●" * value + "○" * (high - value) if 0 <= value <= high <= width else f"{value}/{high}"

@@ -387,12 +387,8 @@ class Store:
 
     # --- leases ---
 
-    def new_lease_id(self) -> str:
-        """Return the next lease id: ``l1``, ``l2``, … Ids are never reused."""
-        return self.new_lease_ids(1)[0]
-
     def new_lease_ids(self, count: int) -> list[str]:
-        """Return the next ``count`` lease ids."""
+        """Return the next ``count`` lease ids: ``l1``, ``l2``, … Ids are never reused."""
         first = self._db.next("last_lease", count)
         return [f"l{number}" for number in range(first, first + count)]
 
@@ -405,20 +401,9 @@ class Store:
         self, changes: Sequence[tuple[LeaseRow, Mapping[str, Any]]]
     ) -> list[LeaseRow]:
         """Set the same fields of leases in memory, each to its own values. Returns the changed
-        rows. Raises as :meth:`update_lease`.
+        rows. Raises StoreError for an unknown lease, TypeError for an unknown field.
         """
         return self._db.change_all(schema.leases, LeaseRow, changes)
-
-    def put_lease(self, lease: LeaseRow) -> LeaseRow:
-        """Store a lease: insert or replace its row."""
-        self._db.put(schema.leases, {**encode(lease), "number": _number(lease.id)})
-        return lease
-
-    def update_lease(self, lease_id: str, **changes: Any) -> LeaseRow:
-        """Set fields of a lease and return it. Raises StoreError for an unknown lease, TypeError
-        for an unknown field.
-        """
-        return self._db.update(schema.leases, LeaseRow, lease_id, changes)
 
     def get_lease(self, lease_id: str) -> LeaseRow | None:
         """Return the lease with exactly this id; None if there is none."""
@@ -595,6 +580,6 @@ def _number(row_id: str) -> int:
     if not (row_id[:1].isalpha() and row_id[1:].isdecimal()):
         raise ValueError(
             f'"{row_id}" is not an id; ids are a letter and a number and come from new_job_id() '
-            "or new_lease_id()."
+            "or new_lease_ids()."
         )
     return int(row_id[1:])

@@ -105,7 +105,7 @@ def build_farm(
     words = (program, *command[1:])
     farm_name = default_name(Path(_named_by(command))) if o.name is None else checked_name(o.name)
     named = {} if "name" in columns else {"name": farm_name}
-    [log] = _with_name([tasks.log or _default_log(farm_name)], columns, named)
+    [log] = _with_name([tasks.log or _default_log(farm_name)], named)
     patterns = {
         "--log": log,
         "--output": tasks.output or "",
@@ -258,7 +258,7 @@ def _default_log(name: str) -> str:
     return os.path.join(LOGS, f"{name}-{stamp}", "{index}.log")
 
 
-def _with_name(patterns: list[str], columns: Sequence[str], named: dict[str, str]) -> list[str]:
+def _with_name(patterns: list[str], named: dict[str, str]) -> list[str]:
     """Returns patterns in which ``{name}`` is replaced by the farm's name."""
     return [text.replace("{name}", named["name"]) if named else text for text in patterns]
 

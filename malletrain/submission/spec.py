@@ -17,8 +17,10 @@ from pathlib import Path
 
 from malletrain.config.units import UnitError, parse_duration
 from malletrain.identity.keys import user_name
+from malletrain.protocol import env
 from malletrain.protocol.bounds import JOB_ID, MAX_NODES
 from malletrain.protocol.messages import JobSpec, Notification, SoftwareEnvironment
+from malletrain.protocol.sizes import share_or_size
 from malletrain.submission.curve_file import (
     AUTO,
     NOTHING,
@@ -27,7 +29,6 @@ from malletrain.submission.curve_file import (
     read_value,
     span,
 )
-from malletrain.submission.data_memory import with_data_memory
 from malletrain.submission.error import SpecError, about
 from malletrain.submission.goals import parse_budget, parse_deadline, parse_work
 from malletrain.submission.layout import layout_choice
@@ -419,3 +420,24 @@ def _limits(o: ScriptOptions, worth: Mapping[str, float] | None) -> tuple[int, i
         nodes = span(worth) if worth else "1"
     with about("nodes"):
         return parse_nodes(nodes)
+
+
+def with_data_memory(variables: Mapping[str, str], memory: str | None) -> dict[str, str]:
+    """Returns the environment variables of a job, with the memory for its data cache
+    (``--data-memory``).
+
+    Args:
+        variables: its own variables.
+        memory: a part of a node's memory, such as ``25%``, or a size, such as ``8G``; None for the
+            script's own.
+
+    Raises:
+        SpecError: it is neither.
+    """
+    if memory is None:
+        return dict(variables)
+    try:
+        share_or_size(memory, 1 << 40)
+    except ValueError as error:
+        raise SpecError(f"--data-memory: {error}", "data_memory") from None
+    return {**variables, env.DATA_MEMORY: memory}

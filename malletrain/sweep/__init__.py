@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from malletrain.sweep.earlycurve import EarlyCurve, Prediction
-    from malletrain.sweep.front import run_sweep
+    from malletrain.sweep.process import run_sweep
     from malletrain.sweep.pruner import EarlyCurvePruner
     from malletrain.sweep.spec import Sweep, SweepError, load_sweep
 
@@ -33,7 +33,7 @@ _MODULE_OF = {
     "Sweep": "malletrain.sweep.spec",
     "SweepError": "malletrain.sweep.spec",
     "load_sweep": "malletrain.sweep.spec",
-    "run_sweep": "malletrain.sweep.front",
+    "run_sweep": "malletrain.sweep.process",
 }
 
 

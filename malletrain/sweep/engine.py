@@ -243,7 +243,7 @@ class Engine:
                 why = f"its job {job.id} is that of another daemon, {trial.user_attrs[book.DAEMON]}"
             self._fail(trial, why, job)
             return
-        values = self._values(trial, job)
+        values = self._values(job)
         missing = [m for m, v in zip(self._s.sweep.metrics, values, strict=True) if v is None]
         if missing and self._diverged(job, missing[0]):
             # For the sampler it counts as pruned, and not as a failure.
@@ -269,7 +269,7 @@ class Engine:
         it = f"it reported {', '.join(names)}" if names else "it never called malletrain.metric"
         return f"its job {job.id} reported no {metric}; {it}"
 
-    def _values(self, trial: FrozenTrial, job: TrialJob) -> list[float | None]:
+    def _values(self, job: TrialJob) -> list[float | None]:
         """Returns the result of a trial in each metric; None if it reported no finite value."""
         values: list[float | None] = []
         for metric, direction in zip(self._s.sweep.metrics, self._s.sweep.directions, strict=True):

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Files = Mapping[str, tuple[int, int]]
-"""(size in bytes, CRC-32) by file name."""
-
 
 class Moment(NamedTuple):
     """Identifies a snapshot by when it was taken. A larger moment is newer."""

@@ -33,7 +33,6 @@ from malletrain.training import (
     snapshot_file,
 )
 from malletrain.training import objects as parts
-from malletrain.training.agreement import Agreement
 from malletrain.training.batch_change import check_batch_norm
 from malletrain.training.disk_tier import DiskTier
 from malletrain.training.drain import wait_to_be_stopped
@@ -50,7 +49,7 @@ from malletrain.training.replicas import DiskCopies, Replicas
 from malletrain.training.sampler import ElasticSampler
 from malletrain.training.schedulers import Schedulers
 from malletrain.training.sharded_state import is_sharded
-from malletrain.training.side_group import Team, new_side_group
+from malletrain.training.side_group import Agreement, Team, new_side_group
 from malletrain.training.snapshot_file import ForeignSnapshotError, SnapshotError
 from malletrain.training.snapshot_pace import Pace
 from malletrain.training.step_end import StepEnd

@@ -401,7 +401,7 @@ class ElasticStream(CountedEpochs):
     def _dealt_batches(self, dealt: Deal) -> Iterator[tuple[_StepInProgress, Any]]:
 
         share = piece(self.global_batch_size, self.world_size, self.rank)[1]
-        source = self._portions(dealt, dealt.lists[self.rank :: self.world_size], Cut(share))
+        source = self._portions(dealt.lists[self.rank :: self.world_size], Cut(share))
         group = self._side_group()
         # A step is done only if every rank has a further share after it. So at least one global
         # batch remains at the end, which the ranks can share.
@@ -421,12 +421,10 @@ class ElasticStream(CountedEpochs):
     def _shared_batches(self, dealt: Deal) -> Iterator[tuple[_StepInProgress, Any]]:
 
         cut = Cut(self.global_batch_size, self.rank, self.world_size, self.max_world_size)
-        for portion in self._portions(dealt, dealt.lists, cut):
+        for portion in self._portions(dealt.lists, cut):
             yield _StepInProgress(dealt, None, portion, portion.total), portion.batch
 
-    def _portions(
-        self, dealt: Deal, lists: Sequence[Sequence[tuple[int, int]]], cut: Cut
-    ) -> Iterator[Portion]:
+    def _portions(self, lists: Sequence[Sequence[tuple[int, int]]], cut: Cut) -> Iterator[Portion]:
 
         shards = self._order()
         shards_by_reader = [

@@ -272,7 +272,7 @@ class WebGuard:
             if (answer := self._token_in_address(scope, headers)) is not None:
                 await _answer(guarded, *answer)
                 return
-            self._authenticate(scope, headers)
+            self._authenticate(headers)
             viewer = self._viewer(headers)
             _check_origin(scope["method"], headers, self._policy)
         except RequestDenied as denial:
@@ -309,7 +309,7 @@ class WebGuard:
         location = f"{page}?{rest}" if rest else page
         return 303, ("text/plain", b""), (("location", location), ("set-cookie", cookie))
 
-    def _authenticate(self, scope: Scope, headers: dict[str, str]) -> None:
+    def _authenticate(self, headers: dict[str, str]) -> None:
         policy = self._policy
         if not policy.token:
             return

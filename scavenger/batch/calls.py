@@ -1,5 +1,5 @@
 """How often a main scheduler's controller is called: counts of the calls, detection of overload,
-and the pauses that follow.
+the pauses that follow, and the budget of requests.
 
 :class:`CallLog` counts the calls by command and outcome. It decides which messages mean overload,
 and how long the controller is left alone after one. Used by :mod:`scavenger.batch.commands` for
@@ -9,6 +9,11 @@ commands, and by the bindings for their calls.
 less often, up to the limit that the guarantees to the site set
 (:attr:`~scavenger.batch.settings.BatchSettings.max_pause_s`). :class:`CallLog` handles a scheduler
 that does not answer.
+
+:class:`RequestBudget` decides how many requests may be made now. (Submissions and cancels of jobs
+have a token bucket of their own in addition. A cancel takes a token for each job, because
+``scancel`` sends the controller one request per job, but never waits, because another job may wait
+for the node.) Nothing here waits: if there is no token, the request is not made yet.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from scavenger.backoff import Backoff, doubled_s
+from scavenger.token_bucket import TokenBucket
 
 
 class PollPause:
@@ -58,7 +64,6 @@ OK, FAILED, BUSY, SILENT = "ok", "failed", "busy", "silent"
 """Outcomes of a call: it succeeded; it ended with an error; the controller reported that it is
 overloaded; it did not answer in time.
 """
-OUTCOMES = (OK, FAILED, BUSY, SILENT)
 COMMANDS = frozenset(
     {
         "sacctmgr", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "squeue",
@@ -126,7 +131,7 @@ class CallLog:
 
         Args:
             command: its name.
-            outcome: one of OUTCOMES.
+            outcome: OK, FAILED, BUSY or SILENT.
             message: the controller's message.
             requests: number of requests that it sent to the controller.
         """
@@ -190,3 +195,56 @@ def sign_in(text: str) -> str:
     is none.
     """
     return next((line.strip() for line in text.splitlines() if SIGNS.search(line)), "")
+
+
+POLL_REQUESTS = 5
+"""Number of requests of a poll of Slurm: two each for squeue and sinfo, one for scontrol."""
+BURST = 30
+"""Maximum number of requests at one time: the bucket size of Slurm's rl_enable for each user by
+default.
+"""
+RESERVE = 2 * POLL_REQUESTS + BURST / 3
+"""Minimum number of tokens for an additional poll. Otherwise a poll for each event would leave no
+tokens for leases.
+"""
+LEASES_RATE = 0.5
+"""Requests per second that are reserved for leases if regular polls alone would use up the budget.
+"""
+
+
+class RequestBudget:
+    """The budget of requests to a controller: ``rate`` per second on average, BURST at one time. It
+    counts the requests of ``calls``. Polls at ``poll_interval_s`` are always within the budget.
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        calls: CallLog,
+        rate: float,
+        poll_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calls = calls
+        self._seen = calls.requests
+        self._lock = threading.Lock()
+        min_rate = POLL_REQUESTS / poll_interval_s + LEASES_RATE
+        self._bucket = TokenBucket(max(rate, min_rate), BURST, clock)
+
+    @property
+    def room(self) -> int:
+        """Number of requests that may be made now in addition to a poll."""
+        self._settle()
+        return max(0, self._bucket.available - POLL_REQUESTS)
+
+    @property
+    def poll_after_s(self) -> float:
+        """Seconds after which an additional poll, and leases with it, fit the budget."""
+        self._settle()
+        return self._bucket.missing_s(RESERVE)
+
+    def _settle(self) -> None:
+        with self._lock:
+            spent = self._calls.requests
+            self._bucket.spend(spent - self._seen)
+            self._seen = spent

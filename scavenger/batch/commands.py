@@ -18,6 +18,7 @@ in reading an answer into SchedulerError.
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shlex
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from scavenger.backoff import doubled_s
 from scavenger.batch.calls import (
     BUSY,
     FAILED,
@@ -196,8 +198,8 @@ class Commands:
         """Run a command that changes nothing, retry it if it fails, and return its output. Raises
         CommandError.
         """
-        pause_s = self.policy.pause_s
-        for remaining in reversed(range(max(1, self.policy.tries))):
+        tries = max(1, self.policy.tries)
+        for failures in range(tries):
             try:
                 result = self.run(argv, environment=environment)
                 if result.status == 0:
@@ -207,9 +209,8 @@ class Commands:
                 error = caught
                 if isinstance(caught.__cause__, FileNotFoundError | PermissionError):
                     break
-            if remaining:
-                self.sleep(pause_s)
-                pause_s *= 2
+            if failures < tries - 1:
+                self.sleep(doubled_s(self.policy.pause_s, failures, math.inf))
         raise error
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic
 
-from scavenger.batch.calls import CallLog, PollPause
+from scavenger.batch.calls import CallLog, PollPause, RequestBudget
 from scavenger.batch.commands import Commands, raising_scheduler_error, side_by_side
 from scavenger.batch.ending import LeaseEnder, must_leave
 from scavenger.batch.gap_memory import GapMemory
@@ -30,7 +30,6 @@ from scavenger.batch.hold import hold_for
 from scavenger.batch.lease_ledger import LeaseJob, LeaseLedger
 from scavenger.batch.lease_script import forget_outputs
 from scavenger.batch.look import ConfiguredSite, Finding, LookResult, SchedulerAnswer, SiteT
-from scavenger.batch.pace import RequestBudget
 from scavenger.batch.rules import Explanations, NodeFacts, choose, why_not
 from scavenger.batch.settings import BatchSettings, OptionsT
 from scavenger.batch.slots import CPUS, MEMORY_MB, parts_of_hosts

@@ -62,14 +62,14 @@ def _parse(text: str, template: str) -> tuple[list[Part], bytes]:
     middle = _between(text, *template.split(f"\n{PLACE}\n", 1))
     words = _words(middle)
     if "case" in words:
-        parts = list(_choice(words, slurm.NODE))
+        parts = list(_choice(words))
         return parts, shared_script(template, slurm.NODE, parts)
     part, end = _part("", words, 0)
     if end != len(words):
         raise ValueError("something follows")
     if slurm.BLOCK_TEXT in part.env:
         chosen = _between(part.env[slurm.BLOCK_TEXT], *slurm.BLOCK.split(slurm.CHOICE, 1))
-        parts = list(_choice(_words(chosen), slurm.BLOCK_NODE))
+        parts = list(_choice(_words(chosen)))
         return parts, slurm.block_script(template, parts)
     return [part], lease_script(template, part)
 
@@ -96,8 +96,8 @@ def _part(node: str, words: list[str], position: int) -> tuple[Part, int]:
     return Part(node, words[position:end], env, keep_at_home=keep_at_home), end
 
 
-def _choice(words: list[str], node: str) -> Iterator[Part]:
-    """Yield the leases of a script that chooses among several by ``node``."""
+def _choice(words: list[str]) -> Iterator[Part]:
+    """Yield the leases of a script that chooses among several by the node."""
     position, common = words.index("case"), {}
     for assignment in words[1:position:2]:
         name, _, common[name] = assignment.partition("=")

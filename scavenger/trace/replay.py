@@ -82,17 +82,6 @@ class Replay:
             self._end_round(out, offset + self.trace.duration_s)
         return out
 
-    def next_change(self) -> float | None:
-        """Return the time of the next change after the last :meth:`advance`; None if there is none.
-        (For ``repeat``: the time at which the next round begins.)
-        """
-        if self._over:
-            return None
-        offset = self._round * self.trace.duration_s
-        if self._cursor < len(self.trace):
-            return float(self.trace.time[self._cursor]) + offset
-        return offset + self.trace.duration_s
-
     def _end_round(self, out: list[NodeChange], now: float) -> None:
         if self.at_end == "repeat":
             self._round += 1

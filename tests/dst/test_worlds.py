@@ -217,7 +217,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
             (
                 RestartRounds,
                 "_next_members",
-                lambda self: _next_members(self)[1:] or _next_members(self),
+                _without_its_first,
             )
         ],
         "holds",
@@ -229,7 +229,7 @@ PLANTED: dict[str, tuple[list[tuple[Any, str, Any]], str, tuple[str, ...], tuple
             (
                 RestartRounds,
                 "_next_members",
-                lambda self: _next_members(self)[1:] or _next_members(self),
+                _without_its_first,
             )
         ],
         "trains in rounds",

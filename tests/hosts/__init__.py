@@ -18,5 +18,5 @@ Where each finding of that day is tested:
 * nodes unfit for one user, users who are refused:
   ``tests/malletrain/daemon/test_other_users_agents.py``; a failed poll is said once:
   ``test_main_jobs.py``; an admin's scancel: ``tests/slurm/test_scancel.py``;
-* requests to the controller: ``tests/scavenger/batch/test_pace.py``.
+* requests to the controller: ``tests/scavenger/batch/test_calls.py``.
 """

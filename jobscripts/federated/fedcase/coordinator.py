@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcase.clients import ClientFailure, ClientResult, after_round
-from fedcase.placement import place
 from fedcase.ratio import RatioRule, reward_of
 from fedcase.rounds import ClientState, FederatedRound, NodeAttempt, RoundError
-from fedcase.selection import select
+from fedcase.selection import place, select
 from fedcase.training_state import RoundRecord, TrainingState
 
 

@@ -1,13 +1,17 @@
-"""Decides which clients train in a round. Pure: the same generator gives the same clients.
+"""Decides which clients train in a round, and on which node each does. Pure: the same generator
+gives the same clients.
 
 The ratio rule (:mod:`fedcase.ratio`) chooses the share of experienced clients. They are drawn by
 score, without replacement; every one has a positive probability, so that none is excluded for good.
 Novices are drawn at random, those whose data a node has in memory first.
+
+A client trains on a node that has its data in memory, as long as that node does not get much more
+than an equal part of the round; otherwise on the node with the least work (:func:`place`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from fedcase.clients import ClientRecord, scores
@@ -78,3 +82,47 @@ def _draw(items: list[int], weights: list[float], count: int, random: Random) ->
     keys = [random.random() ** (1.0 / weight) for weight in weights]
     order = sorted(range(len(items)), key=keys.__getitem__, reverse=True)
     return [items[position] for position in order[:count]]
+
+
+SLACK = 1.25
+"""Maximum work of a node that gets clients because it has their data, relative to an equal part of
+the samples.
+"""
+
+
+def place(
+    samples: Mapping[int, int],
+    nodes: Sequence[int],
+    cached: Mapping[int, Collection[int]],
+    load: Mapping[int, int] | None = None,
+) -> dict[int, int]:
+    """Return the node of each client.
+
+    Args:
+        samples: client → number of its samples.
+        nodes: the present nodes.
+        cached: node → clients whose data it has in memory.
+        load: node → number of samples that it is already training on in this round.
+
+    Raises:
+        ValueError: there are clients and no nodes.
+    """
+    if samples and not nodes:
+        raise ValueError("Clients cannot be placed: there is no node.")
+    if not samples:
+        return {}
+    work = {node: (load or {}).get(node, 0) for node in nodes}
+    equal = (sum(samples.values()) + sum(work.values())) / len(work)
+    most = max(equal * SLACK, max(samples.values()))
+    node_of: dict[int, int] = {}
+    # The largest clients first: the small ones then even out the work.
+    for client in sorted(samples, key=lambda client: (-samples[client], client)):
+        holders = [
+            node
+            for node in work
+            if client in cached.get(node, ()) and work[node] + samples[client] <= most
+        ]
+        node = min(holders or work, key=lambda node: (work[node], node))
+        node_of[client] = node
+        work[node] += samples[client]
+    return node_of

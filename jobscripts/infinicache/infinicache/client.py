@@ -13,17 +13,17 @@ import inspect
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from infinicache import isal
-from infinicache.arguments import as_bytes, checked_key
 from infinicache.codec import STRIPE_BYTES, Code, code_for, encode
 from infinicache.connection import CallFailed, ConnectionLost, Peers
 from infinicache.isal import Buffer
-from infinicache.near import NearCache, NearObject
 from infinicache.objects import CacheError, ObjectPlace, Receipt, Shape, Stat, Unavailable
 from infinicache.proxies import Proxies
 from infinicache.stripes import StripeLost, StripeReader
@@ -42,6 +42,131 @@ def _about(key: str, head: dict[str, Any]) -> dict[str, Any]:
             "everywhere."
         )
     return head
+
+
+_PICKLE = "cache.put(key, pickle.dumps(value)), and pickle.loads of what get returns"
+
+
+def as_bytes(value: Buffer) -> memoryview:
+    """Returns the bytes of ``value``: anything with the buffer protocol, such as bytes or a NumPy
+    array. They are copied only if they do not lie in the order of C already. What has no bytes of
+    its own is refused: the memory of an array of Python objects is a list of addresses.
+
+    Raises:
+        TypeError: ``value`` has no bytes of its own.
+    """
+    name = type(value).__name__
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError) as error:
+        if isinstance(value, str):
+            advice = "encode it: value.encode()"
+        elif hasattr(value, "detach") and hasattr(value, "numpy"):
+            advice = "give cache.put(key, value.detach().cpu().numpy())"
+        elif hasattr(value, "__array_interface__"):
+            advice = f"its type {getattr(value, 'dtype', '')} has none; give value.view('i8')"
+        else:
+            advice = f"pickle it: {_PICKLE}"
+        raise TypeError(
+            f"A {name} has no bytes that could be stored ({error}); {advice}."
+        ) from None
+    if "O" in view.format:
+        raise TypeError(
+            f"This {name} holds Python objects, so that its memory is a list of addresses. Pickle "
+            f"it: {_PICKLE}."
+        )
+    if not view.nbytes:
+        return memoryview(b"")
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def checked_key(key: str) -> str:
+    """Returns ``key``.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it cannot be encoded.
+    """
+    if not isinstance(key, str):
+        raise TypeError(
+            f"A key is text, and {key!r:.80} is of type {type(key).__name__}; give "
+            f"{'key.decode()' if isinstance(key, bytes) else 'str(key)'}."
+        )
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"The key {key!r:.80} has half of a character (a surrogate) in it, as file names that "
+            "are not UTF-8 have; use another."
+        ) from None
+    return key
+
+
+@dataclass
+class NearObject:
+    """One object that is here."""
+
+    version: int
+    """Of the object in the cache."""
+    value: bytearray
+    """What it is; never changed: views of it are given away."""
+    checked_at: float
+    """When the cache last said that this is its newest version."""
+
+
+class NearCache:
+    """What the client read last, in its own memory: at most ``capacity`` bytes; larger objects are
+    not kept. The least recently used goes first. Whether what is here is still the newest is the
+    caller's to find out, by its version.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self._objects: OrderedDict[str, NearObject] = OrderedDict()
+        self._reads: dict[str, set[object]] = {}
+        """Those under way since the key was changed last."""
+
+    def get(self, key: str) -> NearObject | None:
+        """What is here under ``key``, which is used now."""
+        if (entry := self._objects.get(key)) is not None:
+            self._objects.move_to_end(key)
+        return entry
+
+    def reads(self, key: str) -> object:
+        """A read of ``key`` begins; what is returned names it."""
+        read = object()
+        self._reads.setdefault(key, set()).add(read)
+        return read
+
+    def done(self, key: str, read: object) -> bool:
+        """A read has ended; whether ``key`` was left as it was meanwhile by this process."""
+        under_way = self._reads.get(key, set())
+        same = read in under_way
+        under_way.discard(read)
+        if not under_way:
+            self._reads.pop(key, None)
+        return same
+
+    def changed(self, key: str) -> None:
+        """This process changes the object: neither what is here nor what is being read counts."""
+        self.drop(key)
+        self._reads.pop(key, None)
+
+    def put(self, key: str, version: int, value: bytearray, now: float) -> None:
+        """Keep what was read at ``now``, which nobody changes from now on."""
+        self.drop(key)
+        if len(value) > self.capacity:
+            return
+        self._objects[key] = NearObject(version, value, now)
+        self.used += len(value)
+        while self.used > self.capacity:
+            self.drop(next(iter(self._objects)))
+
+    def drop(self, key: str) -> None:
+        """Forget it."""
+        if (entry := self._objects.pop(key, None)) is not None:
+            self.used -= len(entry.value)
 
 
 Loader = Callable[[str], Buffer | Awaitable[Buffer]]

@@ -50,8 +50,6 @@ class DemandCurve:
     """Hits a second that so much memory has."""
     bytes_s: tuple[float, ...] = ()
     """Bytes a second that it serves."""
-    reads_s: float = 0.0
-    """Reads a second, hits or not."""
 
     def at(self, memory: float) -> tuple[float, float]:
         """Hits and bytes a second of ``memory`` bytes."""
@@ -111,7 +109,7 @@ class KeyDemand:
         step = math.ceil(STEPS * math.log2(max(1.0, distance)))
         reads, served = self._again.get(step, (0.0, 0.0))
         self._again[step] = (reads + weight, served + weight * sample.size)
-        self._use(key, sample, now)
+        self._use(sample, now)
         return distance
 
     def wrote(self, key: str, size: int, taken: int, now: float) -> None:
@@ -123,7 +121,7 @@ class KeyDemand:
         self.forget(key)
         sample = self._keys[key] = _Followed(-1, taken, size, now, hashed)
         heapq.heappush(self._by_hash, (-hashed, key))
-        self._use(key, sample, now)
+        self._use(sample, now)
         while len(self._keys) > self._most:
             self._threshold = -self._by_hash[0][0]
             while self._by_hash and -self._by_hash[0][0] >= self._threshold:
@@ -140,7 +138,7 @@ class KeyDemand:
         self._pass(now)
         span = self._span_s(now)
         if not span or not self._again:
-            return DemandCurve(reads_s=self._reads / span if span else 0.0)
+            return DemandCurve()
         steps = sorted(self._again)
         hits = sum(reads for reads, _ in self._again.values())
         size = sum(size for _, size in self._again.values())
@@ -155,9 +153,7 @@ class KeyDemand:
             bytes_sum += of_all * self._again[step][1]
             before = rates[-1] if rates else (0.0, 0.0)
             rates.append((max(before[0], reads_sum / span), max(before[1], bytes_sum / span)))
-        return DemandCurve(
-            tuple(at), tuple(h for h, _ in rates), tuple(b for _, b in rates), self._reads / span
-        )
+        return DemandCurve(tuple(at), tuple(h for h, _ in rates), tuple(b for _, b in rates))
 
     # --- inside ---
 
@@ -187,7 +183,7 @@ class KeyDemand:
             step: (reads * keep, size * keep) for step, (reads, size) in self._again.items()
         }
 
-    def _use(self, key: str, sample: _Followed, now: float) -> None:
+    def _use(self, sample: _Followed, now: float) -> None:
         if sample.slot >= 0:
             self._tree.add(sample.slot, -sample.bytes)
         if self._next == self._tree.size:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,17 +19,45 @@ import msgspec
 from infinicache import isal
 from infinicache.backup import Backups, BackupTo
 from infinicache.codec import chunk_bytes, rebuild
-from infinicache.connection import CallFailed, ConnectionLost, Peers
+from infinicache.connection import PROTOCOL, CallFailed, ConnectionLost, Peers
 from infinicache.demand import DemandCurve
 from infinicache.isal import Buffer
-from infinicache.objects import CacheError, Shape
+from infinicache.objects import CacheError, Shape, TooLarge, Unavailable
 from infinicache.proxy import Proxy
-from infinicache.server import Server
 from infinicache.store import ChunkStore, Refusal
 from infinicache.stripes import is_chunk
+from malletrain.streams.server import StreamServer
 
 BEAT_S = 0.5
 log = logging.getLogger("infinicache")
+
+_CODES: tuple[tuple[type[Exception], str], ...] = (
+    (TooLarge, "too large"),
+    (Unavailable, "unavailable"),
+    (CacheError, "refused"),
+)
+
+
+class Server(StreamServer):
+    """Serves ``handlers`` (name → function) on ``host``:``port`` (0: any) in the running loop. A
+    handler's Refusal, CacheError or ConnectionLost is told to the caller as a sentence.
+    """
+
+    def __init__(
+        self,
+        handlers: dict[str, Callable[..., Any]],
+        key: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        super().__init__(handlers, key, PROTOCOL, host, port)
+
+    def error_code(self, error: BaseException) -> str:
+        """Return the code that names ``error`` to the caller; empty if it is unexpected."""
+        if isinstance(error, Refusal):
+            return error.code
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
+        return code or super().error_code(error)
 
 
 class CacheNode:

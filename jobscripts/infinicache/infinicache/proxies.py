@@ -1,20 +1,50 @@
 """Who the proxies of a cache are, as a client learns it, and requests to the one of a key.
 
-Asks again while proxies move, until the time-out; a commit is asked once.
+A key belongs to a proxy by consistent hashing (:class:`Ring`): when one is added or taken away,
+only its share of the keys moves. Asks again while proxies move, until the time-out; a commit is
+asked once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
 from infinicache.connection import CallFailed, ConnectionLost, KeyRefused, Peers
 from infinicache.objects import CacheError, TooLarge, Unavailable
-from infinicache.ring import Ring
 from malletrain.waits import time_limit
+from scavenger.backoff import doubled_s
 
+POINTS = 64
+
+
+class Ring:
+    """``slots`` proxies, numbered from 0, with POINTS points each on a ring of 2**64."""
+
+    def __init__(self, slots: int) -> None:
+        points = sorted(
+            (_hash(f"proxy {slot} point {i}"), slot) for slot in range(slots) for i in range(POINTS)
+        )
+        self._at = [at for at, _ in points]
+        self._slots = [slot for _, slot in points]
+
+    def slot(self, key: str) -> int:
+        """The proxy of ``key``."""
+        return self._slots[bisect_right(self._at, _hash(key)) % len(self._slots)]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
+
+
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
+"""Pause before a request is repeated, seconds: the first and the maximum. It doubles each time."""
 _RAISES = {"too large": TooLarge, "unavailable": Unavailable}
 
 
@@ -64,8 +94,8 @@ class Proxies:
 
     async def ask(self, key: str, op: str, /, **arguments: Any) -> dict[str, Any]:
         """A request to the proxy of ``key``, wherever it is now. Raises CacheError."""
-        pause = 0.05
         deadline = time.monotonic() + self._timeout_s
+        attempt = 0
         while True:
             try:
                 if not self.addresses:
@@ -80,8 +110,9 @@ class Proxies:
                 if op == "commit" or time.monotonic() > deadline:
                     raise Unavailable(str(error)) from None
                 last = error
-            if time.monotonic() + pause > deadline:
+            pause_s = doubled_s(FIRST_PAUSE_S, attempt, MAX_PAUSE_S)
+            if time.monotonic() + pause_s > deadline:
                 raise Unavailable(str(last))
-            await asyncio.sleep(pause)
-            pause = min(1.0, 2 * pause)
+            await asyncio.sleep(pause_s)
+            attempt += 1
             self.addresses = []

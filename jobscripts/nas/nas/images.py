@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 from nas import NasError
 
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
-TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
 
 
 def read_idx(path: Path) -> torch.Tensor:

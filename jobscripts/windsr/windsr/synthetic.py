@@ -80,18 +80,6 @@ def terrain(
     return np.maximum(height - np.quantile(height, SEA), 0.0)
 
 
-def divergence(
-    qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float
-) -> NDArray[np.float64]:
-    """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave the grid
-    holds.
-    """
-    ky, kx = _waves(qy.shape[0], qy.shape[1], spacing)
-    return np.asarray(
-        np.fft.irfft2(1j * ky * np.fft.rfft2(qy) + 1j * kx * np.fft.rfft2(qx), s=qy.shape)
-    )
-
-
 def mass_consistent(
     qy: NDArray[np.float64], qx: NDArray[np.float64], spacing: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

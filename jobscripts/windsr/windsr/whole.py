@@ -1,5 +1,4 @@
-"""Whole fields instead of isolated patches: cut to whole coarse cells, made fine in one piece; and
-each day left out once.
+"""Whole fields instead of isolated patches: cut to whole coarse cells, made fine in one piece.
 
 A patch that is made fine by itself lacks what is around it, which costs more than most methods
 gain. A field that is too large for one piece goes through :mod:`windsr.queue`, whose tiles have a
@@ -8,33 +7,16 @@ halo.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from windsr import WindsrError
-from windsr.fields import Fields, split_by_day
+from windsr.fields import Fields
 from windsr.grids import block_mean
 from windsr.method import Draw, Method
-
-
-@dataclass(frozen=True)
-class Fold:
-    """A day that was left out: ``train`` has all other days, ``test`` this one."""
-
-    day: str
-    train: Fields
-    test: Fields
-
-
-def leave_one_day_out(fields: Fields) -> Iterator[Fold]:
-    """Every day once as the test. Raises WindsrError for fields of one day."""
-    for day in np.unique(fields.days):
-        train, test = split_by_day(fields, [str(day)])
-        yield Fold(str(day), train, test)
 
 
 def cut(fields: Fields, factor: int) -> Fields:

@@ -20,13 +20,14 @@ from malletrain.daemon.api.operations import Api, TransactionFailed
 from malletrain.daemon.engine.state import SiteState
 from malletrain.daemon.engine.transactions import EngineEnded, Transactions
 from malletrain.daemon.nodes.agent_handlers import AgentHandlers
-from malletrain.daemon.server.rates import Answering, Rates, TimedCall, Turn
+from malletrain.daemon.server.sender_limits import Answering, Rates, TimedCall, Turn
 from malletrain.daemon.site.handler_failures import HandlerFailure, HandlerFailures
 from malletrain.identity.keys import KeyRing
 from malletrain.identity.users import UsersError, login_payload
 from malletrain.protocol import messages
 from malletrain.protocol.event_kinds import EventKind
 from malletrain.store.database import StatementRefused, StoreError
+from scavenger.token_bucket import TokenBucket
 
 log = structlog.get_logger(__name__)
 
@@ -161,7 +162,8 @@ class MessageRouter:
         self._handler_failures = handler_failures
         self._rates = Rates(state.config.daemon.request_rate, state.accounts.operates, monotonic)
         self._answering = Answering()
-        self._log_rate = Rates(LOG_LINES_PER_S, lambda sender: False, monotonic)
+        self._log_lines: dict[str, TokenBucket] = {}
+        """The log lines that may be written now, by kind of sender."""
         self._agent_handlers = agent_handlers
         self._api = api
         self._login = login
@@ -228,7 +230,7 @@ class MessageRouter:
         """Count and log bytes that are not a message; ``sentence`` says why."""
         sender = _sender(sentence)
         self._state.metrics.invalid_message(sender)
-        if self._log_rate.at_once(sender):
+        if self._may_log(sender):
             log.warning("message refused", reason=sentence)
 
     def withdrawn(self, peer: bytes) -> None:
@@ -243,8 +245,14 @@ class MessageRouter:
         """Count and log messages that were dropped unread because too many of their sender wait."""
         sender = _sender(who)
         self._state.metrics.dropped_messages(sender, number)
-        if self._log_rate.at_once(f"dropped {sender}"):
+        if self._may_log(f"dropped {sender}"):
             log.warning("messages dropped: too many of one sender wait", sender=who)
+
+    def _may_log(self, about: str) -> bool:
+        bucket = self._log_lines.get(about)
+        if bucket is None:
+            bucket = self._log_lines[about] = TokenBucket(LOG_LINES_PER_S, 1.0, monotonic)
+        return bucket.take()
 
     def disconnected(self, peer: bytes) -> None:
         """Schedule probes of a peer whose connection ended. Only after a moment do messages to it

@@ -2,7 +2,7 @@
 
 Decides which connections are admitted, which messages are valid
 (:mod:`malletrain.protocol.messages`), and what happens to an invalid one: its sender gets an error,
-and it is counted. :mod:`malletrain.daemon.server.receive_queue` decides how many messages of a
+and it is counted. :mod:`malletrain.daemon.server.sender_limits` decides how many messages of a
 connection may wait. The transport does not interpret messages.
 
 :class:`ZapAuthenticator` authenticates connections: ZeroMQ sends it the key of each (ZAP, ZeroMQ
@@ -25,7 +25,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from malletrain.daemon.server.receive_queue import ReceiveQueue, max_message_bytes, sender_of
+from malletrain.daemon.server.sender_limits import ReceiveQueue, max_message_bytes, sender_of
 from malletrain.daemon.server.unread import Unread, end_connection
 from malletrain.identity.keys import KeyPair
 from malletrain.protocol import messages, wire

@@ -139,7 +139,7 @@ def claim_database(config: Config, store: Store) -> None:
     _put(store, origin.tag, origin.server_key, origin.endpoint, place, config)
 
 
-def accept_location(config: Config, store: Store) -> None:
+def accept_location(store: Store) -> None:
     """Accept the present location of a moved database whose former daemon no longer runs."""
     if (origin := read_origin(store.origin())) is not None:
         place = store.place(database_location)

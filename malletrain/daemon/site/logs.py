@@ -2,7 +2,7 @@
 
 Decides format and level. Lines go to standard error, or to a file that is rotated by size, for
 people (``text``) or for a log collector (``json``, one object a line). A logger is bound once to
-its subject, ``get_logger(job="j3", node="n07")``, and each of its lines carries that.
+its subject, ``structlog.get_logger(job="j3")``, and each of its lines carries that.
 """
 
 from __future__ import annotations
@@ -136,13 +136,6 @@ def configure(
     # They log every step of a start at level info.
     for library in ("alembic", "asyncio", "sqlalchemy"):
         logging.getLogger(library).setLevel(max(number, logging.WARNING))
-
-
-def get_logger(**bound: Any) -> Any:
-    """Return a logger whose lines all have the fields ``bound``: ``log.info("job started",
-    nodes=4)``, ``log.bind(job="j3")``.
-    """
-    return structlog.get_logger(**bound)
 
 
 def _as_text(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> str:

@@ -21,11 +21,10 @@ from malletrain.core.settings import (
     advisor_config,
 )
 from malletrain.core.trainers import DEADLINES_FIRST, REST, Trainer
-from malletrain.rounds.farm import FarmRounds
 from malletrain.rounds.interface import RoundSettings
 from malletrain.rounds.live import LiveRounds
 from malletrain.rounds.restart import RestartRounds
-from malletrain.rounds.service import ServiceRounds
+from malletrain.rounds.service import FarmRounds, ServiceRounds
 
 ROUNDS: dict[str, type[RestartRounds] | type[LiveRounds] | type[ServiceRounds]] = {
     "restart": RestartRounds,

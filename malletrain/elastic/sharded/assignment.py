@@ -12,15 +12,10 @@ part always begins at row 0, so this costs nothing unless the process with part 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from malletrain.elastic.sharded.chunks import share
-
-Rows = Mapping[int, int]
-"""Bytes per row, summed over all tensors with the same number of rows in the sharded dimension, by
-that number of rows.
-"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,9 @@ class StatePart:
     parts: int
     """Number of parts of the state."""
     rows: tuple[tuple[int, int], ...]
-    """(rows, bytes per row) of the state: :data:`Rows`."""
+    """(rows in the sharded dimension, bytes per row of all tensors with so many rows together) of
+    the state.
+    """
 
 
 def overlap(source: StatePart, part: int, parts: int) -> int:

@@ -7,8 +7,7 @@ from random import Random
 
 import pytest
 from fedcase.clients import ClientRecord, ClientResult, after_round, scaled, scores
-from fedcase.placement import place
-from fedcase.selection import experienced_count, select
+from fedcase.selection import experienced_count, place, select
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,10 +2,10 @@
 
 import pytest
 from infinicache import CacheError
+from infinicache.client import NearCache
 from infinicache.connection import Peers
 from infinicache.demand import worth
 from infinicache.hot import LEAST_READS, WINDOW_S, Heat, copy_name, copy_names, is_copy
-from infinicache.near import NearCache
 from infinicache.proxies import Proxies
 
 from tests.jobscripts.infinicache.pool import KEY, MIB, Pool, until

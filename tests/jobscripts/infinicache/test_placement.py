@@ -2,9 +2,9 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from infinicache.arrivals import NodeArrivals, peer_of
 from infinicache.entries import PoolNode
 from infinicache.placement import NO_PROSPECT, Prospect, bonds_of, choose
+from infinicache.proxy import NodeArrivals, peer_of
 
 
 def chosen(prospects, count, fullness=None, there=()):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from infinicache import moves
 from infinicache.codec import Code
 from infinicache.objects import StoredObject, TooLarge, Unavailable
-from infinicache.ring import Ring
+from infinicache.proxies import Ring
 from infinicache.table import Table
 
 

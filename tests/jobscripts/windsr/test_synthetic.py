@@ -9,13 +9,25 @@ import pytest
 from windsr import synthetic
 
 
+def divergence(qy, qx, spacing):
+    """∂qy/∂y + ∂qx/∂x of periodic fields, by Fourier transform: exact for every wave below half the
+    sampling rate, where a derivative is not defined.
+    """
+    rows, columns = qy.shape
+    ky = 2j * np.pi * np.fft.fftfreq(rows, spacing)[:, None]
+    kx = 2j * np.pi * np.fft.rfftfreq(columns, spacing)[None]
+    if rows % 2 == columns % 2 == 0:
+        ky[rows // 2], kx[:, -1] = 0.0, 0.0
+    return np.fft.irfft2(ky * np.fft.rfft2(qy) + kx * np.fft.rfft2(qx), s=qy.shape)
+
+
 @pytest.mark.parametrize("size", [32, 45])
 def test_the_flux_has_no_divergence(size):
     rng = np.random.default_rng(1)
     height = synthetic.terrain(rng, size, 2000.0, 300.0)
     qy, qx = synthetic.flow(rng, height, 2000.0, 8.0, 0.7, 1.0)
     scale = np.hypot(qy, qx).mean() / 2000.0
-    assert np.abs(synthetic.divergence(qy, qx, 2000.0)).max() < 1e-10 * scale
+    assert np.abs(divergence(qy, qx, 2000.0)).max() < 1e-10 * scale
     # And seen by an independent rule: through the sides of large boxes as much flows in as out, but
     # for what the rule itself misses.
     centred = (

@@ -17,15 +17,6 @@ from tests.jobscripts.windsr import scripts
 TINY = PRESETS["tiny"]
 
 
-def test_every_day_is_the_test_once_and_never_in_training():
-    folds = list(whole.leave_one_day_out(scripts.small()))
-    assert [fold.day for fold in folds] == ["2017-06-01", "2017-06-02", "2017-06-03"]
-    for fold in folds:
-        assert {str(day) for day in fold.test.days} == {fold.day}
-        assert fold.day not in {str(day) for day in fold.train.days}
-        assert len(fold.train.times) + len(fold.test.times) == 6
-
-
 def test_sizes_that_the_factor_does_not_divide_are_cut():
     odd = synthetic.generate(days=1, hours=1, size=43)
     own = whole.cut(odd, 4)

@@ -9,6 +9,7 @@ import math
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from malletrain.client import ClientError
 from malletrain.daemon.jobs.admission import (
@@ -249,6 +250,15 @@ def test_a_request_that_fails_costs_its_sender_an_error_and_a_database_that_refu
             client.cancel([job])
         assert failed.value.code == "internal"
     assert isinstance(running.ended(), StoreError)
+
+
+def test_a_flood_of_invalid_messages_does_not_fill_the_log(running):
+    router = running.components.message_router
+    with capture_logs() as lines:
+        for _ in range(1000):
+            running.call(lambda: router.invalid("lease:l1: The message does not fit."))
+            running.call(lambda: router.dropped("lease:l1", 1))
+    assert len(lines) <= 2, "one of each kind"
 
 
 def test_whose_words_the_reason_of_a_cancel_is_stands_before_it(running):

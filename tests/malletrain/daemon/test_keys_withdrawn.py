@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from malletrain.client import ClientError, Connection
-from malletrain.daemon.server.rates import Answering
+from malletrain.daemon.server.sender_limits import Answering
 from malletrain.identity.keys import new_pair
 from tests.malletrain.daemon.forged import USERS, Imagined, RunningDaemon, until
 from tests.waiting import PATIENCE_S

@@ -22,7 +22,7 @@ def written(capsys):
 
 def test_lines_for_people(written):
     logs.configure("info", "text")
-    log = logs.get_logger(node="n07").bind(job="j3")
+    log = structlog.get_logger(node="n07").bind(job="j3")
     log.debug("not shown")
     log.warning("node lost", notice=False, after=1.23456789, why="a b", empty="")
     assert re.fullmatch(
@@ -34,7 +34,7 @@ def test_lines_for_people(written):
 
 def test_lines_for_a_collector(written):
     logs.configure("debug", "json")
-    logs.get_logger(lease="l1").debug("taken", path=json, n=3)
+    structlog.get_logger(lease="l1").debug("taken", path=json, n=3)
     entry = json.loads(written())
     assert (entry["event"], entry["level"], entry["lease"], entry["n"]) == (
         "taken",
@@ -52,7 +52,7 @@ def test_exceptions_are_written_without_the_values_of_variables(written, fmt):
         secret = "pass" + "word-1"
         int(secret[:0] or "x")
     except ValueError:
-        logs.get_logger().exception("it broke")
+        structlog.get_logger().exception("it broke")
     text = written()
     assert "ValueError" in text
     assert "it broke" in text
@@ -75,7 +75,7 @@ def test_libraries_take_the_same_way_and_are_quieter(written):
 
 def test_a_value_cannot_forge_a_line(written):
     logs.configure("info", "text")
-    logs.get_logger().info("script said", text="x\n2026-01-01 error all is lost")
+    structlog.get_logger().info("script said", text="x\n2026-01-01 error all is lost")
     assert len(written().splitlines()) == 1
 
 
@@ -83,7 +83,7 @@ def test_configured_twice_each_line_comes_once(written):
     logs.configure("info", "text")
     logs.configure("error", "text")
     logging.getLogger("x").error("once")
-    logs.get_logger().info("not shown")
+    structlog.get_logger().info("not shown")
     assert len(written().splitlines()) == 1
 
 
@@ -101,7 +101,7 @@ def test_a_log_file_is_rotated_by_its_size(written, tmp_path):
     file = logs.RotatedLog(path, limit=1000)
     logs.configure("info", "json", file)
     for number in range(100):
-        logs.get_logger(n=number).info("a line")
+        structlog.get_logger(n=number).info("a line")
         logging.getLogger("some.library").warning("another")
     file.close()
     files = sorted(path.parent.glob("daemon.log*"))
@@ -125,9 +125,9 @@ def test_lines_for_a_log_file_on_a_full_disk_go_to_standard_error_and_why_is_tol
         file = logs.RotatedLog(tmp_path / "daemon.log", limit=1000)
         logs.configure("info", "json", file)
         for number in range(3):
-            logs.get_logger(n=number).info("a line")
+            structlog.get_logger(n=number).info("a line")
         (tmp_path / "full").unlink()
-        logs.get_logger(n=3).info("a line")
+        structlog.get_logger(n=3).info("a line")
         fill(tmp_path)
         file.close()
         reason, *lines = written().splitlines()

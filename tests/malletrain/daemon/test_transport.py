@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from malletrain.daemon.server import transport as transport_module
-from malletrain.daemon.server.receive_queue import MAX_MESSAGES, ReceiveQueue
+from malletrain.daemon.server.sender_limits import MAX_MESSAGES, ReceiveQueue
 from malletrain.daemon.server.transport import FRAMES, TURN_S, Transport
 from malletrain.identity.keys import new_pair
 from malletrain.protocol import messages

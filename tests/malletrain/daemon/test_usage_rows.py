@@ -17,7 +17,7 @@ HOUR = 3600.0
 def lease(store, number, node, begin, end, **more):
     state = LeaseStatus.RUNNING if end is None else LeaseStatus.ENDED
     row = LeaseRow(f"l{number}", node, state, requested=T + begin, started=T + begin, ended=end)
-    store.put_lease(LeaseRow(**{**vars(row), **more, "ended": None if end is None else T + end}))
+    store.add_leases([LeaseRow(**{**vars(row), **more, "ended": None if end is None else T + end})])
 
 
 def event(store, kind, at, **data):
@@ -34,7 +34,7 @@ def store(tmp_path):
         lease(opened, 2, "n2", 0, HOUR, owner="ann", node_class="a100")
         lease(opened, 3, "n3", 0, HOUR / 2, owner="ann")
         lease(opened, 4, "n4", HOUR, None)
-        opened.put_lease(LeaseRow("l5", "n5", LeaseStatus.ENDED, requested=T, ended=T + 60))
+        opened.add_leases([LeaseRow("l5", "n5", LeaseStatus.ENDED, requested=T, ended=T + 60)])
         opened.add_job(
             JobRow("j1", "j", "ann", "{}", "completed", submitted=T, ended=T + HOUR, samples=500.0)
         )

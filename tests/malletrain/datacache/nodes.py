@@ -16,7 +16,6 @@ from malletrain.datacache.store import private_data_folder
 from malletrain.protocol import env
 
 SECRET = b"the secret of a job"
-SAMPLE_BYTES = 784
 
 
 class Images:

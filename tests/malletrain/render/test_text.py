@@ -63,10 +63,10 @@ def test_spark():
 
 
 def test_bar():
-    assert bar(2, 1, 4) == "●●○○"
-    assert bar(0, 1, 2) == "○○"
-    assert bar(20, 1, 100) == "20/100"
-    assert bar(5, 1, 4) == "5/4"  # leaving nodes may stand beside the maximum for a moment
+    assert bar(2, 4) == "●●○○"
+    assert bar(0, 2) == "○○"
+    assert bar(20, 100) == "20/100"
+    assert bar(5, 4) == "5/4"  # leaving nodes may stand beside the maximum for a moment
 
 
 def test_span():

@@ -5,9 +5,8 @@ import pytest
 from malletrain.protocol.messages import Assignment
 from malletrain.protocol.phases import AssignmentPhase
 from malletrain.rounds.actions import SaveRound, SendRelease, SendView
-from malletrain.rounds.farm import FarmRounds
 from malletrain.rounds.interface import MIN_LIMIT_S, RoundSettings, RoundStage
-from malletrain.rounds.service import ServiceRounds
+from malletrain.rounds.service import FarmRounds, ServiceRounds
 from tests.malletrain.rounds.live_world import Live
 from tests.malletrain.rounds.rounds_tables import running
 

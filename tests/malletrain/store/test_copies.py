@@ -69,11 +69,11 @@ def test_restoring_brings_back_what_was_and_keeps_what_is(url, tmp_path):
         new_job(store, "before")
         backup(url, tmp_path / "copy.db")
         new_job(store, "after")
-        younger = store.new_lease_id()
+        [younger] = store.new_lease_ids(1)
     former = restore(url, tmp_path / "copy.db")
     assert jobs_in(url) == ["before"]
     with Store.open(url) as store:  # the younger lease still runs, and no other may get its id
-        assert int(store.new_lease_id()[1:]) > int(younger[1:]) + 900
+        assert int(store.new_lease_ids(1)[0][1:]) > int(younger[1:]) + 900
     assert former is not None
     assert jobs_in(f"sqlite:///{former}") == ["before", "after"]
 

@@ -86,7 +86,7 @@ def test_an_owner_that_is_silent_for_long_is_cut_off(monkeypatch):
     """Its host has lost power: nobody closes its connection."""
     with postgres.running() as server:
         first = own(server.url, "the first", pytest.fail)
-        monkeypatch.setattr("malletrain.store.postgres_lock.SILENT_S", 0.0)
+        monkeypatch.setattr("malletrain.store.ownership.SILENT_S", 0.0)
         second = Waiting(server.url, lambda: None)
         assert second.holders == ["the first"]
         with pytest.raises(StoreError, match="Another daemon may have the database"):

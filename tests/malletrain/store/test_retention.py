@@ -32,7 +32,8 @@ def filled(url):
         store.goals.put(GoalRow(f"j{k}"))
         store.service_starts.put(ServiceStartsRow(f"j{k}", "default", (3.0, 4.5)))
         status = LeaseStatus.ENDED if ended else LeaseStatus.RUNNING
-        store.put_lease(LeaseRow(store.new_lease_id(), "n", status, started=1.0, ended=ended))
+        [lease_id] = store.new_lease_ids(1)
+        store.add_leases([LeaseRow(lease_id, "n", status, started=1.0, ended=ended)])
         store.add_event(EventRow(50.0, EventKind.JOB_STARTED, job=f"j{k}"))
     return store
 
@@ -53,7 +54,7 @@ def test_what_ended_before_goes_with_all_that_was_measured(url):
         assert store.goals.all().keys() == {"j3", "j4", "j5"}
         assert len(store.events_since()) == 5, "the audit log stays"
         assert store.forget(250.0) == 0
-        assert (store.new_job_id(), store.new_lease_id()) == ("j6", "l6"), "no id is given twice"
+        assert (store.new_job_id(), *store.new_lease_ids(1)) == ("j6", "l6"), "no id is given twice"
 
 
 def test_much_goes_piece_by_piece(url, monkeypatch, tmp_path):

@@ -148,7 +148,9 @@ def test_events_come_back_as_they_went(shared, rows):
     ),
 )
 def test_the_other_rows_come_back_as_they_went(shared, lease, observation, rescale):
-    shared.put_lease(lease)
+    [lease_id] = shared.new_lease_ids(1)
+    lease = replace(lease, id=lease_id)
+    shared.add_leases([lease])
     assert shared.get_lease(lease.id) == lease
     shared.put_observation(observation)
     assert observation in shared.observations("j0")
@@ -180,9 +182,13 @@ def test_a_metric_that_is_no_number_comes_back(store, value):
 
 def test_ids_are_never_given_twice(url):
     with Store.open(url) as store:
-        assert [store.new_job_id(), store.new_job_id(), store.new_lease_id()] == ["j1", "j2", "l1"]
+        assert [store.new_job_id(), store.new_job_id(), *store.new_lease_ids(1)] == [
+            "j1",
+            "j2",
+            "l1",
+        ]
     with Store.open(url) as store:
-        assert [store.new_job_id(), store.new_lease_id()] == ["j3", "l2"]
+        assert [store.new_job_id(), *store.new_lease_ids(1)] == ["j3", "l2"]
 
 
 def test_boots_are_counted_under_one_name(url):
@@ -240,10 +246,13 @@ def test_wrong_updates_are_refused(store):
 
 
 def test_active_leases_are_those_that_have_not_ended(store):
-    for node in ("a", "b", "c"):
-        store.put_lease(LeaseRow(store.new_lease_id(), node, "requested"))
-    store.update_lease("l1", state="ended", ended=5.0, end_reason="preempted")
-    store.put_lease(replace(store.get_lease("l2"), state="leaving"))
+    leases = [
+        LeaseRow(lease_id, node, "requested")
+        for lease_id, node in zip(store.new_lease_ids(3), "abc", strict=True)
+    ]
+    store.add_leases(leases)
+    store.change_leases([(leases[0], {"state": "ended", "ended": 5.0, "end_reason": "preempted"})])
+    store.change_leases([(leases[1], {"state": "leaving"})])
     assert [(lease.id, lease.state) for lease in store.active_leases()] == [
         ("l2", "leaving"),
         ("l3", "requested"),

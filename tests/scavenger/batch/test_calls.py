@@ -1,10 +1,19 @@
-"""What is counted of the commands, and what passes for a controller that has too much to do."""
+"""What is counted of the commands, and what passes for a controller that has too much to
+do; how many requests may be made.
+"""
 
 import pytest
 
-from scavenger.batch.calls import CallLog, command_of, sign_in
+from scavenger.batch.calls import CallLog, RequestBudget, command_of, requests_of, sign_in
 from scavenger.batch.commands import CommandError, CommandPolicy, Commands
 from tests.waiting import PATIENCE_S
+
+
+class Time:
+    """A clock."""
+
+    def __init__(self):
+        self.now = 50.0
 
 
 @pytest.mark.parametrize(
@@ -120,3 +129,57 @@ def test_a_silent_controller_is_asked_more_rarely_until_any_answer():
     assert (one.calls.backoff_s(), one.calls.busy) == (40, "squeue gave no answer")
     one.calls.count("squeue", "ok")
     assert (one.calls.backoff_s(), one.calls.busy) == (0, "")
+
+
+def test_requests_of_commands_as_sdiag_counts_them():
+    assert requests_of(["squeue", "-h"]) == requests_of(["sinfo"]) == 2
+    assert requests_of(["scontrol", "show", "reservation"]) == requests_of(["sbatch"]) == 1
+    assert requests_of(["scancel", "--signal=TERM", "7", "8", "9_[1-2]"]) == 3
+    assert requests_of(["sudo", "-u", "ann", "--", "/usr/bin/scancel", "7", "8"]) == 2
+    assert requests_of(["qdel", "1.pbs0"]) == 1
+
+
+def test_polls_and_leases_keep_to_the_budget_together():
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 5.0, lambda: time.now)
+    assert (budget.room, budget.poll_after_s) == (25, 0)
+    for _ in range(2):
+        calls.count("x", "ok", requests=5)
+    assert (budget.room, budget.poll_after_s) == (15, 0)
+    for _ in range(3):
+        calls.count("x", "ok", requests=5)
+    assert (budget.room, budget.poll_after_s) == (0, 7.5)
+    calls.count("x", "ok", requests=5)
+    assert budget.poll_after_s == 10
+    time.now += 10
+    assert (budget.room, budget.poll_after_s) == (15, 0)
+
+
+def test_a_site_that_polls_often_on_purpose_may():
+    calls, time = CallLog(), Time()
+    budget = RequestBudget(calls, 2.0, 1.0, lambda: time.now)
+    for _ in range(100):
+        calls.count("x", "ok", requests=5)
+        time.now += 1
+        assert budget.poll_after_s == 0
+
+
+@pytest.mark.parametrize("interval_s", [1.0, 2.5, 5.0, 7.5, 30.0])
+@pytest.mark.parametrize("event_every_s", [0.1, 1.0, 2.0, 3.0, 5.0, 1000.0])
+def test_polls_that_events_ask_for_leave_something_for_leases(event_every_s, interval_s):
+    """As the daemon polls: each interval, and after events as soon as the budget allows."""
+    calls, time, leases = CallLog(), Time(), 0
+    budget = RequestBudget(calls, 2.0, min(interval_s, 5.0), lambda: time.now)
+    began, polls = time.now, 0
+    while time.now - began < 1200:
+        calls.count("squeue", "ok", requests=5)
+        polls += 1
+        room = budget.room
+        calls.count("sbatch", "ok", requests=room)
+        leases += room
+        pause = min(interval_s, max(min(1.0, interval_s / 5), budget.poll_after_s))
+        time.now += min(interval_s, max(pause, event_every_s))
+    took = time.now - began
+    assert leases >= 0.49 * took
+    assert polls >= 0.99 * took / interval_s, "the regular ones are made whatever happens"
+    assert polls * 5 + leases <= max(2.0, 5 / interval_s + 0.5) * took + 60

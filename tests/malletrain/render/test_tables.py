@@ -5,8 +5,7 @@ import io
 from rich.console import Console
 
 from malletrain.protocol.views import NodeView
-from malletrain.render.hosts import host_sentences
-from malletrain.render.tables import nodes
+from malletrain.render.tables import host_sentences, nodes
 
 BUSY = "it is mixed, with 1 of 4 gpu idle"
 ROWS = [

@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 import pytest
 
-from malletrain.datacache.hit_ratios import lru_hits, never_evict_hits, pooled_hits
-from malletrain.datacache.owners import owners
+from benchmarks.hit_ratios import lru_hits, never_evict_hits, pooled_hits
+from malletrain.datacache.reader import owners
 
 SAMPLES, EPOCHS = 4_000, 6
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from infinicache.valuation import LEAST, at, differs, keep_telling
+from infinicache.service import LEAST, at, differs, keep_telling
 
 from tests.jobscripts.infinicache.pool import until
 from tests.jobscripts.infinicache.test_cache import data, run

@@ -3,8 +3,8 @@
 import pytest
 
 from malletrain.protocol.sizes import share_or_size
-from malletrain.submission.data_memory import with_data_memory
 from malletrain.submission.error import SpecError
+from malletrain.submission.spec import with_data_memory
 
 GIB = 1 << 30
 

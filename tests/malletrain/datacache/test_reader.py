@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from malletrain.datacache.owners import owners
+from malletrain.datacache.reader import owners
 
 NODES = st.lists(st.text("abcn0123/.", min_size=1, max_size=8), min_size=1, max_size=9, unique=True)
 SAMPLES = st.lists(st.integers(0, 10**9), max_size=60)

@@ -22,16 +22,13 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PATHS = (COMPLETIONS, CHAT)
 """Paths of requests that generate."""
 NOT_CONTINUABLE = (
-    "bad_words",
     "best_of",
     "echo",
-    "frequency_penalty",
     "guided_choice",
     "guided_grammar",
     "guided_json",
     "guided_regex",
     "logprobs",
-    "presence_penalty",
     "prompt_logprobs",
     "structured_outputs",
     "suffix",
@@ -39,9 +36,13 @@ NOT_CONTINUABLE = (
     "top_logprobs",
     "use_beam_search",
 )
-"""Fields with which an answer cannot be continued after a loss. ``frequency_penalty``,
-``presence_penalty`` and ``bad_words`` look at what the engine has generated and not at its prompt,
-which has the earlier part of a continued answer. ``repetition_penalty`` looks at both.
+"""Fields with which no answer can be continued after a loss. Others may prevent it, too, see
+:attr:`ClientOrder.continuable`.
+"""
+GENERATED_ONLY = ("bad_words", "frequency_penalty", "presence_penalty", "repetition_detection")
+"""Fields by which engines look at what they have generated, and not at their prompt, which has the
+earlier part of a continued answer. (``repetition_penalty`` looks at both.) With them only streams
+are continued: clients have their beginning.
 """
 READ_HERE = (
     "max_completion_tokens",
@@ -273,4 +274,6 @@ def _is_continuable(fields: Mapping[str, Any]) -> bool:
     form = fields.get("response_format")
     if isinstance(form, dict) and form.get("type") != "text":
         return False
-    return not any(fields.get(name) for name in NOT_CONTINUABLE if name != "logprobs")
+    exact = () if fields.get("stream") else GENERATED_ONLY
+    names = (*NOT_CONTINUABLE, *exact)
+    return not any(fields.get(name) for name in names if name != "logprobs")

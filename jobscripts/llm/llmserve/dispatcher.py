@@ -384,8 +384,7 @@ class Dispatcher:
             tracked.change(RequestEvent.GIVE_UP)
             sentence = (
                 "The node of this answer is gone, and an answer of this kind cannot be continued "
-                "(logprobs, several choices, tool calls, a grammar, penalties or bad words). Send "
-                "the request again."
+                "(logprobs, several choices, tool calls or a grammar). Send the request again."
             )
             return [self._end(tracked, now, sentence=sentence)]
         self.repeated_tokens += len(tracked.generated) - keep

@@ -201,7 +201,7 @@ class LiveDispatcher:
     ) -> AnswerStream:
         """Queue a request whose body goes to an engine as it is, and whose answer comes back as it
         is (``result().body``): for what cannot be continued
-        (:data:`llmserve.client_bodies.NOT_CONTINUABLE`). After a loss it starts again.
+        (:attr:`llmserve.client_bodies.ClientOrder.continuable`). After a loss it starts again.
 
         Args:
             request: with ``continuable=False`` and ``stream=False``; its prompt and ``max_tokens``

@@ -123,7 +123,7 @@ class BatchQueue(Generic[Line]):
     def __init__(self, lines: Iterable[Line]) -> None:
         self._lines = deque(lines)
         self._deferred: set[Line] = set()
-        """Lines that were put behind the others."""
+        """Lines that were put behind the others and are still queued."""
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -147,7 +147,10 @@ class BatchQueue(Generic[Line]):
         Returns:
             Whether it was put behind the others.
         """
-        if not 0 < largest_tokens < tokens or line in self._deferred:
+        if line in self._deferred:
+            self._deferred.remove(line)
+            return False
+        if not 0 < largest_tokens < tokens:
             return False
         self._deferred.add(line)
         self._lines.append(line)

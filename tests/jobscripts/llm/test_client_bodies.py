@@ -51,9 +51,6 @@ def test_a_chat_is_ids():
         ("guided_regex", "a"),
         ("response_format", {"type": "json_object"}),
         ("echo", True),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -0.5),
-        ("bad_words", ["two words"]),
     ],
 )
 def test_what_cannot_be_continued_goes_whole(field, value):
@@ -61,6 +58,24 @@ def test_what_cannot_be_continued_goes_whole(field, value):
     assert not order.continuable
     assert order.body[field] == value
     assert not order.request("r", "alice").stream
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -0.5),
+        ("bad_words", ["two words"]),
+        ("repetition_detection", {"max_pattern_size": 8}),
+    ],
+)
+def test_what_looks_at_generated_ids_only_is_continued_in_streams(field, value):
+    """An answer that is not streamed starts again, so it is as an undisturbed one."""
+    fields = {"prompt": "Hi", field: value}
+    assert not read(fields).continuable
+    order = read({**fields, "stream": True})
+    assert (order.continuable, order.parameters) == (True, {field: value})
+    assert order.request("r", "alice").stream
 
 
 def test_several_choices_count_each():

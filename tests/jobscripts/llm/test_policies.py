@@ -137,7 +137,7 @@ def test_a_request_that_no_replica_could_hold_is_not_charged(policy, end):
 
 
 @pytest.mark.parametrize("policy", ["vtc", "fairserve"])
-def test_a_request_that_waited_for_a_larger_replica_is_charged_when_it_is_posted(policy):
+def test_a_request_that_waited_for_a_larger_replica_is_charged(policy):
     def answer_it(world: World) -> None:
         world.add("larger", Capacity(1, 1_000))
         world.run_to_the_end()
@@ -145,6 +145,19 @@ def test_a_request_that_waited_for_a_larger_replica_is_charged_when_it_is_posted
 
     names = ["first", "b0", "b1", "a0"]  # a has more service than b
     assert after_an_oversize_request(UNCHARGED[policy][0](), answer_it) == names
+
+
+@pytest.mark.parametrize("policy", ["vtc", "fairserve"])
+def test_requests_that_wait_for_a_larger_replica_are_served_in_turn(policy):
+    """While they wait they are charged: the user who sent all of them first is not served first."""
+    world = World(Dispatcher(UNCHARGED[policy][0]()))
+    for user in "ab":
+        for number in range(3):
+            world.submit(request(f"{user}{number}", user, prompt=500))
+    world.add("small", Capacity(1, 50))
+    world.add("large", Capacity(1, 1_000))
+    world.run_to_the_end()
+    assert [post.request.name for post in world.posts] == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
 @pytest.mark.parametrize("make", [VirtualTokenCounter, FairServe])

@@ -209,7 +209,8 @@ async def own_service(client: AsyncClient, job: str) -> OwnService:
             f"Service {job} belongs to another user, so its replicas do not answer this gateway. "
             "Run the gateway as the user who submitted the service."
         )
-    return OwnService(bytes.fromhex(view.key), len(view.members))
+    staying = sum(member.gone_in_s is None for member in view.members)
+    return OwnService(bytes.fromhex(view.key), staying)
 
 
 def configured_tokenizer(name: str, folder: Path) -> Tokenizer:

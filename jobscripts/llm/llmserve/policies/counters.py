@@ -85,10 +85,13 @@ class ServiceCounters:
             self._service[user] = max(self.service(user), self.least_service())
         self._queues.add(request)
 
-    def remove(self, request: GenerationRequest) -> None:
-        """Take a request from its queue. No effect if it is not there."""
-        if self._queues.discard(request) and not self._queues:
+    def remove(self, request: GenerationRequest) -> bool:
+        """Take a request from its queue. Returns whether it was there."""
+        if not self._queues.discard(request):
+            return False
+        if not self._queues:
             self._newest_level = self._service[request.user]
+        return True
 
     def head(self) -> GenerationRequest | None:
         """Returns the oldest request of the user with the least counter. If several users have it,
@@ -101,5 +104,5 @@ class ServiceCounters:
         )[1][1]
 
     def charge(self, user: str, service: float) -> None:
-        """Add to the service of a user."""
+        """Add to the service of a user; a negative ``service`` takes a charge back."""
         self._service[user] = self.service(user) + service / self._shares.get(user, 1.0)

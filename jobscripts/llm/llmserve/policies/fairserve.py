@@ -3,8 +3,8 @@ that no user can gain service at the expense of others. Pure.
 
 * Service is counted relative to that of a typical request of the application, so that users of an
   application with long prompts or answers get as many answers as others. The prompt is charged when
-  it is posted and the answer token by token, as in VTC. (If requests were charged at their end,
-  one user could fill the first batch.)
+  its request leaves the queue and the answer token by token, as in VTC. (If requests were charged
+  at their end, one user could fill the first batch.)
 * The typical request of an application is an average in which the operator and each user have one
   vote, so that no user has more than half of the votes. The operator sets a floor and a ceiling.
 * Applications are those that the operator declares. Other requests count as in VTC.
@@ -148,7 +148,7 @@ class FairServe:
         self._further_calls: set[str] = set()
         """Names of the calls that continue an interaction and were not posted."""
         self._charged_weight: dict[str, float] = {}
-        """Request that was posted → weight by which it is charged until it ends."""
+        """Request that was taken → weight by which it is charged until it ends."""
 
     @property
     def overloaded(self) -> bool:
@@ -195,24 +195,27 @@ class FairServe:
         return self._counters.head()
 
     def take(self, request: GenerationRequest) -> None:
-        """The request leaves the queue."""
+        """Charge the prompt."""
         self._counters.remove(request)
         self._calls.discard(request)
-
-    def begin(self, request: GenerationRequest, now: float) -> None:
-        """Charge the prompt, and open the request's interaction."""
-        is_further = request.name in self._further_calls
-        self._further_calls.discard(request.name)
         weight = self._charged_weight[request.name] = self.weight(request)
         self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt) / weight)
+
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """Open the request's interaction."""
+        is_further = request.name in self._further_calls
+        self._further_calls.discard(request.name)
         if request.interaction:
             self._begin_call(request, is_further, now)
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """The request ends before it was posted."""
-        self._counters.remove(request)
-        self._calls.discard(request)
+        """Take the charge of a request back that was taken; else remove it from its queue."""
         self._further_calls.discard(request.name)
+        if self._counters.remove(request):
+            self._calls.discard(request)
+        else:
+            weight = self._charged_weight.pop(request.name)
+            self._counters.charge(request.user, -INPUT_WEIGHT * len(request.prompt) / weight)
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """Charge tokens of the answer."""

@@ -39,14 +39,17 @@ class SchedulingPolicy(Protocol):
 
     def take(self, request: GenerationRequest) -> None:
         """The request, which :meth:`head` returned, leaves the queue: it is posted, or waits for a
-        replica that is large enough.
+        replica that is large enough. Charge its prompt, so that the head follows the shares also
+        while many requests wait for a larger replica.
         """
 
     def begin(self, request: GenerationRequest, now: float) -> None:
-        """The request, which was taken, is posted for the first time: charge its prompt."""
+        """The request, which was taken, is posted for the first time."""
 
     def withdraw(self, request: GenerationRequest) -> None:
-        """The request ends before it was posted. It is queued, or was taken."""
+        """The request ends before it was posted. If it was taken, its charge is taken back; else it
+        leaves the queue.
+        """
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """The request has ``count`` more tokens of its answer. Tokens that are generated again

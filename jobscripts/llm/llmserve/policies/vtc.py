@@ -1,10 +1,10 @@
 """The virtual token counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024).
 Pure.
 
-The user who has received the least service is next. The prompt is charged when it is posted,
-the answer token by token. Of two users who always have requests waiting, neither gets more than
-2·max(input weight · longest prompt, output weight · KV tokens) more service than the other in any
-interval (theorem 4.4).
+The user who has received the least service is next. The prompt is charged when its request leaves
+the queue, the answer token by token. Of two users who always have requests waiting, neither gets
+more than 2·max(input weight · longest prompt, output weight · KV tokens) more service than the
+other in any interval (theorem 4.4).
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ class VirtualTokenCounter:
         return self._counters.head()
 
     def take(self, request: GenerationRequest) -> None:
-        """The request leaves the queue."""
-        self._counters.remove(request)
-
-    def begin(self, request: GenerationRequest, now: float) -> None:
         """Charge the prompt."""
+        self._counters.remove(request)
         self._counters.charge(request.user, INPUT_WEIGHT * len(request.prompt))
 
+    def begin(self, request: GenerationRequest, now: float) -> None:
+        """Nothing is counted."""
+
     def withdraw(self, request: GenerationRequest) -> None:
-        """The request ends before it was posted."""
-        self._counters.remove(request)
+        """Take the charge of a request back that was taken; else remove it from its queue."""
+        if not self._counters.remove(request):
+            self._counters.charge(request.user, -INPUT_WEIGHT * len(request.prompt))
 
     def generated(self, request: GenerationRequest, count: int) -> None:
         """Charge tokens of the answer."""
